@@ -419,6 +419,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
     lock need not be proved.
 
+    As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
+    says that nobody else can get in, as in an image build.
+
     A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
 
@@ -478,8 +481,9 @@ def slim_check(
 ) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
-    A library with a spare and its spare must give the original back. If the spare is not here, such
-    as in an image that leaves it behind, check says so.
+    A library with a spare and its spare must give the original back: check reads every byte of
+    both, so run it before a container starts its program. If the spare is not here, such as in an
+    image that leaves it behind, check says so.
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
@@ -587,8 +591,8 @@ def slim_prune(
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
     PATH needs, or in a folder that was slimmed into DIR. So name each copy of such a folder as
     PATH: prune does not know of copies, and a program that lacks its spare dies when it uses
-    removed code. If such a folder is not here now, prune removes nothing without --force. It
-    leaves all other files.
+    removed code. If such a folder is not here now, prune removes no spare without --force. What
+    a killed slim left goes in any case. It leaves all other files.
 
     Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
     """
@@ -606,6 +610,11 @@ def slim_prune(
         f"{spares} ({format_bytes(found.unneeded_size)} on disk) {verb}; "
         f"{format_items(len(found.needed), 'other', 'others')} needed"
     )
+    if found.left:
+        click.echo(
+            f"what a killed slim left ({format_bytes(found.left_size)} on disk) "
+            f"{'would be removed' if dry_run else 'removed'}"
+        )
     if is_held:
         for reason in found.unknown:
             print_error(f"{reason}; bring it back, or pass --force if nothing needs these spares")
@@ -817,12 +826,19 @@ def _show_left_spares(folders: Collection[Path]) -> None:
         except NegativaError as e:  # Such as the manifest of another folder with spares there.
             print_warning(str(e))
             continue
+        remedy = f"negativa slim prune {printable(shlex.quote(str(folder)))} removes"
+        has = f"negativa: {printable(str(folder))} still has"
         if found.unneeded:
             click.echo(
-                f"negativa: {printable(str(folder))} still has "
-                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
-                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
-                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
+                f"{has} {format_items(len(found.unneeded), 'spare', 'spares')} "
+                f"({format_bytes(found.unneeded_size)} on disk): {remedy} those that no library "
+                "needs",
+                err=True,
+            )
+        if found.left:
+            click.echo(
+                f"{has} what a killed slim left ({format_bytes(found.left_size)} on disk): "
+                f"{remedy} it",
                 err=True,
             )
 

@@ -320,7 +320,7 @@ class _Entry:
         # The modification time tells when the entry was last used. It can't be set if the cache
         # came with an image or belongs to another user.
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         end = data.find(b"\n", 0, 300)
         line = data[: max(end, 0)].decode("ascii", "replace").split(" ")
         if len(line) != 5 or line[0] != _MAGIC or not (line[1].isdecimal() and line[3].isdecimal()):

@@ -39,6 +39,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.hostcode import HostFile
+from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
 PAGE = 4096
@@ -116,13 +117,8 @@ def prepare_logs(folder: Path) -> None:
     Raises:
         StoreError: it can't be written.
     """
-    path = folder / LOST_NAME
-    try:
-        # Written, not truncated to its size: a full disk must show now.
-        path.write_bytes(bytes(PAGE))
-        path.chmod(0o666)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+    # Written, not truncated to its size: a full disk must show now. Others may write to the folder.
+    write_atomically(folder / LOST_NAME, bytes(PAGE), mode=0o666)
 
 
 def count_lost(folder: Path) -> int:

@@ -34,6 +34,7 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_SPARE_LOG",
         "NEGATIVA_SUPERVISE",
         "NEGATIVA_LACKS",
+        "NEGATIVA_NO_OTHER_USERS",
         "NEGATIVA_OUTER_LACKS",
         "NEGATIVA_TRACE_DIR",
     }

@@ -19,6 +19,9 @@ MANIFEST_VERSION_REMOVED = 2
 """
 
 
+MANIFEST_VERSION_RUN = 3
+"""Format version while a run writes spares, or if it was killed: 3 adds ``run_spares``."""
+
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
 
@@ -133,6 +136,7 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library.
 
     Attributes:
+        run_spares: the folders in which that run writes spares.
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.
@@ -146,6 +150,7 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     spares: str | None = None
+    run_spares: tuple[str, ...] = ()
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
 

@@ -249,10 +249,8 @@ def write_table(table: RedirectTable, path: Path) -> None:
         for row in table.replacements
     ]
     lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
-    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"))
     # Processes of other users read it, too.
-    with contextlib.suppress(OSError):
-        path.chmod(0o644)
+    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"), mode=0o644)
 
 
 def redirected_originals(table: Path) -> tuple[str, ...]:

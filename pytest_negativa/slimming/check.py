@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import shlex
@@ -58,7 +59,10 @@ def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
     if manifest.run is not None:
         detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
-    rows += [_check_entry(tree, name, known[name], records) for name in sorted(known)]
+    # Hashing takes the time, and leaves Python's lock to others.
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        names = sorted(known)
+        rows += pool.map(lambda name: _check_entry(tree, name, known[name], records), names)
     rows += check_files(tree, manifest)
     for group in others:
         lines = {line for name in group.names for line in records.get(name, {})}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
@@ -30,8 +31,9 @@ def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
         shared: a folder in which other processes may work, but that none may hold alone.
 
     Raises:
-        ReconstructError: a folder can't be opened.
+        ReconstructError: a folder can't be opened, or another user can exchange what root works on.
     """
+    refuse_shared(*roots, *(() if shared is None else (shared,)))
     is_shared = dict.fromkeys(() if shared is None else (shared, *shared.parents), True)
     is_shared.update((folder, True) for root in roots for folder in root.parents)
     is_shared.update(dict.fromkeys(roots, False))
@@ -51,8 +53,9 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
     another of the roots (``site-packages/*``); then the process holds them already.
 
     Raises:
-        ReconstructError: the folder can't be opened.
+        ReconstructError: see ``hold``.
     """
+    refuse_shared(folder)
     if {folder, *folder.parents}.intersection(roots):
         yield
         return

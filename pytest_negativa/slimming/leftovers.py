@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, ReconstructError
 from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
@@ -18,6 +18,7 @@ from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimmedFi
 from pytest_negativa.slimming.manifest import digest_of, is_part_of_manifest, load_manifest
 from pytest_negativa.slimming.replace import give_back
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, Temporary, Tree
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 
 def remove_leftovers(tree: Tree) -> bool:
@@ -37,7 +38,8 @@ def remove_leftovers(tree: Tree) -> bool:
     changed = False
     for temporary in tree.leftovers:
         # A folder that can't be written is the business of the work that follows.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ReconstructError):
+            refuse_shared(temporary.path.parent)
             if not _is_ours(tree.root, temporary, manifest):
                 continue
             if temporary.place is not None:

@@ -21,6 +21,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     MANIFEST_VERSION_REMOVED,
+    MANIFEST_VERSION_RUN,
     Origin,
     SlimManifest,
     SlimmedFile,
@@ -29,7 +30,9 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
 
-_VERSIONS = [str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED)]
+_VERSIONS = [
+    str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED, MANIFEST_VERSION_RUN)
+]
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # By the sorted keys.
@@ -55,7 +58,7 @@ def load_manifest(root: Path) -> SlimManifest:
         if version is not None and bytes(version) not in _VERSIONS:
             raise StoreError(
                 f"{path}: format_version {bytes(version).decode()}, this release reads up to "
-                f"{MANIFEST_VERSION_REMOVED}; use the release of pytest-negativa that wrote it"
+                f"{MANIFEST_VERSION_RUN}; use the release of pytest-negativa that wrote it"
             )
         manifest = msgspec.json.decode(data, type=SlimManifest)
     except UNDECODABLE as e:
@@ -76,15 +79,29 @@ def token_of(manifest: SlimManifest) -> str:
     return manifest.run or secrets.token_hex(8)
 
 
-def begin_run(root: Path, manifest: SlimManifest, token: str) -> SlimManifest:
+def begin_run(
+    root: Path, manifest: SlimManifest, token: str, spares: Iterable[Path] = ()
+) -> SlimManifest:
     """Note in the manifest of a folder that a run is at work there; call before the first change.
+
+    Args:
+        root, manifest: of the folder.
+        token: of the run.
+        spares: the folders in which the run writes spares, beside those of a killed run.
 
     Raises:
         StoreError: the manifest can't be written; then it is as it was.
     """
-    manifest = msgspec.structs.replace(manifest, run=token)
+    folders = tuple(sorted({*manifest.run_spares, *map(str, spares)}))
+    manifest = msgspec.structs.replace(manifest, run=token, run_spares=folders)
     save_manifest(root, manifest, token)
     return manifest
+
+
+def end_run(manifest: SlimManifest, left: str | None = None) -> SlimManifest:
+    """The manifest when a run ends; ``left`` is its token if it may have left something."""
+    folders = () if left is None else manifest.run_spares
+    return msgspec.structs.replace(manifest, run=left, run_spares=folders)
 
 
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
@@ -101,6 +118,7 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
     path = root / MANIFEST_NAME
     is_later = manifest.removed or manifest.spares
     version = MANIFEST_VERSION_REMOVED if is_later else MANIFEST_VERSION
+    version = MANIFEST_VERSION_RUN if manifest.run_spares else version
     manifest = msgspec.structs.replace(manifest, format_version=version)
     if manifest.slimmed or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)

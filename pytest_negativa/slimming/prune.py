@@ -16,7 +16,14 @@ from pytest_negativa.errors import FormatError, OptionError, ReconstructError, S
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import scan
-from pytest_negativa.slimming.spares import hold_alone, note_of, noted_trees
+from pytest_negativa.slimming.spares import (
+    hold_alone,
+    is_in_use,
+    note_of,
+    noted_trees,
+    remove_unchecked,
+    unchecked_in,
+)
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, Tree
 from pytest_negativa.spare.note import MAGIC, MAX_TRAILER, PAGE_SIZE, trailer_offset, unpack_trailer
 from pytest_negativa.storage.atomic import remove_file
@@ -32,6 +39,7 @@ class Spares:
         needed, unneeded: the files. What is no spare is in neither.
         size, unneeded_size: of all spares, and of those that no library needs.
         unknown: why other libraries may need them, a sentence each.
+        left, left_size: what killed runs left, which no library needs.
     """
 
     needed: tuple[Path, ...]
@@ -39,6 +47,8 @@ class Spares:
     size: int
     unneeded_size: int
     unknown: tuple[str, ...]
+    left: tuple[Path, ...] = ()
+    left_size: int = 0
 
 
 def prune_spares(
@@ -53,7 +63,7 @@ def prune_spares(
         force: remove them also if not all libraries are known that may need them.
 
     Returns:
-        What was there. Nothing was removed if something is unknown, unless it was forced.
+        What was there. No spare was removed if something is unknown, unless it was forced.
 
     Raises:
         OptionError: the folder has no spares, or a path is wrong.
@@ -62,7 +72,9 @@ def prune_spares(
     if not (folder / ORIGINALS_MARK).is_file():
         raise OptionError(f"{folder}: no folder of spares: it has no {ORIGINALS_MARK}")
     with hold_alone(folder):
-        found = find_unneeded(folder, paths)
+        found = find_unneeded(folder, paths, is_alone=True)
+        if not dry_run:
+            remove_unchecked(folder)
         if dry_run or (found.unknown and not force):
             return found
         for spare in found.unneeded:
@@ -75,13 +87,18 @@ def prune_spares(
 
 
 def find_unneeded(
-    folder: Path, paths: Sequence[Path] = (), *, by_manifests: bool = False
+    folder: Path,
+    paths: Sequence[Path] = (),
+    *,
+    by_manifests: bool = False,
+    is_alone: bool = False,
 ) -> Spares:
     """Find the spares in a folder that no library needs.
 
     Args:
         folder, paths: see ``prune_spares``.
         by_manifests: look at no library: what manifests name is needed.
+        is_alone: the caller holds the folder alone.
 
     Raises:
         NegativaError: a path is wrong, or a file can't be read.
@@ -122,7 +139,16 @@ def find_unneeded(
         else:
             unneeded.append(path)
             unneeded_size += on_disk
-    return Spares(tuple(needed), tuple(unneeded), size, unneeded_size, tuple(unknown))
+    left = tuple(unchecked_in(folder)) if is_alone or not is_in_use(folder) else ()
+    return Spares(
+        tuple(needed),
+        tuple(unneeded),
+        size,
+        unneeded_size,
+        tuple(unknown),
+        left,
+        sum(path.lstat().st_blocks * 512 for one in left for path in one.rglob("*")),
+    )
 
 
 def _names(root: Path) -> set[str]:

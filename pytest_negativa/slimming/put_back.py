@@ -11,7 +11,7 @@ from pytest_negativa.installed.record import RecordLine
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.slimming.manifest import digest_of
-from pytest_negativa.slimming.replace import copy_file, copy_metadata, has_digest, replace_all
+from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import staged_name
 
@@ -29,8 +29,9 @@ def put_back(
         aside: the original; None: the library in the first place and its spare give it back.
         places, token: see ``replace_all``.
         entry: of the manifest.
-        like: whose attributes it gets, such as those of the file there; None: those of ``aside``.
-            A kept original may be that of another folder, too, where its attributes were others.
+        like: whose attributes it gets instead of those of ``aside``, such as those of the file
+            there. A kept original may be that of another folder, too, where its attributes were
+            others.
 
     Raises:
         NegativaError: it can't be done.
@@ -39,15 +40,12 @@ def put_back(
     staged = staged_name(first, token)
     try:
         if aside is None:
-            rebuild(first, staged)
+            rebuild(first, staged, entry.mtime_ns)
         else:
             # Not a link: a program that writes to the library must not change the kept original.
-            copy_file(aside, staged)
+            copy_file(aside, staged, like=like, mtime_ns=entry.mtime_ns)
         if not has_digest(staged, entry.original_sha256):
             raise ReconstructError(f"{aside} changed while it was copied; run the command again")
-        if like is not None:
-            copy_metadata(like, staged)
-        os.utime(staged, ns=(staged.stat().st_atime_ns, entry.mtime_ns))
         replace_all(staged, places, token)
     except OSError as e:
         raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e

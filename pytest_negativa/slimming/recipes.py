@@ -294,7 +294,14 @@ class ByPages:
 
 
 def slim_library(
-    recipe: Recipe, path: Path, target: Path, name: str, *, strip: bool, load_check: bool
+    recipe: Recipe,
+    path: Path,
+    target: Path,
+    name: str,
+    *,
+    strip: bool,
+    load_check: bool,
+    unchecked: Path | None = None,
 ) -> Result | NotSlimmed:
     """Write what a recipe makes of a library.
 
@@ -305,6 +312,7 @@ def slim_library(
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
         load_check: whether to load the result in a child process.
+        unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
         NegativaError: it can't be done.
@@ -313,14 +321,17 @@ def slim_library(
     if isinstance(removal, NotSlimmed):
         return removal
     if recipe.spare is not None:
-        return _cut(recipe, recipe.spare, removal, path, target, name, load_check=load_check)
+        assert unchecked is not None, "the folder of spares is held"
+        return _cut(
+            recipe, recipe.spare, removal, path, target, name, unchecked, load_check=load_check
+        )
     compacted = compact_library(
         path,
         target,
         removal.library_map,
         removal.plan,
         removal.edits,
-        CompactOptions(strip=strip, load_check=load_check),
+        CompactOptions(strip=strip, load_check=load_check, takes_place=True),
         state=removal.state,
     )
     if isinstance(compacted, NotCompacted):
@@ -348,12 +359,15 @@ def _cut(
     path: Path,
     target: Path,
     name: str,
+    unchecked: Path,
     *,
     load_check: bool,
 ) -> Result | NotSlimmed:
     planned = plan_cut(path, removal.library_map, removal.plan, spare)
     try:
-        done = cut(path, target, planned, spare, name, recipe.source, load_check=load_check)
+        done = cut(
+            path, target, planned, spare, name, recipe.source, unchecked, load_check=load_check
+        )
     except CannotCompactError as e:
         return NotSlimmed(e.reason)
     expected = None if removal.plan is None else removal.plan.library.sha256
@@ -364,7 +378,7 @@ def _cut(
     gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
     with ByteSource(target) as result:
         sha256 = result.sha256()
-    notes = tuple(_unloaded(path, load_check))
+    notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
         removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
     )

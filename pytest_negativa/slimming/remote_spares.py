@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest, token_of
 from pytest_negativa.slimming.slim import roots_of, scan
 from pytest_negativa.slimming.spares import (
-    UNCHECKED,
     find_spare,
     hold_folder,
     note_of,
@@ -103,7 +101,7 @@ def fetch_spares(
     """
     rows: list[SlimRow] = []
     with contextlib.ExitStack() as held:
-        is_held = False
+        unchecked: Path | None = None
         for tree in scan(paths):
             url = load_manifest(tree.root).spares
             for name, note in _with_spares(tree, rows):
@@ -111,13 +109,13 @@ def fetch_spares(
                     continue
                 try:
                     detail = _find(tree.root / name, note, folder)
-                    if not is_held and (detail is None or _may_note(tree, note, folder)):
-                        held.enter_context(hold_folder(folder))
-                        is_held = True
+                    if unchecked is None and (detail is None or _may_note(tree, note, folder)):
+                        unchecked = held.enter_context(hold_folder(folder, tree.root))
                         detail = _find(tree.root / name, note, folder)
                     if detail is None:
-                        detail = _fetch_one(tree, name, note, url, folder)
-                    elif is_held and (folder / note.spare_name).exists():
+                        assert unchecked is not None, "it was held for this"
+                        detail = _fetch_one(tree, name, note, url, unchecked)
+                    elif unchecked is not None and (folder / note.spare_name).exists():
                         note_tree(folder, tree.root)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
@@ -150,28 +148,35 @@ def _may_note(tree: Tree, note: Note, folder: Path) -> bool:
     return is_ours and tree.root not in noted_trees(folder).values() and os.access(folder, os.W_OK)
 
 
-def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, folder: Path) -> str:
-    """Fetch a spare; what happened."""
+def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Path) -> str:
+    """Fetch a spare; what happened. ``unchecked``: see ``hold_folder``."""
+    folder, new = unchecked.parent, unchecked / note.spare_name
     library, target = tree.root / name, folder / note.spare_name
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa slim push URL")
+    owner = library.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise ReconstructError(
+            f"no process would use a spare of this user; fetch as root or as user {owner}, who "
+            "owns the library"
+        )
     place = Url(url) / note.spare_name
     published = load_published(place)
     if [file.path for file in published.files] != [note.spare_name]:
         raise StoreError(f"{place}: is no spare; send it again with negativa slim push")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=UNCHECKED) as unchecked:
-        fetch(place, published, Path(unchecked), max_bytes=note.original_size + MAX_TRAILER)
-        try:
-            # Its code runs in the processes: the digest of the original decides, not the store's.
-            check_pair(library, Path(unchecked, note.spare_name))
-        except NegativaError as e:
-            raise ReconstructError(f"{place}: not taken: {e}") from e
-        # Processes of all users who can read the library need it.
-        Path(unchecked, note.spare_name).chmod(0o644)
-        # First: a run that is killed in between must not leave a spare that prune takes.
-        note_tree(folder, tree.root)
-        Path(unchecked, note.spare_name).replace(target)
-        sync_folder(folder)
+    fetch(place, published, unchecked, max_bytes=note.original_size + MAX_TRAILER)
+    try:
+        # Its code runs in the processes: the digest of the original decides, not the store's.
+        check_pair(library, new)
+    except NegativaError as e:
+        new.unlink()
+        raise ReconstructError(f"{place}: not taken: {e}") from e
+    # Processes of all users who can read the library need it.
+    new.chmod(0o644)
+    # First: a run that is killed in between must not leave a spare that prune takes.
+    note_tree(folder, tree.root)
+    new.replace(target)
+    sync_folder(folder)
     if str(folder) in note.folders:
         return "its spare was fetched"
     return f"its spare was fetched; programs find it with NEGATIVA_SPARE_DIR={folder}"

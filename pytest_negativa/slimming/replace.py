@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,15 +22,11 @@ from pytest_negativa.rewriting.layout import FileLayout, write_layout
 from pytest_negativa.slimming.exchange import exchange, is_overlay
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
+from pytest_negativa.storage.attributes import copy_metadata, set_mtime
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _LONGEST_NAME = 255  # bytes; linux/limits.h
-_NO_ATTRIBUTES = {errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENODATA}
-# SELinux labels follow from where a file lies; the system gives them.
-_NEVER_COPIED = {"security.selinux"}
-# The kernel's measurements of a file's bytes and of its attributes: a signature that doesn't fit
-# the new bytes makes the file unreadable where IMA appraises.
-_OF_THE_BYTES = {"security.ima", "security.evm"}
 
 
 class TakenError(ReconstructError):
@@ -41,46 +36,6 @@ class TakenError(ReconstructError):
         super().__init__(
             f"{path}: {what} while negativa worked, so it was left as it is; run the command again"
         )
-
-
-def copy_metadata(original: Path, new: Path | int, *, same_bytes: bool = False) -> tuple[str, ...]:
-    """Give a new file the owner, mode, extended attributes and times of the original.
-
-    Args:
-        original: whose they are.
-        new: the file, or its descriptor.
-        same_bytes: the content is the same, so attributes that vouch for it are copied, too.
-
-    Returns:
-        A sentence for each that could not be given.
-
-    Raises:
-        ReconstructError: the mode or the times can't be given.
-    """
-    lost = []
-    try:
-        old = original.stat()
-        status = os.stat(new)  # noqa: PTH116 (may be a descriptor, as below)
-        if (old.st_uid, old.st_gid) != (status.st_uid, status.st_gid):
-            try:
-                os.chown(new, old.st_uid, old.st_gid)
-            except PermissionError:
-                lost.append(f"its owner is no longer {old.st_uid}:{old.st_gid}")
-        for name in _attributes(original):
-            if name in _OF_THE_BYTES and not same_bytes:
-                lost.append(f"its attribute {name} is gone, because it vouches for the old bytes")
-                continue
-            try:
-                os.setxattr(new, name, os.getxattr(original, name))
-            except OSError as e:
-                if e.errno not in _NO_ATTRIBUTES:
-                    raise
-                lost.append(f"its attribute {name} is gone")
-        os.chmod(new, stat.S_IMODE(old.st_mode))  # noqa: PTH101
-        os.utime(new, ns=(old.st_atime_ns, old.st_mtime_ns))
-    except OSError as e:
-        raise ReconstructError(f"{original}: cannot be replaced: {e.strerror}") from e
-    return tuple(lost)
 
 
 def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: str) -> None:
@@ -100,6 +55,7 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
     first, *others = places
     touched = set()
     try:
+        refuse_shared(*{place.parent for place in places})
         sync_file(staged)
         swap = swap_name(first, token)
         staged.rename(swap)
@@ -139,6 +95,7 @@ def link(
     """
     if _inode_at(place) == _inode_at(path):
         return  # A bind mount shows one name in two folders.
+    refuse_shared(place.parent)
     swap = swap_name(place, token)
     try:
         os.link(path, swap)
@@ -162,6 +119,7 @@ def take_out(place: Path, state: FileState, token: str, *, by_ctime: bool = True
         TakenError: it leads to another file, which stays.
         OSError: it can't be removed.
     """
+    refuse_shared(place.parent)
     try:
         if not _leads_to(place, state, by_ctime=by_ctime):
             raise TakenError(place)
@@ -301,6 +259,7 @@ def keep_original(
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        refuse_shared(target.parent)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
         if target.exists() and has_digest(target, target.name):
@@ -338,27 +297,38 @@ def has_digest(path: Path, sha256: str) -> bool:
         return source.sha256() == sha256
 
 
-def copy_file(original: Path, target: Path, hidden: Path | None = None) -> None:
+def copy_file(
+    original: Path,
+    target: Path,
+    hidden: Path | None = None,
+    *,
+    like: Path | None = None,
+    mode: int | None = None,
+    mtime_ns: int | None = None,
+) -> None:
     """Copy a file with its owner, mode, attributes and times; it gets its name when complete.
 
     Args:
         original: the file.
         target: the copy.
         hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
+        like: another file, whose owner, mode, attributes and times the copy gets.
+        mode, mtime_ns: what the copy gets instead, as ``chmod`` takes it and in ns since the epoch.
 
     Raises:
         OSError: it can't be written.
-        NegativaError: it can't be read, or the attributes can't be given.
+        NegativaError: it can't be read.
     """
     if hidden is not None:
         hidden.unlink(missing_ok=True)
     with ByteSource(original) as source, new_file(target, hidden=hidden) as new:
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
-        copy_metadata(original, new.fd, same_bytes=True)
+        copy_metadata(source.fileno(), new.fd, same_bytes=True)
+        if like is not None:
+            with ByteSource(like) as other:
+                copy_metadata(other.fileno(), new.fd)
+        if mode is not None:
+            os.fchmod(new.fd, mode)
+        if mtime_ns is not None:
+            set_mtime(new.fd, mtime_ns)
         new.publish()
-
-
-def _attributes(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [name for name in os.listxattr(path) if name not in _NEVER_COPIED]
-    return []

@@ -31,6 +31,7 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
@@ -348,6 +349,7 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
 
     Raises:
         OptionError: a folder is.
+        ReconstructError: see ``refuse_shared``.
     """
     spares = None if options.spare is None else options.spare.folder
     for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
@@ -358,6 +360,7 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
                 f"{aside}: its path is not UTF-8, and {MANIFEST_NAME} can't hold it; name another "
                 f"folder for {what}"
             )
+        refuse_shared(aside)
         real = aside.resolve()
         if real == root or root in real.parents:
             raise OptionError(

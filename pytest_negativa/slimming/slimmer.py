@@ -42,6 +42,7 @@ from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    end_run,
     folders_of_spares,
     may_be_kept,
     save_manifest,
@@ -61,7 +62,6 @@ from pytest_negativa.slimming.recipes import (
     slim_library,
 )
 from pytest_negativa.slimming.replace import (
-    copy_metadata,
     keep_original,
     link,
     replace_all,
@@ -79,6 +79,7 @@ from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.atomic import remove_abandoned
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NOT_KEPT = (
     "no original is kept, because it was slimmed without --keep-originals before; to have one, "
@@ -143,6 +144,7 @@ class Slimmer:
     _known_sites: list[Site] | None = None
     _known_origins: Origins | None = None
     _without_code: set[str] = field(default_factory=set)
+    _unchecked: dict[Path, Path] = field(default_factory=dict)
 
     @property
     def _sites(self) -> list[Site]:
@@ -208,7 +210,7 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             for folder in sorted(spares):
                 try:
-                    held.enter_context(hold_folder(folder))
+                    self._unchecked[folder] = held.enter_context(hold_folder(folder, root))
                     note_tree(folder, root)
                 except ReconstructError as e:
                     if self.options.spare is not None:
@@ -236,7 +238,7 @@ class Slimmer:
         back = self._lines_of_undone()
         begun = bool(work.tasks or work.links or work.packages or back or self.manifest.run)
         if begun:
-            self.manifest = begin_run(self.root, self.manifest, self._token)
+            self.manifest = begin_run(self.root, self.manifest, self._token, self._unchecked)
         run: str | None = None
         try:
             if back:
@@ -260,7 +262,7 @@ class Slimmer:
             run = self.manifest.run
             raise
         finally:
-            self.manifest = msgspec.structs.replace(self.manifest, run=run)
+            self.manifest = end_run(self.manifest, run)
             if begun or self.manifest != before:
                 save_manifest(self.root, self.manifest, self._token)
 
@@ -401,13 +403,26 @@ class Slimmer:
     def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
         if task.name in self._without_code:
             return NotSlimmed(NO_GPU_CODE)
+        try:
+            refuse_shared(*{(self.root / name).parent for name in task.names})
+        except ReconstructError:
+            # Nothing would be written there.
+            if not self._may_lose(task):
+                return NotSlimmed(NO_GPU_CODE)
+            raise
         options = self.options
         original = self._original_of(task)
         if task.is_cut:
             rebuild(task.source, original)
-        name = (self.root / task.name).name
+        spare = task.recipe.spare
         return slim_library(
-            task.recipe, original, staged, name, strip=options.strip, load_check=options.load_check
+            task.recipe,
+            original,
+            staged,
+            (self.root / task.name).name,
+            strip=options.strip,
+            load_check=options.load_check,
+            unchecked=None if spare is None else self._unchecked[spare.folder],
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Foreseen | NotSlimmed:
@@ -469,7 +484,7 @@ class Slimmer:
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         removal = made.removal
-        notes = [*removal.notes, *made.notes, *copy_metadata(task.source, staged)]
+        notes = [*removal.notes, *made.notes]
         if made.spare is not None and self.options.spare is None:
             notes.append(
                 f"its code lies in a spare as before, in {made.spare.parent}; to do without a "

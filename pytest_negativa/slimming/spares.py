@@ -33,8 +33,7 @@ from pytest_negativa.rewriting.compact.cut import (
     foresee_cut,
     install_runtime,
 )
-from pytest_negativa.rewriting.compact.load_check import check_loading
-from pytest_negativa.rewriting.compact.original_tables import Range, read_tables
+from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.pages import merged
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
@@ -42,16 +41,15 @@ from pytest_negativa.rewriting.compact.rebuild import (
     read_trailer,
     rebuild_original,
 )
-from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import RUNTIME_NAME, Note, runtime_library
+from pytest_negativa.spare.note import RUNTIME_NAME, SPARE_FOLDER, Note, runtime_library
 from pytest_negativa.storage.atomic import new_file, remove_abandoned, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, why_shared
 from pytest_negativa.storage.system import read_regular
 
-_ENVIRONMENT = "NEGATIVA_SPARE_DIR"
 UNCHECKED = ".unchecked-"
 """Begins the names of folders with a spare that is not checked yet."""
 
@@ -68,6 +66,7 @@ _MIN_CODE = 32 << 10
 # To make a folder that other runs remove, and to share it with them.
 _TRIES = 100
 _PAUSE_S = 0.05
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # All copies of the runtime export it.
 _RUNTIME_SYMBOL = b"negativa_spare_version"
 
@@ -248,6 +247,7 @@ def cut(
     policy: SparePolicy,
     name: str,
     source: str,
+    unchecked: Path,
     *,
     load_check: bool,
 ) -> Cut:
@@ -260,6 +260,7 @@ def cut(
         policy: where the spare goes.
         name: file name of the library.
         source: what told what stays, for people.
+        unchecked: see ``hold_folder``.
         load_check: load the result in a child process.
 
     Raises:
@@ -267,15 +268,17 @@ def cut(
         NegativaError: it can't be done.
     """
     _refuse_other_file(target.with_name(RUNTIME_NAME))
-    options = policy.options_for(name, source)
+    options = replace(policy.options_for(name, source), load_check=load_check, takes_place=True)
     try:
         # A spare with its name is never removed: a copy of the library may use it already.
-        with tempfile.TemporaryDirectory(dir=policy.folder, prefix=UNCHECKED) as unchecked:
-            done = cut_library(
-                path, target, Path(unchecked), planned.needed, options, planned.containers
+        owner = policy.folder.stat().st_uid
+        if owner not in (0, os.geteuid(), path.stat().st_uid):
+            raise ReconstructError(
+                f"{policy.folder} belongs to user {owner}, so no process would use this library's "
+                "spare there; name another folder"
             )
-            if load_check:
-                _check_loading(path, target, Path(unchecked))
+        with tempfile.TemporaryDirectory(dir=unchecked) as own:
+            done = cut_library(path, target, Path(own), planned.needed, options, planned.containers)
             spare = done.spare.replace(policy.folder / done.spare.name)
             sync_folder(policy.folder)
     except BaseException as e:
@@ -287,16 +290,30 @@ def cut(
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     """Make a folder of spares while libraries are cut, and remove what killed runs left there.
 
+    Yields a folder in it for spares that are not checked yet. It goes at the end, also when threads
+    are still at work after an interrupt: they can make nothing there any more.
+
     What was made for it goes again if no spare came.
+
+    Args:
+        folder: absolute path.
+        tree: the folder of the libraries. Who can exchange that one needs no spare to do harm.
 
     Raises:
         ReconstructError: it can't be written, other users may write to it, or ``slim prune`` is at
             work there.
     """
     made: list[Path] = []
+    owners = {0, os.geteuid(), Path("/").stat().st_uid}
+    within = () if tree is None else (tree, *tree.parents)
+    if os.environ.get(ALONE) != "1" and (reason := why_shared(folder, owners, within)):
+        raise ReconstructError(
+            f"{folder}: {reason}, so spares, whose code processes run, could be "
+            "exchanged there; name another folder"
+        )
     with contextlib.ExitStack() as stack:
         try:
             descriptor = _lock_folder(folder, stack, made)
@@ -306,14 +323,15 @@ def hold_folder(folder: Path) -> Iterator[None]:
             if not mark.exists():
                 mark.touch()
                 made.append(mark)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
         except OSError as e:
             _remove_made(made)
             raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
         try:
-            yield
+            yield unchecked
         finally:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
             with contextlib.suppress(OSError):
                 # A run on another folder may need what this one made.
                 if made and lock(descriptor, wait=False) and not _has_others(folder, made):
@@ -341,13 +359,32 @@ def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) ->
             # Runs on other folders may put spares here, too.
             with contextlib.suppress(OSError):
                 if lock(descriptor, wait=False):
-                    for left in folder.glob(f"{UNCHECKED}*"):
-                        shutil.rmtree(left, ignore_errors=True)
+                    remove_unchecked(folder)
                 _share(descriptor, folder)
             # A run that found nothing to cut may just have removed it.
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def unchecked_in(folder: Path) -> list[Path]:
+    """What a ``slim`` that is at work, or was killed, has in a folder of spares."""
+    return sorted(folder.glob(f"{UNCHECKED}*"))
+
+
+def remove_unchecked(folder: Path) -> None:
+    """Remove what killed runs left in a folder of spares, which is locked."""
+    for left in unchecked_in(folder):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a ``slim`` is at work in a folder of spares."""
+    try:
+        with hold_alone(folder):
+            return False
+    except ReconstructError:
+        return True
 
 
 def _share(descriptor: int, folder: Path) -> None:
@@ -380,6 +417,7 @@ def hold_alone(folder: Path) -> Iterator[None]:
     Raises:
         ReconstructError: one is at work there, or the folder can't be locked.
     """
+    refuse_shared(folder)
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
@@ -438,20 +476,16 @@ def _note_for(folder: Path, tree: Path) -> Path:
 
 
 def _refuse_shared(folder: Path) -> None:
-    """Refuse a folder in which other users could replace spares: processes run their code.
+    """Refuse a folder in which other users could put spares: the runtime would use none there.
 
     Raises:
         ReconstructError: see above.
     """
-    status = folder.stat()
-    # In a folder with the sticky bit, only the owner of a file may replace it.
-    shared = status.st_mode & stat.S_IWOTH or (
-        status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
-    )
-    if shared and not status.st_mode & stat.S_ISVTX:
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & _OTHERS_WRITE:
         raise ReconstructError(
-            f"{folder}: other users may write to it (mode {stat.S_IMODE(status.st_mode):o}), and "
-            f"replace spares, whose code processes run; chmod go-w {folder}, or name another folder"
+            f"{folder}: other users may write to it (mode {mode:o}), and replace spares, whose "
+            f"code processes run; chmod go-w {folder}, or name another folder"
         )
 
 
@@ -464,14 +498,6 @@ def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str, source
     """
     options = policy.options_for(name, source)
     return foresee_cut(path, planned.needed, options, planned.containers)
-
-
-def _check_loading(path: Path, target: Path, spares: Path) -> None:
-    with ByteSource(path) as source:
-        variables = {_ENVIRONMENT: str(spares)}
-        checked = check_loading(source, read_tables(source), target, variables)
-    if checked.problem is not None:
-        raise CannotCompactError(path, checked.problem)
 
 
 def _without(start: int, end: int, ranges: Iterable[Range]) -> Iterator[Range]:
@@ -503,12 +529,44 @@ def note_of(library: Path) -> Note | None:
 
 def spare_folders(library: Path, note: Note) -> list[str]:
     """The folders in which the runtime would look for the spare of a library."""
-    set_by_user = os.environ.get(_ENVIRONMENT)
+    set_by_user = os.environ.get(SPARE_FOLDER)
     return [*([set_by_user] if set_by_user else []), *note.folders, str(library.parent)]
 
 
-def find_spare(library: Path) -> Path:
+def why_untrusted(library: Path, spare: Path) -> str | None:
+    """Why the runtime would not use a spare of a library; None: it would. As open_spare judges.
+
+    Raises:
+        OSError: a file is gone.
+    """
+    owner, folder = library.stat(), spare.parent.stat()
+    harmless = 0
+    places = [(spare, spare.lstat())]
+    if os.path.samestat(folder, library.parent.stat()):
+        harmless = owner.st_mode
+        if folder.st_mode & stat.S_ISVTX:
+            return f"any user can put files into {spare.parent}"
+    else:
+        places.append((spare.parent, folder))
+    for place, status in places:
+        if stat.S_ISLNK(status.st_mode):
+            return f"{place} is a link"
+        if status.st_uid not in (0, owner.st_uid):
+            return (
+                f"{place} belongs to user {status.st_uid}: neither to root nor to the library's "
+                "owner"
+            )
+        if status.st_mode & _OTHERS_WRITE & ~harmless:
+            return f"other users may write to {place} (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def find_spare(library: Path, *, trusted: bool = False) -> Path:
     """The spare of a library, where the runtime would find it.
+
+    Args:
+        library: the library.
+        trusted: take none that the runtime would not use. Those others still give the original.
 
     Raises:
         FormatError: the library is damaged.
@@ -532,25 +590,32 @@ def find_spare(library: Path) -> Path:
         try:
             with ByteSource(spare) as source:
                 read_trailer(source, note)
-            return spare
-        except FormatError as e:
+            reason = why_untrusted(library, spare) if trusted else None
+        except (FormatError, OSError) as e:
             problem = str(e)
+            continue
+        if reason is None:
+            return spare
+        problem = f"{reason}, so it is not used"
     error = ReconstructError if problem else SpareAwayError
     problem = problem or "it is in none of these folders"
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back (negativa slim fetch does, if slim push sent it), or set {_ENVIRONMENT} to "
+        f"bring it back (negativa slim fetch does, if slim push sent it), or set {SPARE_FOLDER} to "
         "its folder"
     )
 
 
-def rebuild(library: Path, target: Path) -> None:
+def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
     """Write the original of a library with a spare; its digest is checked.
+
+    Args:
+        library, target, mtime_ns: see ``rebuild_original``.
 
     Raises:
         NegativaError: the spare is gone, or one of the two is damaged.
     """
-    rebuild_original(library, find_spare(library), target)
+    rebuild_original(library, find_spare(library), target, mtime_ns)
 
 
 def problem_of(library: Path) -> str | None:
@@ -564,18 +629,7 @@ def problem_of(library: Path) -> str | None:
     if not is_runtime(runtime):
         return f"{runtime} is gone or another file, so the library can't be loaded"
     try:
-        spare = find_spare(library)
-        owner = spare.stat().st_uid
-        # As the runtime judges; it trusts the folder of the variable.
-        if (
-            owner not in (0, os.geteuid(), library.stat().st_uid)
-            and spare.parent != Path(os.environ.get(_ENVIRONMENT, ""))
-        ):  # fmt: skip
-            return (
-                f"its spare {spare} is not used, because it belongs to user {owner}: neither to "
-                "root, nor to the caller, nor to the library's owner"
-            )
-        check_pair(library, spare)
+        check_pair(library, find_spare(library, trusted=True))
     except SpareAwayError:
         raise
     except (NegativaError, OSError) as e:
@@ -594,6 +648,7 @@ def put_runtime(folder: Path) -> None:
     """
     runtime = runtime_library()
     assert runtime is not None, "it was there when the library was cut"
+    refuse_shared(folder)
     target = folder / RUNTIME_NAME
     _refuse_other_file(target)
     try:
@@ -606,7 +661,8 @@ def remove_unused_runtime(folder: Path) -> None:
     """Remove the runtime from a folder in which no library needs it any more."""
     target = folder / RUNTIME_NAME
     remove_abandoned(target)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ReconstructError):
+        refuse_shared(folder)
         if not is_runtime(target):
             return
         for path in folder.iterdir():

@@ -11,8 +11,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
@@ -38,6 +36,7 @@ from pytest_negativa.slimming.identity import (
 from pytest_negativa.slimming.manifest import (
     begin_run,
     digest_of,
+    end_run,
     folders_of_spares,
     how_to_reinstall,
     is_original,
@@ -54,6 +53,8 @@ from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.spares import find_spare, forget_tree, note_of, remove_unused_runtime
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
+from pytest_negativa.storage.attributes import set_mtime
+from pytest_negativa.storage.system import open_regular
 
 OnSpares: TypeAlias = Callable[[AbstractSet[Path]], None]
 """Is told the folders whose spares gave originals back."""
@@ -130,10 +131,11 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
             if not manifest.slimmed:
                 manifest.left.clear()
                 manifest.records.clear()
-            save_manifest(tree.root, msgspec.structs.replace(manifest, run=run), token)
+            killed = {Path(folder) for folder in manifest.run_spares}
+            save_manifest(tree.root, end_run(manifest, run), token)
             # Without their entries nothing tells whether more libraries have spares there.
             needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
-            free = folders_of_spares(entries.values()) - needed
+            free = (folders_of_spares(entries.values()) | killed) - needed
             for spares in free:
                 forget_tree(spares, tree.root)
             on_spares(free)
@@ -203,8 +205,8 @@ def _restore_times(root: Path, manifest: SlimManifest, sites: Sequence[Site]) ->
         before = times.get(str(path))
         if before is not None and digest_of(path) == before.sha256:
             # It may belong to another user, who only let it be written.
-            with contextlib.suppress(OSError):
-                os.utime(path, ns=(path.stat().st_atime_ns, before.mtime_ns))
+            with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
+                set_mtime(file.fileno(), before.mtime_ns)
 
 
 def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:

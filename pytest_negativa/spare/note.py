@@ -43,6 +43,9 @@ DT_NEGATIVA_NOTE = 0x6E656761
 """Tag of the note's address: of those that are free for all (System V gABI, chapter 5)."""
 
 RUNTIME_NAME = "libnegativa_spare.so"
+SPARE_FOLDER = "NEGATIVA_SPARE_DIR"
+"""A variable: a folder in which the runtime looks for spares."""
+
 MISSING_IS_ERROR = 1
 
 _NOTE = struct.Struct("<8sII32s32sQQIIIIII")

@@ -245,18 +245,16 @@ static bool is_sound(const Note *note, const struct dl_find_object *found) {
     return folder < room;
 }
 
-/* Whether a file belongs to root, to the user of this process or to the owner of the library: its
- * code will run here. */
-static bool is_trusted(int fd, const char *library) {
-    struct stat status;
-    if (call3(SYS_fstat, fd, (long)&status, 0) != 0) return false;
-    uid_t owner = status.st_uid;
-    if (owner == 0 || owner == (uid_t)call3(SYS_geteuid, 0, 0, 0)) return true;
-    return call3(SYS_stat, (long)library, (long)&status, 0) == 0 && status.st_uid == owner;
+enum { OTHERS_WRITE = S_IWGRP | S_IWOTH };
+
+/* Whether only root and the library's owner can write to a file or a folder, but for `harmless` bits
+ * of its mode. */
+static bool is_trusted(const struct stat *status, uid_t owner, mode_t harmless) {
+    return (status->st_uid == 0 || status->st_uid == owner) &&
+           !(status->st_mode & OTHERS_WRITE & ~harmless);
 }
 
-/* Opens a file of a folder. By one descriptor: the program may have no more left. ThreadSanitizer can't
- * see that mmap gives each thread memory of its own. */
+/* Opens a file of a folder. ThreadSanitizer can't see that mmap gives each thread memory of its own. */
 __attribute__((no_sanitize_thread)) static int open_in(const char *folder, const char *name, int flags) {
     enum { ROOM = 2 * PATH_MAX };
     char *path = (char *)map(0, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -270,17 +268,40 @@ __attribute__((no_sanitize_thread)) static int open_in(const char *folder, const
     return fd;
 }
 
-/* Maps the spare in a folder; false: it is none, or not of this library. With `file`, the library's,
- * another user's spare is none. Several threads may do so at once: one of them wins. */
-static bool map_spare(Library *library, const Note *note, const char *folder, const char *file) {
-    int fd = open_in(folder, text_of(note, note->spare), O_RDONLY | O_NONBLOCK);
+/* Opens the spare in a folder. Its code will run here, so others must be able to write neither to it
+ * nor to the folder. Beside the library they could exchange that one, too, unless the folder is sticky:
+ * there, a spare may be as writable as the library (FAT has one mode for all). */
+static int open_spare(const char *folder, const char *name, const char *file, bool beside) {
+    struct stat status;
+    bool known = call3(SYS_stat, (long)file, (long)&status, 0) == 0;
+    uid_t owner = known ? status.st_uid : 0;
+    mode_t harmless = known && beside ? status.st_mode : 0;
+    int place = open_in(folder, ".", O_PATH | O_DIRECTORY);
+    if (place < 0) return -1;
+    int flags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC;
+    int fd = (int)call6(SYS_openat, place, (long)name, flags, 0, 0, 0);
+    bool trusted = call3(SYS_fstat, place, (long)&status, 0) == 0 &&
+                   (beside ? !(status.st_mode & S_ISVTX) : is_trusted(&status, owner, 0));
+    call3(SYS_close, place, 0, 0);
+    if (fd < 0) return -1;
+    trusted = trusted && call3(SYS_fstat, fd, (long)&status, 0) == 0;
+    if (trusted && is_trusted(&status, owner, harmless)) return fd;
+    call3(SYS_close, fd, 0, 0);
+    return -1;
+}
+
+/* Maps the spare in a folder; false: it is none, or not of this library, whose file is `file`. Several
+ * threads may do so at once: one of them wins. */
+__attribute__((noinline)) static bool map_spare(Library *library, const Note *note, const char *folder,
+                                                const char *file, bool beside) {
+    int fd = open_spare(folder, text_of(note, note->spare), file, beside);
     if (fd < 0) return false;
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
     Trailer found;
     bool fits = call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
                 same_bytes(found.magic, MAGIC, sizeof MAGIC) && is_known(found.version) &&
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
-                found.original_size == note->original_size && (!file || is_trusted(fd, file));
+                found.original_size == note->original_size;
     long reserve = -1;
     int shared = PROT_READ | PROT_EXEC;
     if (fits) {
@@ -305,13 +326,12 @@ static bool map_spare(Library *library, const Note *note, const char *folder, co
     return true;
 }
 
-/* The folders to look in: the environment's, those of the note, the library's own. Another user may
- * make a folder that the note names, if it is gone. */
+/* The folders to look in: the environment's, those of the note, the library's own. */
 static bool find_spare(Library *library, const Note *note, const char *file) {
-    if (spare_folder && map_spare(library, note, spare_folder, NULL)) return true;
+    if (spare_folder && map_spare(library, note, spare_folder, file, false)) return true;
     for (const char *folder = text_of(note, note->folders); *folder; folder += length(folder) + 1)
-        if (map_spare(library, note, folder, file)) return true;
-    return map_spare(library, note, library->folder, file);
+        if (map_spare(library, note, folder, file, false)) return true;
+    return map_spare(library, note, library->folder, file, true);
 }
 
 /* Maps the log of this library; false: it can't be written. A full disk must not be a SIGBUS later:
@@ -463,7 +483,8 @@ static void tell_missing(const Note *note, const char *file, const char *what, c
         add(&message, "code was taken out, and its spare ");
     }
     add(&message, text_of(note, note->spare));
-    add(&message, " can't be used: it is missing, of another version, or of another user. ");
+    add(&message, " can't be used: it is missing, of another version or of another user, or others may "
+                  "write to it or to its folder. ");
     add(&message, text_of(note, note->remedy));
     say(&message);
 }

@@ -118,7 +118,12 @@ def new_file(
 
 
 def write_atomically(
-    path: Path, data: bytes, *, hidden: Path | None = None, durable: bool = False
+    path: Path,
+    data: bytes,
+    *,
+    hidden: Path | None = None,
+    durable: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Write ``data`` to ``path``, whose folder is made if it is not there.
 
@@ -129,6 +134,7 @@ def write_atomically(
         data: its new content.
         hidden: see ``new_file``.
         durable: force it to disk.
+        mode: of the file, as ``chmod`` takes it, instead of the one that is handed down.
 
     Raises:
         StoreError: it can't be written; ``path`` is as it was.
@@ -139,6 +145,8 @@ def write_atomically(
             with os.fdopen(os.dup(new.fd), "wb") as file:
                 file.write(data)
             _give_attributes(new.fd, path)
+            if mode is not None:
+                os.fchmod(new.fd, mode)
             new.publish(durable=durable)
     except OSError as e:
         raise StoreError(f"{path}: cannot be written: {e.strerror}") from e

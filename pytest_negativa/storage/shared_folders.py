@@ -1,12 +1,69 @@
-"""Folders that processes of other users reach: they write their logs there, or load copies."""
+"""Folders that processes of other users reach: they write their logs there, or load copies.
+
+And those that other users must not reach: who can write to a folder can put a link, another file or
+another folder into the place of a name, while a process of root works with that name.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
+
+ALONE = "NEGATIVA_NO_OTHER_USERS"
+"""A variable: 1 says that no other user can do anything on this machine meanwhile."""
+
+
+def refuse_shared(*folders: Path) -> None:
+    """As root, refuse folders in which another user can exchange names.
+
+    The owner of ``/`` is like root: all paths begin there. In a user namespace, that may be the
+    system's root, by the number that all strangers have.
+
+    Args:
+        folders: absolute paths; they need not be there yet.
+
+    Raises:
+        ReconstructError: another user can, and ``ALONE`` is not set.
+    """
+    if os.geteuid() != 0 or os.environ.get(ALONE) == "1":
+        return
+    owners = {0, Path("/").stat().st_uid}
+    for folder in folders:
+        if (reason := why_shared(folder, owners)) is not None:
+            raise ReconstructError(
+                f"{reason}: who can write there can make root change any file; run negativa as its "
+                f"owner, or set {ALONE}=1 if nobody else can get in (an image build)"
+            )
+
+
+def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] = ()) -> str | None:
+    """Who but some users can exchange names in a folder, or exchange the folder; None: nobody.
+
+    Args:
+        folder: absolute path; it need not be there yet.
+        owners: users.
+        within: folders that don't matter, such as those around another one, too.
+    """
+    for place in dict.fromkeys((folder, *folder.parents, *folder.resolve().parents)):
+        if place in within:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            # A link belongs to who can exchange it.
+            for status in (place.stat(), place.lstat()):
+                if status.st_uid not in owners:
+                    return f"{place} belongs to user {status.st_uid}"
+            # With the sticky bit, nobody can exchange what belongs to others.
+            mode = place.stat().st_mode
+            if mode & (stat.S_IWGRP | stat.S_IWOTH) and (
+                place == folder or not mode & stat.S_ISVTX
+            ):
+                return f"other users may write to {place} (mode {stat.S_IMODE(mode):o}; chmod go-w)"
+    return None
 
 
 def make_logs_folder(logs: Path, base: Path) -> None:
@@ -20,7 +77,7 @@ def make_logs_folder(logs: Path, base: Path) -> None:
     """
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        logs.chmod(0o1777)
+        _set_mode(logs, 0o1777)
     except OSError as e:
         raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
     make_passable(logs.parent, base)
@@ -36,6 +93,15 @@ def make_passable(folder: Path, base: Path) -> None:
     outside = {top} if Path(base).is_symlink() else set()
     for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
         with contextlib.suppress(OSError):
-            mode = stat.S_IMODE(passed.stat().st_mode)
-            if mode & 0o011 != 0o011:
-                passed.chmod(mode | 0o011)
+            _set_mode(passed, 0o011, add=True)
+
+
+def _set_mode(folder: Path, mode: int, *, add: bool = False) -> None:
+    """Set the mode of a folder, or add to it; never that of what a link in its place leads to."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        before = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if before | mode != before or not add:
+            os.fchmod(descriptor, before | mode if add else mode)
+    finally:
+        os.close(descriptor)

@@ -254,8 +254,7 @@ class PageProof:
         allowed = b"".join(
             encode_allowed(file, p.ranges, p.touched) for files, p in traced for file in files
         )
-        write_atomically(self._folder.allowed_pages_file, allowed)
-        self._folder.allowed_pages_file.chmod(0o644)
+        write_atomically(self._folder.allowed_pages_file, allowed, mode=0o644)
         self._say("negativa: running the tests without the CPU code that was not touched")
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,9 +22,10 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
-from tests.support.compacting import needs_compiler
+from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.cutting import needs_runtime
 from tests.support.faults import PlantedFault
+from tests.support.libraries import NEGATIVA
 from tests.support.made_site import Made
 from tests.support.sites import digests
 from tests.support.slim_rows import statuses
@@ -233,3 +237,37 @@ def test_slim_shows_its_report_beside_a_damaged_manifest(
     assert done.exit_code == 0, done.output
     assert site.one.name in done.stdout and "puts it back" in done.stderr
     assert f"negativa: warning: {target}" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_an_interrupted_slim_leaves(
+    spares: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Nothing, or undo and prune report it: a killed run may leave hundreds of megabytes."""
+    folder = tmp_path / "libraries"
+    one = build(tmp_path / "build", fatbin=gpu_code(5, ((1 << 24,) * 3,)))
+    folder.mkdir()
+    for copy in range(3):
+        shutil.copy(one, folder / f"lib{copy}.so")
+    before = digests(folder)
+    command = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", f"--spare={spares}"]
+    with subprocess.Popen([NEGATIVA, *command, "--jobs=2", folder]) as process:
+        # A spare that is being written, or checked.
+        while not [*spares.glob(".unchecked-*/**/*spare*")]:
+            assert process.poll() is None
+        process.send_signal(number)
+    left = [*spares.glob(".unchecked-*")] if spares.exists() else []
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number and not left
+    else:
+        assert left
+    undone = CliRunner().invoke(main, ["slim", "undo", str(folder)])
+    assert undone.exit_code == 0 and digests(folder) == before
+    told = f"{spares} still has what a killed slim left ("
+    assert (told in undone.stderr) is (number == signal.SIGKILL)
+    if number == signal.SIGKILL:
+        dry = prune(spares, "--dry-run")
+        assert re.search(r"what a killed slim left \([\d.]+ MB on disk\) would be", dry.stdout)
+        assert [*spares.glob(".unchecked-*")] == left
+        assert ") removed\n" in prune(spares, "--force").stdout
+        assert not [*spares.glob(".unchecked-*")]

@@ -27,6 +27,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.storage.shared_folders import ALONE
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, MULTIARCH, NEGATIVA
@@ -40,8 +41,9 @@ FAST = SlimOptions(load_check=False)
 
 
 @pytest.fixture
-def foreign(site: Made) -> Iterator[Made]:
+def foreign(site: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """The site in a folder that any user may reach."""
+    monkeypatch.setenv(ALONE, "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "site-packages")
         shutil.move(site.folder, folder)

@@ -17,6 +17,7 @@ import pytest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.spare import note as note_module
 from pytest_negativa.spare.misses import read_misses
 from pytest_negativa.spare.note import MAGIC, RUNTIME_NAME
@@ -122,9 +123,9 @@ def test_a_message_that_nobody_reads(kit: Kit, cut: Cut, what: str) -> None:
     assert (done.returncode, done.stdout) == (0, kit.output)
 
 
-def test_the_last_descriptor(kit: Kit, cut: Cut) -> None:
-    """The loader needs one to load a library, and the runtime needs no more."""
-    script = 'ulimit -n 4; exec "$0" plain "$1" "$2" 3<&- 4<&- 5<&-'
+def test_the_last_descriptors(kit: Kit, cut: Cut) -> None:
+    """The loader needs one to load a library, and the runtime another one: the spare's folder."""
+    script = 'ulimit -n 5; exec "$0" plain "$1" "$2" 3<&- 4<&- 5<&-'
     command = ["bash", "-c", script, str(kit.program), str(cut.library), str(kit.pages)]
     done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, kit.output, "")
@@ -191,7 +192,7 @@ def test_a_library_may_refuse_to_start_without_its_spare(kit: Kit, tmp_path: Pat
     cut.spare.unlink()
     done = kit.run("plain", cut.library)
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr.endswith("is missing, of another version, or of another user. Help.\n")
+    assert done.stderr.endswith("others may write to it or to its folder. Help.\n")
 
 
 def test_a_spare_of_another_cut_is_refused(kit: Kit, tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def run_with_spare_on_noexec(
     options = CutOptions(min_hole=4096, folders=(str(mount),), remedy="Help.")
     cut = kit.cut(tmp_path / "cut", options=options)
     script = (
-        f"mount -t tmpfs -o noexec tmpfs '{mount}' && mv '{cut.spare}' '{mount}' && "
+        f"mount -t tmpfs -o noexec,mode=755 tmpfs '{mount}' && mv '{cut.spare}' '{mount}' && "
         f"exec '{kit.program}' {what} '{cut.library}' {kit.pages}"
     )
     command = ["unshare", "-m", "sh", "-c", script]
@@ -398,9 +399,78 @@ def test_a_spare_of_another_user(kit: Kit, tmp_path: Path, fault: PlantedFault) 
     done = kit.run("plain", cut.library)
     assert done.returncode == -signal.SIGSEGV
     fault.check(done.stderr)
-    # Who sets the variable trusts the folder.
+    # The variable names a place, and no more: a server's title may be written over it.
     environ = {"NEGATIVA_SPARE_DIR": str(cut.spare.parent)}
-    assert kit.run("plain", cut.library, environ=environ).stdout == kit.output
+    assert kit.run("plain", cut.library, environ=environ).returncode == -signal.SIGSEGV
+    os.chown(cut.library, 65533, 65533)
+    assert kit.run("plain", cut.library).stdout == kit.output
+
+
+@pytest.mark.parametrize("place", ["named", "by variable", "beside"])
+@pytest.mark.planted_fault(
+    "others may write to a spare or to its folder", says="others may write to it or to its folder"
+)
+def test_a_spare_that_others_may_write_to(
+    kit: Kit, tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder = tmp_path / "spares"
+    folder.mkdir()
+    options = CutOptions(min_hole=4096, folders=(str(folder),) if place == "named" else ())
+    cut = kit.cut(tmp_path / "cut", options=options)
+    environ = {"NEGATIVA_SPARE_DIR": str(folder)} if place == "by variable" else {}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    spare = cut.spare
+    if place != "beside":
+        spare = cut.spare.replace(folder / cut.spare.name)
+
+    def works() -> bool:
+        done = kit.run("plain", cut.library, environ=environ)
+        assert (problem_of(cut.library) is None) is (done.returncode == 0)
+        if done.returncode == 0:
+            return done.stdout == kit.output
+        assert done.returncode == -signal.SIGSEGV
+        fault.check(done.stderr)
+        return False
+
+    def is_used_with(path: Path, mode: int) -> bool:
+        before = path.stat().st_mode
+        path.chmod(mode)
+        try:
+            return works()
+        finally:
+            path.chmod(before)
+
+    assert works()
+    assert not is_used_with(spare, 0o664) and not is_used_with(spare, 0o646)
+    # Who can write beside the library can exchange it, too; with the sticky bit only add to it.
+    is_beside = place == "beside"
+    assert is_used_with(spare.parent, 0o775) == is_used_with(spare.parent, 0o757) == is_beside
+    assert not is_used_with(spare.parent, 0o1777)
+    cut.library.chmod(0o777)
+    assert is_used_with(spare, 0o666) is is_beside
+    cut.library.chmod(0o755)
+    moved = spare.rename(tmp_path / "elsewhere")
+    spare.symlink_to(moved)
+    assert not works()
+    spare.unlink()
+    os.link(moved, spare)
+    assert works()
+    # The way there may have links.
+    if place != "beside":
+        folder.rename(tmp_path / "real")
+        folder.symlink_to("real")
+        assert works()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_folder_of_another_user(kit: Kit, tmp_path: Path) -> None:
+    folder = tmp_path / "spares"
+    folder.mkdir()
+    cut = kit.cut(tmp_path / "cut", options=CutOptions(min_hole=4096, folders=(str(folder),)))
+    cut.spare.replace(folder / cut.spare.name)
+    os.chown(folder, 65533, 65533)
+    assert kit.run("plain", cut.library).returncode == -signal.SIGSEGV
     os.chown(cut.library, 65533, 65533)
     assert kit.run("plain", cut.library).stdout == kit.output
 

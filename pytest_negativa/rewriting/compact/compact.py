@@ -54,6 +54,7 @@ from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout
 from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.attributes import copy_metadata
 
 _PAGE_SIZES = range(4096, (1 << 30) + 1)
 
@@ -294,6 +295,7 @@ def _compact(
             outcome = loading.outcome
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was compacted; try again")
+        lost = copy_metadata(source.fileno(), new.fd) if options.takes_place else ()
         new.publish()
     stay = (pages.pages.pieces(fill.start, fill.end) for fill in removal.fills)
     return Compacted(
@@ -312,7 +314,7 @@ def _compact(
         dropped_sections=design.new_tables.dropped,
         load_check=outcome,
         spared=tuple(_spared(plan, removal)),
-        notes=(*design.notes, *_notes(pages, options)),
+        notes=(*design.notes, *_notes(pages, options), *lost),
         kept=tuple(KeptRange(*copied) for copied in design.layout.copies),
     )
 

@@ -60,6 +60,7 @@ from pytest_negativa.rewriting.compact.guards import (
     read_guards,
     refuse_programs,
 )
+from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import MARKER, aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
@@ -81,6 +82,7 @@ from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PAGE_SIZE,
     RUNTIME_NAME,
+    SPARE_FOLDER,
     Hole,
     Kept,
     Note,
@@ -90,6 +92,7 @@ from pytest_negativa.spare.note import (
     why_no_runtime,
 )
 from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
@@ -116,6 +119,8 @@ class CutOptions:
         folders: absolute paths of folders to look for the spare in, before the library's own.
         missing_is_error: the library refuses to start without its spare.
         remedy: a sentence for the message of a missing spare.
+        load_check: load the result in a child process.
+        takes_place: of the original, so the result gets its owner, attributes and times, too.
         runtime: what the library names as its dependency. A library that is loaded under the name
             of another one can't look beside itself.
     """
@@ -127,6 +132,8 @@ class CutOptions:
     folders: tuple[str, ...] = ()
     missing_is_error: bool = False
     remedy: str = _REMEDY
+    load_check: bool = False
+    takes_place: bool = False
     runtime: str = f"$ORIGIN/{RUNTIME_NAME}"
 
 
@@ -139,6 +146,7 @@ class Cut:
         size_before, size_after: of the library.
         original_sha256: hex digest.
         gaps: ranges of file offsets of the original that are gaps in memory.
+        notes: what the result lost beside bytes.
     """
 
     library: Path
@@ -147,6 +155,7 @@ class Cut:
     size_after: int
     original_sha256: str
     gaps: tuple[Range, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def removed(self) -> int:
@@ -212,7 +221,7 @@ def cut_library(
         with ByteSource(path) as source:
             design = _design(source, needed, options, containers)
             named = Path(options.folders[0]) if options.folders else spares
-            return _write(source, target, spares, design, named)
+            return _write(source, target, spares, design, named, options)
     except FormatError as e:
         raise ReconstructError(str(e)) from e
     except OSError as e:
@@ -306,7 +315,14 @@ def _design(
     )
 
 
-def _write(source: ByteSource, target: Path, spares: Path, design: _Design, named: Path) -> Cut:
+def _write(
+    source: ByteSource,
+    target: Path,
+    spares: Path,
+    design: _Design,
+    named: Path,
+    options: CutOptions,
+) -> Cut:
     """Write both files; ``named`` is the folder of spares that users know."""
     spare = spares / design.note.spare_name
     with contextlib.ExitStack() as stack:
@@ -324,6 +340,12 @@ def _write(source: ByteSource, target: Path, spares: Path, design: _Design, name
         with _naming(named):
             new_spare.publish(durable=True)
         install_runtime(design.runtime, target.parent)
+        if options.load_check:
+            variables = {SPARE_FOLDER: str(spares)}
+            checked = check_loading(source, read_tables(source), new_library.path(), variables)
+            if checked.problem is not None:
+                raise CannotCompactError(source.path, checked.problem)
+        notes = copy_metadata(source.fileno(), new_library.fd) if options.takes_place else ()
         size = os.fstat(new_library.fd).st_size
         new_library.publish(durable=True)
     return Cut(
@@ -333,6 +355,7 @@ def _write(source: ByteSource, target: Path, spares: Path, design: _Design, name
         size_after=size,
         original_sha256=design.sha256,
         gaps=design.holes,
+        notes=notes,
     )
 
 

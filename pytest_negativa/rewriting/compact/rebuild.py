@@ -22,6 +22,7 @@ from pytest_negativa.spare.note import (
     unpack_trailer,
 )
 from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.attributes import copy_metadata, set_mtime
 
 _STEP = 1 << 20
 # Bytes; 65,536 holes and their strings.
@@ -118,12 +119,14 @@ def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
         )
 
 
-def rebuild_original(library: Path, spare: Path, target: Path) -> None:
+def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | None = None) -> None:
     """Write the original of a cut library; it gets its name when its digest is right.
 
     Args:
         library, spare: the pair.
-        target: the original, with the library's permissions; it may be ``library``.
+        target: the original, with the library's owner, mode, attributes and times; it may be
+            ``library``.
+        mtime_ns: the modification time that it gets instead, in ns since the epoch.
 
     Raises:
         ReconstructError: the files are no pair, are damaged, or the target can't be written.
@@ -136,7 +139,9 @@ def rebuild_original(library: Path, spare: Path, target: Path) -> None:
         ):
             with os.fdopen(os.dup(new.fd), "wb") as file:
                 file.writelines(_rebuilt(cut, kept))
-            os.fchmod(new.fd, os.fstat(cut.fileno()).st_mode & 0o777)
+            copy_metadata(cut.fileno(), new.fd)
+            if mtime_ns is not None:
+                set_mtime(new.fd, mtime_ns)
             new.publish(durable=True)
     except FormatError as e:
         raise ReconstructError(str(e)) from e

@@ -46,6 +46,7 @@ class CompactOptions:
     max_headers: int = 2000
     min_gain: int = 64 << 10
     load_check: bool = True
+    takes_place: bool = False
 
 
 class Compacted(Record, frozen=True, kw_only=True):

@@ -1,0 +1,220 @@
+"""Root in folders of other users: their owner exchanges names while slim works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming.replace import copy_file
+from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.wheel import slim_wheel
+from pytest_negativa.storage.shared_folders import ALONE, refuse_shared
+from tests.support.faults import PlantedFault
+from tests.support.made_site import ONE, Made
+from tests.support.sites import digests, make_wheel
+from tests.support.slim_rows import statuses
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can harm other users")
+
+OTHER = 65533
+
+
+@pytest.fixture
+def theirs(installed: Made) -> Iterator[Made]:
+    """A site that belongs to another user, who can reach it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "home" / "site-packages"
+        shutil.copytree(installed.folder, folder, symlinks=True)
+        os.chmod(name, 0o755)
+        for path in (folder.parent, folder, *folder.rglob("*")):
+            os.chown(path, OTHER, OTHER)
+        yield Made(folder, installed.lock, installed.lock_file)
+
+
+@pytest.fixture
+def secret(theirs: Made) -> Path:
+    """A file that nobody but root may read."""
+    path = theirs.folder.parents[1] / "secret"
+    path.write_bytes(b"secret")
+    path.chmod(0o600)
+    return path
+
+
+def race(folder: Path, secret: Path, end: int) -> None:
+    """Put a link to a file into the place of each hidden file that comes, until ``end`` closes."""
+    while not select.select([end], [], [], 0)[0]:
+        for at, _, names in os.walk(folder):
+            for path in (Path(at, n) for n in names if n.startswith(".lib") and ".negativa-" in n):
+                with contextlib.suppress(OSError):
+                    if not path.is_symlink():
+                        link = path.with_name(f"{path.name}.link")
+                        link.symlink_to(secret)
+                        link.rename(path)
+
+
+@contextlib.contextmanager
+def racing(folder: Path, secret: Path) -> Iterator[None]:
+    """The owner of a folder at work. A forked process: others may not run root's Python."""
+    end, closing = os.pipe()
+    if (owner := os.fork()) == 0:
+        try:
+            os.close(closing)
+            os.setgroups([])
+            os.setgid(OTHER)
+            os.setuid(OTHER)
+            race(folder, secret, end)
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(closing)
+        os.close(end)
+        os.waitpid(owner, 0)
+
+
+def slim(site: Made, **options: object) -> SlimReport:
+    # The load check takes long enough for anybody.
+    made = SlimOptions(**{"load_check": True, **options})  # type: ignore[arg-type]
+    return slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=made))
+
+
+def is_untouched(secret: Path) -> bool:
+    status = secret.stat()
+    return (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (0, 0, 0o600)
+
+
+@pytest.mark.planted_fault(
+    "the owner of a folder puts links into the places of files that root changes there",
+    says="who can write there can make root change any file",
+)
+def test_root_refuses_folders_of_others(theirs: Made, fault: PlantedFault) -> None:
+    before = digests(theirs.folder)
+    for work in (lambda: slim(theirs), lambda: undo_trees((theirs.folder,))):
+        with pytest.raises(ReconstructError) as refused:
+            work()
+        fault.check(str(refused.value))
+        assert f"{theirs.folder} belongs to user {OTHER}" in str(refused.value)
+    # It belongs to root, in a folder that doesn't.
+    for path in (theirs.folder, *theirs.folder.rglob("*")):
+        os.chown(path, 0, 0)
+    with pytest.raises(ReconstructError, match=f"home belongs to user {OTHER}"):
+        slim(theirs)
+    os.chown(theirs.folder.parent, 0, 0)
+    theirs.folder.chmod(0o775)
+    with pytest.raises(ReconstructError, match=r"may write to .*site-packages \(mode 775; chmod"):
+        slim(theirs)
+    assert digests(theirs.folder) == before
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_racing_owner_gets_no_file(
+    theirs: Made, secret: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spare: bool
+) -> None:
+    monkeypatch.setenv(ALONE, "1")
+    policy = SparePolicy(tmp_path / "spares") if spare else None
+    with racing(theirs.folder, secret):
+        # What becomes of the owner's files is the owner's doing.
+        with contextlib.suppress(NegativaError):
+            slim(theirs, spare=policy, keep_originals=tmp_path / "originals")
+        assert is_untouched(secret)
+    undo_trees((theirs.folder,))
+    slim(theirs, spare=policy, keep_originals=tmp_path / "originals", load_check=False)
+    with racing(theirs.folder, secret), contextlib.suppress(NegativaError):
+        undo_trees((theirs.folder,))
+    assert is_untouched(secret)
+    assert secret.read_bytes() == b"secret"
+
+
+def test_the_owner_stays(theirs: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(ALONE, "1")
+    one = theirs.folder / ONE
+    one.chmod(0o640)
+    before = digests(theirs.folder)
+    for options in ({}, {"spare": SparePolicy(tmp_path / "spares")}):
+        report = slim(theirs, **options, keep_originals=tmp_path / "originals")
+        assert statuses(report.rows)[ONE] is SlimStatus.SLIMMED
+        status = one.stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (OTHER, OTHER, 0o640)
+        undo_trees((theirs.folder,))
+        status = one.stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (OTHER, OTHER, 0o640)
+        assert digests(theirs.folder) == before
+
+
+def test_one_folder_of_another_user(site: Made) -> None:
+    """The other libraries are slimmed; what has nothing to remove is no matter."""
+    for folder in (site.one.parent, site.host.parent):
+        os.chown(folder, OTHER, OTHER)
+    report = slim(site, load_check=False)
+    assert {row.status for row in report.rows} == {SlimStatus.FAILED}
+    assert f"{site.one.parent} belongs to user {OTHER}" in (report.rows[0].detail or "")
+    os.chown(site.one.parent, 0, 0)
+    assert set(statuses(slim(site).rows).values()) == {SlimStatus.SLIMMED}
+    os.chown(site.one.parent, OTHER, OTHER)
+    small = digests(site.folder)
+    assert set(statuses(undo_trees((site.folder,))).values()) == {SlimStatus.FAILED}
+    after = digests(site.folder)
+    assert {k: v for k, v in small.items() if k != MANIFEST_NAME} == {
+        k: v for k, v in after.items() if k != MANIFEST_NAME
+    }
+
+
+def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made) -> None:
+    """Originals, spares, a copy and a wheel in a folder of another user."""
+    home, before = theirs.folder.parent, digests(site.folder)
+    with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
+        slim(site, keep_originals=home / "originals")
+    with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
+        slim(site, spare=SparePolicy(home / "spares"))
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, target=home / "copy")
+    with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
+        slim_trees(request)
+    wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
+    for target in (home, home / "wheels"):
+        request = SlimRequest(paths=(wheel,), lock=site.lock, target=target)
+        with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
+            slim_wheel(request)
+    assert digests(site.folder) == before
+    assert sorted(path.name for path in home.iterdir()) == ["site-packages"]
+
+
+def test_links_on_the_way(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    refuse_shared(link, folder / "not there")
+    os.chown(link, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(ReconstructError, match=f"link belongs to user {OTHER}"):
+        refuse_shared(link)
+    tmp_path.chmod(0o1777)
+    refuse_shared(folder)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ReconstructError, match="other users may write to"):
+        refuse_shared(folder)
+
+
+def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> None:
+    original, like = tmp_path / "original", tmp_path / "like"
+    original.write_bytes(b"bytes")
+    like.write_bytes(b"others")
+    os.chown(like, OTHER, OTHER)
+    like.chmod(0o604)
+    copy_file(original, tmp_path / "copy", like=like, mtime_ns=7)
+    status = (tmp_path / "copy").stat()
+    assert (status.st_uid, status.st_mode & 0o777, status.st_mtime_ns) == (OTHER, 0o604, 7)
+    copy_file(original, tmp_path / "other", mode=0o711)
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o711
