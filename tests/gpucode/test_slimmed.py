@@ -428,9 +428,6 @@ class TestAddresses:
         assert [space.next_stored(a) for a in (0, 105, 110, 215, 299, 305)] == [
             *((100, 110), (105, 110), (200, 220), (215, 220), (300, 305), None),
         ]
-        assert [space.hole_end(a) for a in (105, 110, 150, 200, 220, 306, 400)] == [
-            *(105, 200, 200, 200, 220, 309, 400),
-        ]
         assert [space.offset_of(a) for a in (100, 110, 215, 304, 305)] == [0, None, 25, 54, None]
         assert space.stored_size(105, 305) == 5 + 20 + 5
 

@@ -21,6 +21,8 @@ PINNED = {
     "nvidia-curand": "10.4.0.35",
     "nvidia-nccl-cu13": "2.28.9",
     "nvidia-cuda-cuobjdump": "13.5.37",
+    "numpy": "2.2.6",
+    "pyarrow": "21.0.0",
 }
 
 
