@@ -266,7 +266,7 @@ class _Reader:
         )
         if element.kind is ElementKind.PTX:
             return parse_ptx(content, self.names)
-        return parse_cubin(content, self.names)
+        return parse_cubin(content, self.names, calls=self._scope.calls)
 
     def _unpack(self, stored: Span, compression: Compression, promised_size: int) -> bytes:
         # Holes of a sparse file take no room on disk, so the stored size needs a limit, too.
@@ -301,6 +301,7 @@ class _Reader:
                 return replace(frame, content=parse_ptx(content, self.names))
             # The library unpacks the frame itself and hands the driver the image. A trace knows
             # the image by its hash alone.
-            return replace(frame, content=parse_cubin(content, self.names, digest=True))
+            cubin = parse_cubin(content, self.names, digest=True, calls=self._scope.calls)
+            return replace(frame, content=cubin)
         except PayloadError as e:
             return replace(frame, unreadable=str(e))
