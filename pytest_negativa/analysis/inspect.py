@@ -71,14 +71,16 @@ class InspectionRequest:
             scope=(
                 Scope(headers_only=True)
                 if self.headers_only or (self.answers_alone and not self.kernels)
-                else Scope(devices=devices)
+                else Scope(devices=devices, calls=False)
             ),
             devices=self.devices,
             with_map=self.details or bool(self.required),
             slimmed=True,
             # Empty cubins may be all that is left for a device.
             left_scope=(
-                Scope(devices=tuple(sorted(map(str, self.required)))) if self.required else None
+                Scope(devices=tuple(sorted(map(str, self.required))), calls=False)
+                if self.required
+                else None
             ),
             with_content=self.duplicates,
             any_file=True,

@@ -179,7 +179,7 @@ def _has_code(library_map: LibraryMap) -> bool:
 
 
 def _request(headers_only: bool) -> MapRequest:
-    scope = Scope(headers_only=headers_only)
+    scope = Scope(headers_only=headers_only, calls=headers_only)
     return MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
 
 

@@ -45,7 +45,8 @@ def reconstruct(**flags: Any) -> None:
     """Write copies of libraries without their unused GPU code.
 
     The copies of a planned run's libraries lie below reconstructed/ in the folder for runs, under
-    the paths of their originals. Unused GPU code in them is overwritten, or they are compacted.
+    the paths of their originals. Unused GPU code in them is overwritten, or they are compacted. A
+    library that can't be compacted is overwritten instead, with the reason.
 
     Exit status: 0, or 1 if a library could not be copied.
     """
@@ -70,9 +71,14 @@ def reconstruct(**flags: Any) -> None:
         )
     for library in made.libraries:
         state = "unchanged" if library.reused else "written"
-        click.echo(
-            f"{printable(library.copy)}: {state}, {format_bytes(library.unused_bytes)} overwritten"
-        )
+        if library.compaction is not None:
+            sizes = map(format_bytes, (library.library.size, library.compaction.size))
+            state += f", compacted from {' to '.join(sizes)}"
+        else:
+            state += f", {format_bytes(library.unused_bytes)} overwritten"
+        if library.not_compacted is not None:
+            state += f" instead of compacted: {library.not_compacted}"
+        click.echo(f"{printable(library.copy)}: {printable(state)}")
     for refused in made.refused:
         print_error(refused.reason)
     if made.refused:

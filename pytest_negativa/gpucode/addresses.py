@@ -1,9 +1,9 @@
 """A slimmed library as a process sees it: bytes by address, and each section in one piece.
 
 ``negativa slim`` takes pages out of a library's file. All addresses stay, and the addresses of the
-pages that are gone read as zeros. With a spare they are gaps between segments. A section falls into
-pieces, one for each run of pages that stay. File offsets say little here, so this module works with
-addresses.
+pages that are gone read as zeros. With a spare they are gaps between segments. A section that lost
+pages has no bytes and a name with a prefix. Each run of its pages that stay is a section of the old
+name. File offsets say little here, so this module works with addresses.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import pairwise
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
+from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
+from pytest_negativa.gpucode.slimmed import WHOLE
 from pytest_negativa.gpucode.source import ByteSource
 
 # Bytes. A crafted file can state any number of zeros for free. A slimmed library has fewer of them
 # than its original had bytes.
 _MAX_ZEROS_READ = 4 << 30
-# Bytes. slim takes out whole pages; .bss may begin anywhere.
-_SMALLEST_PAGE = 4096
 
 
 class AddressSpace:
@@ -29,8 +29,9 @@ class AddressSpace:
     Args:
         source: the file.
         segments: its program headers.
+        sections: those without bytes in the file, which read as zeros outside of segments, too:
+            slimming with a spare leaves gaps between these.
         max_zeros: how many bytes that the file does not hold may be read in all.
-        with_gaps: gaps that slimming with a spare left between segments read as zeros, too.
 
     Raises:
         FormatError: they overlap, are out of order, or leave the file.
@@ -40,9 +41,8 @@ class AddressSpace:
         self,
         source: ByteSource,
         segments: Sequence[HostSegment],
+        sections: Sequence[HostSection] = (),
         max_zeros: int = _MAX_ZEROS_READ,
-        *,
-        with_gaps: bool = False,
     ) -> None:
         self.path = source.path
         self._source = source
@@ -68,16 +68,12 @@ class AddressSpace:
                     start = self._stored.pop()[0]
                 self._stored.append((start, end, shift))
         self._mapped: list[tuple[int, int]] = []
-        previous: HostSegment | None = None
-        for load in self._loads:
-            start, end = load.vaddr, load.vaddr + load.memory_size
-            if self._mapped and (
-                self._mapped[-1][1] == start
-                or (with_gaps and previous is not None and _is_split(previous, load))
-            ):
-                start = self._mapped.pop()[0]
+        ends = [(load.vaddr, load.vaddr + load.memory_size) for load in self._loads]
+        for start, end in sorted((*ends, *((s.vaddr, s.vaddr + s.size) for s in sections))):
+            if self._mapped and start <= self._mapped[-1][1]:
+                first, last = self._mapped.pop()
+                start, end = first, max(last, end)
             self._mapped.append((start, end))
-            previous = load
 
     def _check(self, load: HostSegment) -> None:
         if load.offset + load.file_size > self._source.size:
@@ -133,14 +129,6 @@ class AddressSpace:
             return address + shift
         return None
 
-    def hole_end(self, address: int) -> int:
-        """The end of the zeros at ``address`` that the file doesn't hold; or ``address``."""
-        at = bisect.bisect_right(self._mapped, address, key=_start) - 1
-        if at < 0 or address >= self._mapped[at][1]:
-            return address
-        stored = self.next_stored(address)
-        return self._mapped[at][1] if stored is None else min(stored[0], self._mapped[at][1])
-
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The parts of ``[start, end)`` that lie in the file: start, end, shift to the offset."""
         at = bisect.bisect_right(self._stored, start, key=_end)
@@ -158,16 +146,6 @@ class AddressSpace:
         return bytes(count)
 
 
-def _is_split(before: HostSegment, after: HostSegment) -> bool:
-    """Whether two segments were one, of which whole pages left."""
-    end = before.vaddr + before.memory_size
-    return (
-        (before.writable, before.executable) == (after.writable, after.executable)
-        and before.file_size == before.memory_size
-        and end % _SMALLEST_PAGE == after.vaddr % _SMALLEST_PAGE == 0
-    )
-
-
 def _start(found: tuple[int, ...]) -> int:
     return found[0]
 
@@ -177,36 +155,34 @@ def _end(found: tuple[int, ...]) -> int:
 
 
 def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...]:
-    """Unite the pieces of each section, by address; ``offset`` is an address, too.
-
-    The old size of a section is not known. If its last pages are gone, it ends where something
-    else begins.
+    """The sections as they were, without their pieces; ``offset`` is an address, too.
 
     Raises:
         FormatError: the segments don't map a section to its address.
     """
-    pieces = sorted((s for s in host.sections if s.size), key=lambda s: s.vaddr)
-    for piece in pieces:
-        _check_place(space, piece)
-    # A section of nothing but zeros has no piece.
-    starts = sorted(s.vaddr for s in (*pieces, *host.zeros))
+    stored = [s for s in host.sections if s.size]
+    for section in stored:
+        _check_place(space, section)
+    # Sections of fatbins have bytes before slimming, unlike .bss.
+    gone = [s for s in host.zeros if s.name.startswith(WHOLE) or s.name in FATBIN_SECTIONS]
     whole: list[HostSection] = []
-    for piece in pieces:
-        end = piece.vaddr + piece.size
-        if end % _SMALLEST_PAGE == 0:
-            follows = bisect.bisect_left(starts, end)
-            limit = starts[follows] if follows < len(starts) else 1 << 64
-            end = max(end, min(space.hole_end(end), limit))
-        before = whole[-1] if whole else None
-        if (
-            before is not None
-            and before.name == piece.name
-            and before.offset + before.size == piece.vaddr > before.offset
-        ):
-            whole[-1] = before._replace(size=end - before.offset)
-        else:
-            whole.append(piece._replace(offset=piece.vaddr, size=end - piece.vaddr))
+    for section in sorted((*gone, *stored), key=lambda s: (s.vaddr, -s.size)):
+        if not whole or section.vaddr >= _end_of(whole[-1]):
+            name = section.name.removeprefix(WHOLE)
+            whole.append(section._replace(name=name, offset=section.vaddr))
+        elif section.name != whole[-1].name or _end_of(section) > _end_of(whole[-1]):
+            # Crafted sections could have the same bytes searched again and again.
+            raise FormatError(
+                space.path,
+                section.offset,
+                f"section {section.name} overlaps section {whole[-1].name} at address "
+                f"{section.vaddr:#x}; crafted or damaged",
+            )
     return tuple(whole)
+
+
+def _end_of(section: HostSection) -> int:
+    return section.vaddr + section.size
 
 
 def _check_place(space: AddressSpace, piece: HostSection) -> None:

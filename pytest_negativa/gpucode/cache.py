@@ -239,6 +239,7 @@ class MapCache:
             name = "all"
         else:
             name = "+".join(sorted(scope.devices))
+        name += "" if scope.calls else ".no-calls"
         return self._directory / f"{key}.{name}{_SUFFIX}"
 
     def _keep_limit(self, added: int) -> None:

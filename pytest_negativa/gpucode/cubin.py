@@ -95,12 +95,15 @@ def cubin_arch(header: bytes) -> SmArch:
     return SmArch.from_number(flags & 0xFF, "a" if flags & 0x800 else "")
 
 
-def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin:
+def parse_cubin(
+    data: bytes, names: NameTable, *, digest: bool = False, calls: bool = True
+) -> Cubin:
     """Read the tables of a cubin.
 
     Args:
         data: the cubin, unpacked.
         names: gets the names.
+        calls: whether to read call graphs.
         digest: whether to add the SHA-256 of ``data``.
 
     Raises:
@@ -113,7 +116,8 @@ def parse_cubin(data: bytes, names: NameTable, *, digest: bool = False) -> Cubin
     header = EHDR.unpack_from(data)
     tables = _Tables(data, names)
     tables.read_symbols(header.e_shstrndx)
-    tables.read_call_graphs()
+    if calls:
+        tables.read_call_graphs()
     return Cubin(
         arch=cubin_arch(data),
         relocatable=header.e_type == ET_REL,

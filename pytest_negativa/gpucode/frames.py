@@ -33,7 +33,7 @@ _FRONT_STEPS = 8
 
 
 def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
-    """Read the frame at ``offset``; None if it holds no cubin, or is other data.
+    """Read the frame at ``offset``; None if it holds no cubin, is other data, or has lost its end.
 
     Raises:
         FormatError: the budget is spent.
@@ -52,7 +52,9 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
     position = offset + header_size
     last = False
     while not last:
-        if position + 3 > end:
+        # What lies in a hole was removed. Its zeros would be empty blocks.
+        stored = source.next_stored(position)
+        if position + 3 > end or stored is None or stored[0] > position:
             return None
         budget.spend(position)
         block = int.from_bytes(source.read(position, 3), "little")

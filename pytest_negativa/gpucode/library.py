@@ -123,7 +123,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     """
     host = read_host_elf(source, with_segments=True)
     before, spare = size_before(source), spare_name(source)
-    space = AddressSpace(source, host.segments, with_gaps=spare is not None)
+    space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
         return spare is None or space.stored_size(span.start, span.end) == span.end - span.start
@@ -134,10 +134,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     left = tuple(_without_removed(section, is_whole) for section in sections)
     removed = Removed(
         size_before=before,
-        gone_bytes=sum(
-            s.size - space.stored_size(s.vaddr, s.vaddr + s.size)
-            for s in (*whole, *(z for z in host.zeros if z.name in FATBIN_SECTIONS))
-        ),
+        gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
         elements=len(list(_iter_code(sections))) - len(list(_iter_code(left))),
         kernels=None if scope.headers_only else reader.names.nameless[True],
         device_functions=None if scope.headers_only else reader.names.nameless[False],
@@ -269,7 +266,7 @@ class _Reader:
         )
         if element.kind is ElementKind.PTX:
             return parse_ptx(content, self.names)
-        return parse_cubin(content, self.names)
+        return parse_cubin(content, self.names, calls=self._scope.calls)
 
     def _unpack(self, stored: Span, compression: Compression, promised_size: int) -> bytes:
         # Holes of a sparse file take no room on disk, so the stored size needs a limit, too.
@@ -304,6 +301,7 @@ class _Reader:
                 return replace(frame, content=parse_ptx(content, self.names))
             # The library unpacks the frame itself and hands the driver the image. A trace knows
             # the image by its hash alone.
-            return replace(frame, content=parse_cubin(content, self.names, digest=True))
+            cubin = parse_cubin(content, self.names, digest=True, calls=self._scope.calls)
+            return replace(frame, content=cubin)
         except PayloadError as e:
             return replace(frame, unreadable=str(e))

@@ -17,6 +17,9 @@ SLIMMED = (
 )
 """Why a plan can't be made for such a library."""
 
+WHOLE = ".whole"
+"""Prefix of the name of a section that lost pages; its pieces have the name without it."""
+
 _MARKER = b".negativa"
 _MARKER_VERSION = 1
 _MAX_MARKER_SIZE = 1 << 16

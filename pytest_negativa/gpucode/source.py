@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -20,6 +22,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.models.archive import Member
 
 if TYPE_CHECKING:
+    import io
     from zlib import _Decompress as Inflater
 
 _FILE_TYPES = {
@@ -254,8 +257,10 @@ class MemorySource(ByteSource):
 class DeflatedMember(ByteSource):
     """A file that is deflated in an archive; unpacked chunk by chunk, in any order.
 
-    The first pass keeps a copy of zlib's state before each chunk, and a later read begins there. A
-    few chunks stay in memory. The last chunk is given out if the checksum fits.
+    Tables lie at the end of libraries, so all is unpacked before the code is read. The first pass
+    writes the chunks to a temporary file. If that has no room, a later read begins at a copy of
+    zlib's state before its chunk. A few chunks stay in memory. The last chunk is given out if the
+    checksum fits.
 
     Args:
         member: the file.
@@ -277,6 +282,7 @@ class DeflatedMember(ByteSource):
         # Before each chunk: zlib's state, and how many bytes it has read.
         self._states = [(zlib.decompressobj(-zlib.MAX_WBITS), 0)]
         self._chunks: OrderedDict[int, bytes] = OrderedDict()
+        self._written = _scratch_file(member.size)
         if member.size > (member.packed_size + 1) * _MAX_DEFLATE_RATIO:
             self.close()
             problem = f"{member.packed_size:,} bytes can't unpack to {member.size:,}; damaged"
@@ -302,7 +308,10 @@ class DeflatedMember(ByteSource):
         while len(self._states) <= number:
             self._unpack(len(self._states) - 1)
         if number not in self._chunks:
-            self._unpack(number)
+            if written := self._read_written(number):
+                self._keep(number, written)
+            else:
+                self._unpack(number)
         self._chunks.move_to_end(number)
         return self._chunks[number]
 
@@ -323,6 +332,35 @@ class DeflatedMember(ByteSource):
                 raise FormatError(self.path, None, problem)
             self._crc = crc
             self._states.append((state, consumed))
+            self._write(number, data)
+        self._keep(number, data)
+
+    def _write(self, number: int, data: bytes) -> None:
+        if self._written is None:
+            return
+        try:
+            fd, place = self._written.fileno(), number * self._chunk_size
+            is_whole = os.pwrite(fd, data, place) == len(data)
+        except OSError:
+            is_whole = False
+        if not is_whole:
+            self._forget_written()
+
+    def _read_written(self, number: int) -> bytes:
+        """The chunk; empty if it was not written, or can't be read."""
+        if self._written is None:
+            return b""
+        try:
+            return os.pread(self._written.fileno(), self._chunk_size, number * self._chunk_size)
+        except OSError:
+            return b""
+
+    def _forget_written(self) -> None:
+        if self._written is not None:
+            self._written.close()
+        self._written = None
+
+    def _keep(self, number: int, data: bytes) -> None:
         self._chunks[number] = data
         if len(self._chunks) > _MAX_CHUNKS:
             self._chunks.popitem(last=False)
@@ -351,7 +389,22 @@ class DeflatedMember(ByteSource):
         return self._packed.is_unchanged()
 
     def close(self) -> None:
+        self._forget_written()
         self._packed.close()
+
+
+def _scratch_file(size: int) -> io.FileIO | None:
+    """A file without a name for so many bytes; None if the folder for such files is short of room.
+
+    It may take a quarter of what is free: several libraries are read at a time.
+    """
+    try:
+        folder = tempfile.gettempdir()
+        if shutil.disk_usage(folder).free < 4 * size:
+            return None
+        return tempfile.TemporaryFile(dir=folder, buffering=0)
+    except OSError:
+        return None
 
 
 def open_source(where: Path | Member) -> ByteSource:

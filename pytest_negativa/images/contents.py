@@ -1,4 +1,4 @@
-"""The libraries in an archive or a saved image, mapped; nothing is written to disk."""
+"""The libraries in an archive or a saved image, mapped in place or in passing."""
 
 from __future__ import annotations
 

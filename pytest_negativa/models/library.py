@@ -371,11 +371,13 @@ class Scope(Record, frozen=True, kw_only=True):
         headers_only: nothing is unpacked, whatever ``devices`` says.
         starts: file offsets of payloads and frames; of the code for ``devices``, only these are
             unpacked. None: all of them.
+        calls: call graphs were read; a plan needs them.
     """
 
     devices: tuple[str, ...] | None = None
     headers_only: bool = False
     starts: frozenset[NonNegative] | None = None
+    calls: bool = True
 
     @property
     def capabilities(self) -> tuple[ComputeCapability, ...] | None:

@@ -98,6 +98,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
         repacked: kept cubins that lost a part of their code, by offset.
         reused: the copy of an earlier reconstruction, found unchanged.
         compaction: how the copy was made smaller; None where all bytes are in their old places.
+        not_compacted: why the copy was overwritten, though compacted copies were asked for.
         copy_state, original_state: of the two files when the copy had been made, or was found
             unchanged.
     """
@@ -111,6 +112,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     reused: bool
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None
+    not_compacted: str | None = None
     copy_state: FileState
     original_state: FileState
 
@@ -168,6 +170,7 @@ class CopyRecord(Record, frozen=True, kw_only=True):
             had not reached the disk when power failed is gone.
         spared: elements and frames, planned as unused, that are in the copy as they were; a span
             each, by offset in the original.
+        not_compacted: see ``ReconstructedLibrary``.
     """
 
     recipe: str
@@ -178,6 +181,7 @@ class CopyRecord(Record, frozen=True, kw_only=True):
     spared: tuple[Span, ...] = ()
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None
+    not_compacted: str | None = None
 
 
 class Manifest(Record, frozen=True, kw_only=True):

@@ -35,6 +35,8 @@ def locate_library(
         usage: of the run.
         changed: see ``LocatedLibrary``.
     """
+    if not library_map.scope.calls:
+        raise ValueError(f"{library_map.library.path}: a plan needs the call graphs")
     marks: dict[int, list[UseMark]] = {}
     for found in library_usage.images:
         marks.setdefault(found.offset, []).append(_mark(found.use, found.prelinked))

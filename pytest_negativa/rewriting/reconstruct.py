@@ -53,7 +53,7 @@ from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
-_WRITER_VERSION = 2
+_WRITER_VERSION = 3
 
 _Made = tuple[ReconstructedLibrary, CopyRecord]
 
@@ -76,7 +76,7 @@ def reconstruct(
         root: the folder, made if it isn't there. Other files in it are left alone.
         fill: the byte, 0 to 255, that unused code becomes.
         compact: take unused code out of the files. A library that compaction refuses gets a copy of
-            its old size.
+            its old size, and the result says why.
         copy_all: also copy libraries without unused code.
         jobs: libraries at a time; by default one for each processor this process may use.
         on_done: called after each library with the bytes of originals done so far, and in all.
@@ -203,6 +203,7 @@ class _Reconstructor:
             reused=reused,
             repacked=record.repacked,
             compaction=record.compaction,
+            not_compacted=record.not_compacted,
             copy_state=record.copy,
             original_state=record.original,
         )
@@ -218,6 +219,7 @@ class _Reconstructor:
         """
         plan = planned.plan
         trimmed, cubins = self._trim(planned)
+        not_compacted = None
         if self._compact is not None:
             original = Path(plan.library.path)
             before = state_of(original)
@@ -240,6 +242,7 @@ class _Reconstructor:
                         kept=made.kept,
                     ),
                 )
+            not_compacted = made.reason
         edits = merge_edits(unused, trimmed)
         facts = write_copy(plan.library, target, edits, self._stop.is_set)
         return CopyRecord(
@@ -249,6 +252,7 @@ class _Reconstructor:
             original=facts.original,
             boot=self._boot,
             repacked=cubins,
+            not_compacted=not_compacted,
         )
 
     def _trim(self, planned: AnalyzedLibrary) -> tuple[Edits, tuple[RepackedCubin, ...]]:

@@ -2,7 +2,8 @@
 
 The libraries, the files that are GPU code by their names, and the metadata are unpacked to a
 temporary folder and slimmed there, which changes the rows of libraries in RECORD, too. The rows of
-removed files go. All other files go from wheel to wheel. Format: PEP 427.
+removed files go. Files that did not change go from wheel to wheel as they are packed. Format: PEP
+427.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import os
 import posixpath
 import shutil
 import stat
+import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from pytest_negativa.errors import FormatError, OptionError, ReconstructError
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, Stamp, stamp_of
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
@@ -41,6 +42,11 @@ _DIST_INFO = ".dist-info"
 # Signatures of RECORD, which changes (PEP 427).
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _STEP = 1 << 20
+# The header before the bytes of a file: lengths of the name and the extra field that follow
+# (APPNOTE 4.3.7).
+_HEADER = struct.Struct("<26xHH")
+# What a method needs to unpack the bytes (APPNOTE 4.4.4).
+_METHOD_FLAGS = 0x6
 _NOTICE_TEXT = """\
 This wheel is not the original. negativa slim (pytest-negativa) removed GPU code from these files:
 
@@ -87,7 +93,7 @@ def slim_wheel(
         infos = _files_of(archive, source.path)
         info_folder = _dist_info(infos, source.path)
         with damage(source.path):
-            _unpack(archive, [info for info in infos if _is_unpacked(info)], folder)
+            unpacked = _unpack(archive, [i for i in infos if _is_unpacked(i)], folder)
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
         if not report.failed and not request.options.dry_run:
             manifest = load_manifest(folder)
@@ -96,7 +102,7 @@ def slim_wheel(
             _add_notice(folder / info_folder, report.rows)
             stay = [info for info in infos if info.filename not in manifest.removed]
             with damage(source.path):
-                _pack(archive, stay, folder, info_folder, target / wheel.name, source)
+                _pack(archive, stay, folder, info_folder, target / wheel.name, source, unpacked)
     return report
 
 
@@ -174,7 +180,10 @@ def _is_unpacked(info: zipfile.ZipInfo) -> bool:
     return not info.is_dir() and (is_wanted or path.parts[0].endswith(_DIST_INFO))
 
 
-def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
+def _unpack(
+    archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path
+) -> dict[str, Stamp]:
+    """Unpack files; returns the stamp of each by its name."""
     size, free = sum(info.file_size for info in infos), shutil.disk_usage(folder).free
     if size > free:
         raise ReconstructError(
@@ -187,6 +196,7 @@ def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: 
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, path.open("xb") as file:
                 shutil.copyfileobj(packed, file, _STEP)
+        return {info.filename: stamp_of((folder / info.filename).stat()) for info in infos}
     except OSError as e:
         raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
@@ -248,6 +258,7 @@ def _pack(
     info_folder: str,
     target: Path,
     source: ByteSource,
+    unpacked: Mapping[str, Stamp],
 ) -> None:
     try:
         with new_file(target) as new:
@@ -256,7 +267,17 @@ def _pack(
                 zipfile.ZipFile(file, "w") as packed,
             ):
                 for info in _in_new_order(infos, folder, info_folder):
-                    _copy(archive, info, folder, packed)
+                    path = folder / info.filename
+                    if path.is_file() and stamp_of(path.stat()) != unpacked.get(info.filename):
+                        _add(info, path, packed)
+                    else:
+                        old = archive.getinfo(info.filename)
+                        # The name before the packed bytes and, behind them, the checksum may not
+                        # be those of the directory.
+                        with archive.open(old) as content:
+                            while info.filename not in unpacked and content.read(_STEP):
+                                pass
+                        _copy(source, old, packed)
             os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
             new.publish(durable=True, replace=False)
     except OSError as e:
@@ -280,22 +301,33 @@ def _in_new_order(
             yield i
 
 
-def _copy(
-    archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path, packed: zipfile.ZipFile
-) -> None:
+def _new_info(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
     new = zipfile.ZipInfo(info.filename, info.date_time)
     new.compress_type, new.external_attr = info.compress_type, info.external_attr
     new.create_system = info.create_system
-    if info.is_dir():
-        packed.writestr(new, b"")
-        return
-    unpacked = folder / info.filename
-    content: IO[bytes]
-    if unpacked.exists():
-        new.file_size = unpacked.stat().st_size
-        content = unpacked.open("rb")
-    else:
-        new.file_size = info.file_size
-        content = archive.open(info)
-    with content, packed.open(new, "w") as file:
+    return new
+
+
+def _add(info: zipfile.ZipInfo, path: Path, packed: zipfile.ZipFile) -> None:
+    new = _new_info(info)
+    new.file_size = path.stat().st_size
+    with path.open("rb") as content, packed.open(new, "w") as file:
         shutil.copyfileobj(content, file, _STEP)
+
+
+def _copy(source: ByteSource, info: zipfile.ZipInfo, packed: zipfile.ZipFile) -> None:
+    """Copy the packed bytes of a file; zipfile has no call for that."""
+    file = packed.fp
+    assert file is not None
+    lengths = _HEADER.unpack(source.read(info.header_offset, _HEADER.size))
+    start = info.header_offset + _HEADER.size + sum(lengths)
+    new = _new_info(info)
+    new.CRC, new.file_size, new.compress_size = info.CRC, info.file_size, info.compress_size
+    new.flag_bits = info.flag_bits & _METHOD_FLAGS
+    new.header_offset = file.tell()
+    file.write(new.FileHeader())
+    for done in range(0, info.compress_size, _STEP):
+        file.write(source.read(start + done, min(_STEP, info.compress_size - done)))
+    packed.filelist.append(new)
+    packed.NameToInfo[new.filename] = new
+    packed.start_dir = file.tell()

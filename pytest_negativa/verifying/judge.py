@@ -416,6 +416,8 @@ def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
         return ()
     left = [c.left_alone for c in copy.repacked if c.left_alone is not None]
     notes = copy.compaction.notes if copy.compaction is not None else ()
+    if copy.not_compacted is not None:
+        notes = (f"overwritten instead of compacted: {copy.not_compacted}",)
     return (*notes, *(f"a cubin stays whole: {reason}" for reason in dict.fromkeys(left)))
 
 

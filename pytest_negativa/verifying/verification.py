@@ -412,6 +412,8 @@ def _written_line(reconstruction: Reconstruction) -> str:
         text += f"{format_bytes(before)} made {format_bytes(after)}"
     else:
         text += f"{format_bytes(sum(c.unused_bytes for c in copies))} of GPU code overwritten"
+    if left := sum(c.not_compacted is not None for c in copies):
+        text += f", {left} overwritten instead of compacted"
     return f"{text} ({reused} unchanged since last time)" if reused else text
 
 

@@ -159,6 +159,18 @@ def test_a_session_without_an_end_is_not_planned_later(recorded: Project) -> Non
     assert not recorded.planned()
 
 
+def test_copies_that_are_not_compacted(recorded: Project) -> None:
+    """The file would shrink by less than a page, so it is overwritten."""
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.negativa("locate", "--run", ".negativa/run")
+    reconstruct = ("reconstruct", "--run", ".negativa/run")
+    for state in ("written", "unchanged"):
+        done = recorded.negativa(*reconstruct, "--copies", "compacted")
+        assert f"libquickstart.so: {state}, " in done.stdout
+        assert " overwritten instead of compacted: saves only " in done.stdout
+    assert "compacted" not in recorded.negativa(*reconstruct).stdout
+
+
 COMMANDS_ON_A_RUN = ("locate", "kernels", "reconstruct")
 PROOFS = ("verify", "heal")
 

@@ -74,6 +74,7 @@ def same(left: MappedLibrary, right: MappedLibrary) -> bool:
         ALL,
         HEADERS,
         MapRequest(scope=Scope()),
+        MapRequest(scope=Scope(calls=False), with_map=True),
         for_device("9.0"),
         for_device("9.0", with_map=True),
         for_device("9.0", headers_only=True),
@@ -96,9 +97,10 @@ def test_small_libraries_are_not_kept(cache: MapCache, folder: Path) -> None:
 def test_map_of_everything_does_not_answer_for_less(library: Path, cache: MapCache) -> None:
     """What is printed must not depend on what somebody asked before."""
     one(library, ALL, cache)
-    for request in (for_device("9.0"), HEADERS):
+    without_calls = MapRequest(scope=Scope(calls=False), with_map=True)
+    for request in (for_device("9.0"), HEADERS, without_calls, ALL):
         found = one(library, request, cache)
-        assert not found.cached
+        assert found.cached is (request is ALL)
         assert same(found, one(library, request, None))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -11,6 +12,7 @@ import lzma
 import os
 import random
 import re
+import resource
 import shutil
 import tarfile
 import zipfile
@@ -436,20 +438,33 @@ class TestHostile:
             assert all(str(archive) in problem for problem in problems_of(contents))
 
 
-def test_reading_a_deflated_file_in_any_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [None, 25_000, 0])
+def test_reading_a_deflated_file_in_any_order(tmp_path: Path, room: int | None) -> None:
+    """With room for all, some and none of it in a temporary file."""
     data = b"".join(os.urandom(500) * 3 for _ in range(200))
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("data", data)
     [entry] = archives.iter_archive(path, lambda problem: pytest.fail(str(problem)))
     assert entry.member is not None and entry.member.crc is not None
-    with DeflatedMember(entry.member, chunk=10_000) as opened:
+    with limited_files(room), DeflatedMember(entry.member, chunk=10_000) as opened:
         for begin in [*sample(len(data), 200), len(data) - 1]:
             end = min(begin + begin % 25_000, len(data))
             assert opened.read(begin, end - begin) == data[begin:end]
         assert opened.sha256() == hashlib.sha256(data).hexdigest()
         with pytest.raises(FormatError, match="the file ends at 0x493e0"):
             opened.read(len(data) - 1, 2)
+
+
+@contextlib.contextmanager
+def limited_files(size: int | None) -> Iterator[None]:
+    """Let this process write no larger files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before if size is None else (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def sample(size: int, count: int) -> Iterator[int]:

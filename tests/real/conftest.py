@@ -11,6 +11,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,15 @@ PINNED = {
     "nvidia-curand": "10.4.0.35",
     "nvidia-nccl-cu13": "2.28.9",
     "nvidia-cuda-cuobjdump": "13.5.37",
+    "numpy": "2.2.6",
+    "pyarrow": "21.0.0",
 }
+
+
+NEWEST = {"nvidia-cublas": "13.10.0.20", "nvidia-curand": "10.4.5.25"}
+"""Libraries change: these are the newest wheels."""
+
+Install = Callable[[dict[str, str]], Path]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,33 +43,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def real_libs(pytestconfig: pytest.Config) -> Path:
-    """A folder that holds the packages of ``PINNED`` as ``site-packages`` would."""
-    configured = os.environ.get("NEGATIVA_REAL_LIBS_DIR")
-    if configured:
-        folder = Path(configured)
-    else:
-        assert pytestconfig.cache is not None
-        folder = pytestconfig.cache.mkdir("negativa-real-libs")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not _missing(folder):
+def install(pytestconfig: pytest.Config) -> Install:
+    """Installs packages into a folder of their own, as ``site-packages`` would have them."""
+
+    def installed(packages: dict[str, str]) -> Path:
+        configured = os.environ.get("NEGATIVA_REAL_LIBS_DIR")
+        if packages is PINNED and configured:
+            folder = Path(configured)
+        else:
+            assert pytestconfig.cache is not None
+            name = "real-libs" if packages is PINNED else "newest-libs"
+            folder = pytestconfig.cache.mkdir(f"negativa-{name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _missing(folder, packages):
+            return folder
+        # Workers of pytest-xdist each have a session: one installs, the others wait.
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if missing := _missing(folder, packages):
+                command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+                command += ["--only-binary=:all:", f"--target={folder}", *missing]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode != 0:
+                    pytest.fail(f"{' '.join(command)}\n{done.stderr}", pytrace=False)
         return folder
-    # Workers of pytest-xdist each have a session: one installs, the others wait.
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if missing := _missing(folder):
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-            command += ["--only-binary=:all:", f"--target={folder}", *missing]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                pytest.fail(f"{' '.join(command)}\n{done.stderr}", pytrace=False)
-    return folder
+
+    return installed
 
 
-def _missing(folder: Path) -> list[str]:
+@pytest.fixture(scope="session")
+def real_libs(install: Install) -> Path:
+    """The folder of ``PINNED``."""
+    return install(PINNED)
+
+
+def _missing(folder: Path, packages: dict[str, str]) -> list[str]:
     return [
         f"{name}=={version}"
-        for name, version in PINNED.items()
+        for name, version in packages.items()
         if not (folder / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD").exists()
     ]
 

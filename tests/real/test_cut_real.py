@@ -13,6 +13,7 @@ from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from tests.support.cutting import needs_runtime
+from tests.support.symbol_places import wrong_places
 
 pytestmark = [pytest.mark.real_libs, needs_runtime]
 
@@ -55,6 +56,7 @@ def test_all_of_its_code_comes_back(real_libs: Path, tmp_path: Path, name: str) 
     cut = cut_library(original, target, tmp_path, [])
     assert cut.removed > 1 << 20 and cut.size_after < cut.size_before
     assert diagnose(target) == Diagnosis(compacted=True)
+    assert wrong_places(original.read_bytes(), target.read_bytes()) == []
     answers = set()
     for path in (original, target):
         done = subprocess.run(
@@ -69,3 +71,14 @@ def test_all_of_its_code_comes_back(real_libs: Path, tmp_path: Path, name: str) 
     assert len(answers) == 1
     rebuild_original(target, cut.spare, tmp_path / "original")
     assert (tmp_path / "original").read_bytes() == original.read_bytes()
+
+
+@pytest.mark.parametrize("pattern", ["numpy.libs/libscipy_openblas*.so", "pyarrow/libarrow.so.*"])
+def test_no_function_names_other_code(real_libs: Path, tmp_path: Path, pattern: str) -> None:
+    """Thousands of functions, of which a part stays."""
+    [original] = real_libs.glob(pattern)
+    before = original.read_bytes()
+    needed = [(at, at + 5000) for at in range(0, len(before), 1 << 20)]
+    cut = cut_library(original, tmp_path / original.name, tmp_path, needed)
+    assert cut.holes > 20
+    assert wrong_places(before, cut.library.read_bytes()) == []

@@ -7,10 +7,21 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.planning.without_trace import plan_for_devices
+from tests.real.conftest import NEWEST, PINNED, Install
 from tests.support.compacting import plan_of
-from tests.support.slimmed import check_slimmed, compact, read, read_slimmed, rows
+from tests.support.cutting import needs_runtime
+from tests.support.slimmed import (
+    check_left,
+    check_slimmed,
+    compact,
+    cut,
+    read,
+    read_slimmed,
+    rows,
+)
 
 pytestmark = pytest.mark.real_libs
 
@@ -42,3 +53,26 @@ def test_thousands_of_regions(real_libs: Path, tmp_path: Path) -> None:
     after, removed = read_slimmed(tmp_path / "lib.so", Scope())
     assert rows(after) == rows(before, plan, done.spared)
     assert removed.gone_bytes == done.gpu_code_removed
+
+
+@needs_runtime
+@pytest.mark.parametrize("packages", [PINNED, NEWEST], ids=["pinned", "newest"])
+def test_all_are_read_again_after_slimming_with_a_spare(
+    packages: dict[str, str], install: Install, tmp_path: Path
+) -> None:
+    """Of the code for one GPU; what is left of other code is no code."""
+    libraries = [
+        path
+        for path in sorted(install(packages).glob("nvidia/**/lib/*.so*"))
+        if path.stat().st_size > 10 << 20
+    ]
+    assert libraries
+    for path in libraries:
+        before = read_library(path, Scope(headers_only=True))
+        plan = plan_for_devices(before, (H200,), keep_ptx=False)
+        done = cut(before, plan, tmp_path)
+        removed = check_left(before, plan, done)
+        # The dynamic strings have a new place.
+        assert 1 << 20 < removed.gone_bytes <= done.removed
+        done.library.unlink()
+        done.spare.unlink()

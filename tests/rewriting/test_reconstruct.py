@@ -463,6 +463,11 @@ def test_what_slim_leaves_alone_is_not_compacted_for_a_proof(root: Path, tmp_pat
     options = CompactOptions(load_check=False)
     [made] = reconstruct([AnalyzedLibrary(library_map, plan)], root, compact=options).libraries
     assert made.compaction is None
+    assert "they may be an appended archive" in (made.not_compacted or "")
+    [again] = reconstruct([AnalyzedLibrary(library_map, plan)], root, compact=options).libraries
+    assert again == replace(made, reused=True)
+    [asked] = reconstruct([AnalyzedLibrary(library_map, plan)], root).libraries
+    assert asked.not_compacted is None
     assert made.unused_bytes == plan.unused_bytes
     copy = Path(made.copy).read_bytes()
     assert len(copy) == path.stat().st_size

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
+import struct
 import zipfile
 from pathlib import Path
 
@@ -236,6 +238,55 @@ def test_a_wheel_in_which_nothing_is_slimmed(tmp_path: Path) -> None:
     assert result.exit_code == 0 and made.exists()
     assert f"{made} is a copy: nothing was slimmed" in result.stderr
     assert "check the licences of" not in result.stderr
+
+
+class Pipe(io.BytesIO):
+    """A file without a way back, so that sizes come behind the bytes of each file."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_where: int) -> int:
+        raise io.UnsupportedOperation
+
+
+def packed_files(wheel: Path) -> dict[str, bytes]:
+    """The packed bytes of each file, without directories."""
+    data = wheel.read_bytes()
+    found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            name, extra = struct.unpack_from("<26xHH", data, info.header_offset)
+            start = info.header_offset + 30 + name + extra
+            found[info.filename] = data[start : start + info.compress_size]
+    return found
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_files_that_did_not_change_stay_packed(
+    simple: Path, tmp_path: Path, streamed: bool
+) -> None:
+    """Packing takes ten times as long as copying."""
+    wheel = tmp_path / simple.name
+    written = Pipe() if streamed else io.BytesIO()
+    with zipfile.ZipFile(simple) as old, zipfile.ZipFile(written, "w") as new:
+        new.writestr(zipfile.ZipInfo("gpu/"), b"")
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED, 1)
+        for method in (zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+            new.writestr(f"gpu/lib/plain{method}.so", PLAIN.read_bytes(), method)
+            new.writestr(f"gpu/ümlaut-{method}.txt", b"text" * 1000, method)
+    wheel.write_bytes(written.getvalue())
+    result = slim(wheel, "--arch", "sm_75", "--keep-ptx", "--target", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    made = tmp_path / "out" / wheel.name
+    before, after = packed_files(wheel), packed_files(made)
+    changed = {name for name, data in before.items() if data != after[name]}
+    assert changed <= {ONE, f"{INFO}/RECORD"}
+    assert (changed == set()) == ("nothing was slimmed" in result.stderr)
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made) as new:
+        assert new.testzip() is None
+        assert all(old.read(name) == new.read(name) for name in before.keys() - changed)
 
 
 def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> None:

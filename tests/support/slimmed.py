@@ -20,8 +20,10 @@ from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.slimming.spares import SparePolicy, plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of
 
@@ -67,6 +69,30 @@ def compact(
     assert isinstance(done, Compacted), done
     assert is_slimmed(target)
     return done
+
+
+def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
+    """Cut as ``slim --spare`` does."""
+    path = Path(library_map.library.path)
+    planned = plan_cut(path, library_map, plan, SparePolicy(folder))
+    return cut_library(
+        path, folder / path.name, folder, planned.needed, CutOptions(), planned.containers
+    )
+
+
+def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed:
+    """Check that all that is kept is read again from a cut library, and nothing that lost bytes."""
+    after, removed = read_slimmed(done.library, library_map.scope)
+    check_slimmed(after)
+    whole = tuple(
+        Span(block.start, block.end)
+        for block in library_map.iter_code()
+        if not any(start < block.end and block.start < end for start, end in done.gaps)
+    )
+    found = rows(after)
+    assert rows(library_map, plan).items() <= found.items()
+    assert found.items() <= rows(library_map, plan, whole).items()
+    return removed
 
 
 def rows(

@@ -312,6 +312,13 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     noted = judge(replace(attempt, opened={path: "opened"}, settings=noting))
     assert noted.proved and noted.libraries[0].notes == ("opened",)
 
+    plan, reconstruction = made
+    [library] = reconstruction.libraries
+    fallback = replace_fields(library, not_compacted="saves only 7 bytes")
+    left = attempt_of((plan, replace_fields(reconstruction, libraries=(fallback,))))
+    [row] = judge(left).libraries
+    assert row.notes == ("overwritten instead of compacted: saves only 7 bytes",)
+
     # Flaky, and nothing else ended as traced.
     round_of_all = OriginalRound(results(a=Outcome.FAILED), attempt.usage, complete=True)
     flaky = judge(replace(failing, originals=OriginalRuns(together=(round_of_all,))))

@@ -30,12 +30,11 @@ _STEP = 256 << 10
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL_SIZE = 24
 _REGION_HEADER_SIZE = 16
 _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
 _PF_X = 1
-_SHT_NULL, _SHT_SYMTAB, _SHT_NOBITS = 0, 2, 8
-_SHF_ALLOC = 2
+_SHT_NULL, _SHT_DYNAMIC, _SHT_NOBITS = 0, 6, 8
+_SHF_ALLOC, _SHF_TLS = 0x2, 0x400
 # Names of sections that may go, bytes of the longest, and the row without a name.
 _STRIPPED = r"(\.symtab|\.strtab|\.debug.*)?"
 _LONGEST_NAME = 4096
@@ -132,11 +131,58 @@ def read_segments(source: ByteSource) -> list[Segment]:
     return list(map(Segment._make, _PROGRAM_HEADER.iter_unpack(rows)))
 
 
+def gets_bytes(loads: Sequence[Segment], vaddr: int, offset: int, size: int) -> bool:
+    """Whether the file's bytes at ``offset`` are those that get to ``vaddr``.
+
+    Several PT_LOADs that are neighbours in the file and in memory may load them.
+
+    Args:
+        loads: the PT_LOADs of the file, by address.
+        vaddr, offset, size: of the bytes.
+    """
+    end = vaddr + size
+    first = bisect.bisect_left(loads, vaddr, key=_vaddr) - 1
+    for load in itertools.islice(loads, max(first, 0), None):
+        load_end = load.vaddr + load.file_size
+        if load.vaddr <= vaddr < load_end and offset - load.offset == vaddr - load.vaddr:
+            if end <= load_end:
+                return True
+            offset += load_end - vaddr
+            vaddr = load_end
+        elif load.vaddr > vaddr:
+            break
+    return vaddr >= end
+
+
+def misplaced_section(original: ByteSource, result: ByteSource) -> str | None:
+    """A problem with a section that symbols name; None: there is none.
+
+    Tools take st_value - sh_addr + sh_offset for a symbol's place in the file. So a loaded section
+    has its address and size, and all of its bytes; or none, and lies past the end of the file.
+    ld.so's own section and its strings may move: they hold no symbol.
+    """
+    before, after = _section_headers(original), _section_headers(result)
+    loads = sorted((s for s in read_segments(result) if s.type == _PT_LOAD), key=_vaddr)
+    moved = {
+        number for i, row in enumerate(before) if row[1] == _SHT_DYNAMIC for number in (i, row[6])
+    }
+    for index, (was, now) in enumerate(zip(before, after, strict=False)):
+        if index in moved or was[2] & (_SHF_ALLOC | _SHF_TLS) != _SHF_ALLOC or not was[5]:
+            continue
+        where = f"section {index} at {was[3]:#x}"
+        if (now[3], now[5]) != (was[3], was[5]):
+            return f"{where} is at {now[3]:#x} and has {now[5]:#x} bytes instead of {was[5]:#x}"
+        if now[1] == _SHT_NOBITS and now[4] < result.size:
+            return f"{where} has no bytes, and its symbols have a place in the file"
+        if now[1] != _SHT_NOBITS and not gets_bytes(loads, now[3], now[4], now[5]):
+            return f"{where} has other bytes in the file than in memory"
+    return None
+
+
 class _Unloaded(NamedTuple):
     """A section that is never loaded and stays; sizes and offsets in bytes."""
 
     number: int
-    type: int
     offset_before: int
     size: int
     offset_after: int
@@ -206,6 +252,8 @@ class _Checker:
         if self._view_before.sections:
             self._check_sections()
             self._check_unloaded_sections()
+            if (problem := misplaced_section(self._original, self._compacted)) is not None:
+                self._fail(problem)
 
     def _check_header(self) -> None:
         """Compare the ELF headers outside ``_HEADER_FIELDS``; no segment need have them."""
@@ -267,34 +315,18 @@ class _Checker:
                 if not re.fullmatch(_STRIPPED, name):
                     self._fail(f"section {index}, {name}, is gone")
                 continue
-            # The row of a loaded section may be its first piece, or a hole.
-            same = (was[1:4], was[5:]) == (now[1:4], now[5:])
-            if not same and not (loaded and was[2] == now[2] and now[1] in (was[1], _SHT_NOBITS)):
+            kind = _SHT_NOBITS if loaded and now[1] == _SHT_NOBITS else was[1]
+            if (kind, was[2:4], was[5:]) != (now[1], now[2:4], now[5:]):
                 self._fail(f"section {index} is gone or another one")
             if not loaded and was[1] not in (_SHT_NULL, _SHT_NOBITS):
-                self._unloaded.append(_Unloaded(index, was[1], was[4], was[5], now[4]))
+                self._unloaded.append(_Unloaded(index, was[4], was[5], now[4]))
 
     def _name_at(self, offset: int) -> str:
         end = min(offset + _LONGEST_NAME, self._original.size)
         return self._original.read(offset, end - offset).split(b"\0")[0].decode(errors="replace")
 
     def _check_place(self, name: str, vaddr: int, offset: int, size: int) -> None:
-        """Check that the file's bytes at ``offset`` are those that get to ``vaddr``.
-
-        Several PT_LOADs that are neighbours in the file and in memory may load them.
-        """
-        end = vaddr + size
-        first = bisect.bisect_left(self._by_address, vaddr, key=_vaddr) - 1
-        for load in itertools.islice(self._by_address, max(first, 0), None):
-            load_end = load.vaddr + load.file_size
-            if load.vaddr <= vaddr < load_end and offset - load.offset == vaddr - load.vaddr:
-                if end <= load_end:
-                    return
-                offset += load_end - vaddr
-                vaddr = load_end
-            elif load.vaddr > vaddr:
-                break
-        if vaddr < end:
+        if not gets_bytes(self._by_address, vaddr, offset, size):
             self._fail(f"{name}: address {vaddr:#x} does not get the bytes at {offset:#x}")
 
     def compare(self, changes: Edits) -> Digests:
@@ -312,18 +344,10 @@ class _Checker:
     def _check_unloaded_bytes(
         self, original: _HashedFile, compacted: _HashedFile, section: _Unloaded
     ) -> None:
-        # A multiple of a symbol's size, so that no symbol crosses a step.
-        step = _STEP - _STEP % _SYMBOL_SIZE
-        for position in range(0, section.size, step):
-            length = min(step, section.size - position)
-            was = bytearray(original.read(section.offset_before + position, length))
-            now = bytearray(compacted.read(section.offset_after + position, length))
-            if section.type == _SHT_SYMTAB:
-                # Symbols name the piece of a section that has them now.
-                for data in (was, now):
-                    for byte in (6, 7):
-                        data[byte::_SYMBOL_SIZE] = bytes(len(range(byte, length, _SYMBOL_SIZE)))
-            if was != now:
+        for position in range(0, section.size, _STEP):
+            length = min(_STEP, section.size - position)
+            was = original.read(section.offset_before + position, length)
+            if was != compacted.read(section.offset_after + position, length):
                 self._fail(f"the bytes of section {section.number} differ")
 
     def _check_image(self, original: _HashedFile, compacted: _HashedFile, changes: Edits) -> None:

@@ -13,7 +13,12 @@ import struct
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.check import CheckError, Segment, read_segments
+from pytest_negativa.rewriting.compact.check import (
+    CheckError,
+    Segment,
+    misplaced_section,
+    read_segments,
+)
 from pytest_negativa.rewriting.compact.rebuild import original_bytes, read_note, read_trailer
 from pytest_negativa.spare.note import Hole, Note
 
@@ -81,6 +86,8 @@ class _Checker:
             s._replace(offset=0) for s in self._after if s.type not in others
         ]:
             self._fail("a segment is gone or another one")
+        if (problem := misplaced_section(self._original, self._library)) is not None:
+            self._fail(problem)
 
     def _check_load(self, load: Segment, new: list[Segment]) -> None:
         position, end = load.vaddr, load.vaddr + load.memory_size

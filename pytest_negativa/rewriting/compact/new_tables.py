@@ -4,8 +4,13 @@ The program header table comes behind everything that is mapped, in a page of it
 a table within the last page of a PT_LOAD for mapped. If ld.so clears that page's end, the table is
 gone, and the first exception ends the process. GNU strip refuses such a file.
 
-Symbols name sections by index, so section indices stay. A dropped section becomes SHT_NULL. The
-second and later pieces of a section with holes come behind all others, under the same name.
+Symbols name sections by index, so section indices stay. A dropped section becomes SHT_NULL.
+
+A section with holes stays whole, without bytes of the file (SHT_NOBITS). Its pieces come behind all
+others. Tools that set uprobes take st_value - sh_addr + sh_offset for a symbol's place in the file.
+That holds for whole sections only. So a section without bytes lies at ``FAR``, and its symbols past
+the end of any file. Some tools, such as cuobjdump, find a section by its name, so the pieces have
+it. Others, such as patchelf, take the name for the symbols' section, so the whole has a new one.
 """
 
 from __future__ import annotations
@@ -24,15 +29,15 @@ from pytest_negativa.gpucode.elf_tables import (
     PT_PHDR,
     SHDR,
     SHF_ALLOC,
+    SHF_TLS,
     SHT_NOBITS,
     SHT_NULL,
     SHT_PROGBITS,
     SHT_STRTAB,
-    SHT_SYMTAB,
-    SYM,
     ProgramHeader,
     SectionHeader,
 )
+from pytest_negativa.gpucode.slimmed import WHOLE
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables
 from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Run
@@ -45,10 +50,11 @@ MARKER = b".negativa"
 
 MARKER_VERSION = 1
 
+FAR = 1 << 40
+"""Offset of sections that have no bytes in the file. Tools may add to the file."""
+
 _SYMBOLS = {b".symtab", b".strtab"}
 _DEBUG_INFORMATION = b".debug"
-# Offset of st_shndx in a symbol.
-_SHNDX_OFFSET = 6
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -203,7 +209,6 @@ def _add_sections(
     kept = _kept_unloaded(tables, strip=strip)
     names = list(tables.names)
     later: list[tuple[bytes, SectionHeader]] = []
-    split: dict[int, list[tuple[int, int]]] = {}
     dropped = []
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_NULL or (
@@ -213,14 +218,19 @@ def _add_sections(
         elif index in moved:
             new = moved[index]
         elif section.loaded and section.sh_size:
-            new, *others = _pieces(section, pages)
-            if others:
-                split[index] = []
-            for piece in others:
-                split[index].append((len(tables.sections) + len(later), piece.sh_addr))
-                later.append((names[index], piece))
+            pieces = list(_pieces(section, pages))
+            if [piece.sh_size for piece in pieces] == [section.sh_size]:
+                new = pieces.pop()
+            else:
+                new = section._replace(sh_type=SHT_NOBITS, sh_offset=FAR + section.sh_offset)
+            if pieces:
+                later += ((names[index], piece) for piece in pieces)
+                names[index] = WHOLE.encode() + names[index]
         elif section.sh_flags & SHF_ALLOC:
-            new = section._replace(sh_offset=pages.nearest_offset(section.sh_offset))
+            near = section.in_file or section.sh_flags & SHF_TLS
+            new = section._replace(
+                sh_offset=pages.nearest_offset(section.sh_offset) if near else FAR
+            )
         elif index in kept:
             new = _copy_unloaded(builder, section)
         else:
@@ -228,9 +238,6 @@ def _add_sections(
             dropped.append((names[index].decode(errors="replace"), section))
             names[index] = b""
         new_tables.sections.append(new)
-    for index, section in enumerate(tables.sections):
-        if index in kept and section.sh_type == SHT_SYMTAB and split:
-            _mend_symbols(builder, source, section, new_tables.sections[index].sh_offset, split)
     for name, piece in later:
         names.append(name)
         new_tables.sections.append(piece)
@@ -271,26 +278,17 @@ def _is_stripped(name: bytes) -> bool:
     return name in _SYMBOLS or name.startswith(_DEBUG_INFORMATION)
 
 
-def _pieces(section: SectionHeader, pages: PageMap) -> list[SectionHeader]:
-    pieces = []
+def _pieces(section: SectionHeader, pages: PageMap) -> Iterator[SectionHeader]:
     for start, end in pages.pieces(section.sh_offset, section.file_end):
-        offset = pages.new_offset(start)
-        assert offset is not None
-        pieces.append(
-            section._replace(
-                sh_addr=section.sh_addr + start - section.sh_offset,
-                sh_offset=offset,
-                sh_size=end - start,
-                sh_addralign=section.sh_addralign
-                if start == section.sh_offset
-                else min(section.sh_addralign, pages.page_size),
-            )
+        alignment = section.sh_addralign
+        yield section._replace(
+            sh_addr=section.sh_addr + start - section.sh_offset,
+            sh_offset=pages.offset_of(start),
+            sh_size=end - start,
+            sh_addralign=alignment
+            if start == section.sh_offset
+            else min(alignment, pages.page_size),
         )
-    if not pieces:
-        # All of the section is a hole: zeros that take no room in the file.
-        offset = pages.nearest_offset(section.sh_offset)
-        pieces.append(section._replace(sh_type=SHT_NOBITS, sh_offset=offset))
-    return pieces
 
 
 def _copy_unloaded(builder: LayoutBuilder, section: SectionHeader) -> SectionHeader:
@@ -301,23 +299,6 @@ def _copy_unloaded(builder: LayoutBuilder, section: SectionHeader) -> SectionHea
     alignment = alignment if alignment <= 4096 else 1
     start = builder.append_copy(section.sh_offset, section.file_end, alignment)
     return section._replace(sh_offset=start)
-
-
-def _mend_symbols(
-    builder: LayoutBuilder,
-    source: ByteSource,
-    table: SectionHeader,
-    new_offset: int,
-    split: dict[int, list[tuple[int, int]]],
-) -> None:
-    """Let symbols name the piece of a section that has them."""
-    data = source.read(table.sh_offset, table.sh_size - table.sh_size % SYM.size)
-    for number, symbol in enumerate(SYM.iter_unpack(data)):
-        if symbol.st_shndx in split:
-            pieces = [i for i, address in split[symbol.st_shndx] if address <= symbol.st_value]
-            if pieces:
-                where = new_offset + number * SYM.size + _SHNDX_OFFSET
-                builder.change(Patch(where, pieces[-1].to_bytes(2, "little")))
 
 
 def _add_names(

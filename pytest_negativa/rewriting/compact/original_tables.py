@@ -48,9 +48,9 @@ _KNOWN_SEGMENTS = {
     PT_NULL, PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_PHDR, PT_TLS, PT_GNU_EH_FRAME, PT_GNU_STACK,
     PT_GNU_RELRO, PT_GNU_PROPERTY, PT_GNU_SFRAME,
 }  # fmt: skip
-# Leaves 8,192 for sections that compaction adds: the marker, names, and pieces of sections with
-# holes, at most one for each program header.
-_MAX_SECTIONS = SHN_LORESERVE - 8192
+# Leaves room for sections that compaction adds: the marker, names, and pieces of sections with
+# holes, at most one for each program header and section.
+_MAX_SECTIONS = (SHN_LORESERVE - 8192) // 2
 MAX_HEADERS = 8000
 
 # Bytes of the names of at most 0xff00 sections; a crafted file may point at all of itself.

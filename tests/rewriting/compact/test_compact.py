@@ -341,34 +341,6 @@ def test_strip_only(tmp_path: Path) -> None:
         assert not [name for name in kept if name.startswith(".debug")]
 
 
-def test_symbols_name_the_piece_they_lie_in(tmp_path: Path) -> None:
-    path = build(tmp_path / "build", "-g")
-    library_map = read(path)
-    target = tmp_path / "small.so"
-    # The regions at both ends stay, so that symbols lie in different pieces.
-    plan = plan_of(library_map, lambda i: i % ELEMENTS in (0, ELEMENTS - 1))
-    result = compact(path, target, library_map, plan, strip=False)
-    assert result.dropped_sections == ()
-    lines = readelf("-sW", target).splitlines()
-    rows = {
-        f[7]: (int(f[1], 16), f[6])
-        for f in map(str.split, lines)
-        if len(f) == 8 and f[0][:-1].isdigit()
-    }
-    numbers = {}
-    for line in readelf("-SW", target).splitlines():
-        head, _, rest = line.partition("]")
-        if rest.split()[:1] == [".nv_fatbin"]:
-            fields = rest.split()
-            numbers[head.strip(" [")] = (int(fields[2], 16), int(fields[4], 16))
-    assert len(numbers) > 1
-    for name in ("fatbin_start", "fatbin_end"):
-        value, index = rows[name]
-        start, size = numbers[index]
-        assert start <= value <= start + size, name
-    assert rows["fatbin_start"][1] != rows["fatbin_end"][1]
-
-
 def test_region_headers_can_be_kept(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, lambda i: False)
