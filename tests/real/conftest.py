@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+# Of CUDA 9.1: xgboost, the smallest wheel of such an old toolkit.
 PINNED = {
     "nvidia-cublas": "13.1.0.3",
     "nvidia-cufft": "12.0.0.61",
     "nvidia-curand": "10.4.0.35",
     "nvidia-nccl-cu13": "2.28.9",
     "nvidia-cuda-cuobjdump": "13.5.37",
+    "xgboost": "0.72.1",
 }
 
 
