@@ -79,6 +79,7 @@ class Entry:
         size: bytes.
         head: the first bytes of a file.
         target: of a symbolic link; None for a file.
+        linked: of a hard link, the name of the file before it that is the same; else None.
         member: where the file can be read at any time; None if it can be read in passing alone.
         read: reads the whole file; valid until the next entry.
         stream: a stream of the file, likewise; of files in tar archives.
@@ -89,6 +90,7 @@ class Entry:
     size: int = 0
     head: bytes = b""
     target: str | None = None
+    linked: str | None = None
     member: Member | None = None
     read: Callable[[], bytearray] = bytearray
     stream: Callable[[], io.RawIOBase] = io.RawIOBase
@@ -101,8 +103,6 @@ OnProblem = Callable[[FormatError], None]
 
 def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """The files and symbolic links in an archive, in its order; a later one of a name counts.
-
-    A hard link, which is another name of a file before it, is an empty file here.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
@@ -426,7 +426,7 @@ def iter_tar(
                 problem = "is stored as a sparse file; unpack the archive and name the folder"
                 on_problem(FormatError(f"{label}/{name}", None, problem))
         elif info.islnk():
-            yield Entry(name)
+            yield Entry(name, linked=clean_name(info.linkname))
         else:
             with damage(f"{label}/{name}"):
                 entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
