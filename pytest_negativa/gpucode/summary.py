@@ -69,6 +69,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
         file_kind=library.file_kind,
         size=library.size,
         build_id=library.build_id,
+        foreign=library_map.foreign,
         soname=library.soname,
         devices=tuple(map(str, devices)),
         sections=tuple(sections),

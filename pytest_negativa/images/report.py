@@ -26,7 +26,13 @@ from pytest_negativa.models.image import (
     SlimmableBy,
     SuiteUse,
 )
-from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.library import (
+    ForeignCode,
+    LibraryIdentity,
+    LibraryMap,
+    Scope,
+    add_foreign,
+)
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
 
@@ -61,11 +67,14 @@ def report_image(
     removed: list[Removed] = []
     tree, all_mapped = _read(folder, matcher, cache, workers, on_done)
     unreadable = list(tree.unlisted)
+    foreign: list[ForeignCode] = []
     without = 0
     for path, mapped in all_mapped:
         if mapped.removed is not None:
             slimmed.append(path)
             removed.append(mapped.removed)
+        if mapped.library_map is not None:
+            foreign += mapped.library_map.foreign
         if mapped.error is not None:
             unreadable.append(str(mapped.error))
         elif mapped.library_map is not None and mapped.library_map.sections:
@@ -96,6 +105,7 @@ def report_image(
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
+        foreign=add_foreign(foreign),
     )
 
 

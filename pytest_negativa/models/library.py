@@ -338,6 +338,30 @@ class Problem(Record, frozen=True, kw_only=True):
     text: str
 
 
+class ForeignCode(Record, frozen=True, kw_only=True):
+    """Code for GPUs of another vendor, which is not read.
+
+    Attributes:
+        section: the ELF section that holds it.
+        vendor: whose GPUs it is for.
+        size: bytes in the file.
+    """
+
+    section: str
+    vendor: str
+    size: NonNegative
+
+
+def add_foreign(found: Iterable[ForeignCode]) -> tuple[ForeignCode, ...]:
+    """Add up code by section; the most of it first."""
+    sizes: dict[tuple[str, str], int] = {}
+    for code in found:
+        key = code.section, code.vendor
+        sizes[key] = sizes.get(key, 0) + code.size
+    rows = (ForeignCode(section=s, vendor=v, size=size) for (s, v), size in sizes.items())
+    return tuple(sorted(rows, key=lambda code: -code.size))
+
+
 class LibraryIdentity(Record, frozen=True, kw_only=True):
     """The identity of a library: its content, never its base name.
 
@@ -402,6 +426,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         sections: the sections with GPU code.
         problems: places that are not understood.
         names: each name once; kernels and symbols refer to it by index.
+        foreign: the code for GPUs of other vendors.
     """
 
     format_version: int
@@ -410,6 +435,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
     sections: tuple[Section, ...]
     problems: tuple[Problem, ...]
     names: tuple[str, ...]
+    foreign: tuple[ForeignCode, ...] = ()
 
     def iter_code(self) -> Iterator[CodeBlock]:
         """All GPU code, section by section; see ``Section.iter_code`` for the order."""

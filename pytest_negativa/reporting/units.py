@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pytest_negativa.models.library import ForeignCode, add_foreign
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -64,3 +68,11 @@ def format_holders(libraries: int, code_files: int) -> str:
     if code_files and not libraries:
         return files
     return format_items(libraries, "library", "libraries") + (f" and {files}" if code_files else "")
+
+
+def format_foreign(found: Iterable[ForeignCode]) -> str:
+    """``; .hip_fatbin (AMD, 29.5 MB) is not read``; empty without code of other vendors."""
+    return "".join(
+        f"; {code.section} ({code.vendor}, {format_bytes(code.size)}) is not read"
+        for code in add_foreign(found)
+    )

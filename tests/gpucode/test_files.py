@@ -243,7 +243,7 @@ def test_thin_archives_hold_nothing(tmp_path: Path) -> None:
     assert library_map.sections == ()
     assert library_report(summarize(library_map)) == (
         f"{tmp_path}/lib.a: a thin archive, whose members are files of their own, "
-        f"{format_bytes(library_map.library.size)}, no GPU code"
+        f"{format_bytes(library_map.library.size)}, no NVIDIA GPU code"
     )
 
 

@@ -561,7 +561,9 @@ def test_run_and_lock_at_once(root: Path, tmp_path: Path) -> None:
 def test_command_without_gpu_code(root: Path) -> None:
     put(PLAIN, root / "libplain.so")
     size = PLAIN.stat().st_size / 1000
-    assert invoke(str(root)).stdout == (f"{root}: no GPU code; 1 other ELF file of {size:.1f} kB\n")
+    assert invoke(str(root)).stdout == (
+        f"{root}: no NVIDIA GPU code; 1 other ELF file of {size:.1f} kB\n"
+    )
 
 
 def test_slimmed_libraries(root: Path) -> None:
