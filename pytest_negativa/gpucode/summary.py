@@ -47,7 +47,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
     library = library_map.library
     if library.file_kind.is_link_time:
         devices = ()
-    loaded = library_map.loaded_starts(devices)
+    loaded = library_map.needed_starts(devices)
     problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]
     sections = []
     for section in library_map.sections:

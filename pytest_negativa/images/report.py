@@ -281,7 +281,7 @@ def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
 
 def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
     """Bytes of GPU code that none of the devices would load; unreadable code does not count."""
-    loaded = library_map.loaded_starts(devices)
+    loaded = library_map.needed_starts(devices)
     return sum(
         block.size
         for block in library_map.iter_code()

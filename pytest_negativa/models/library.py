@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pytest_negativa.arch import (
+    LINKS_ANEW,
     ComputeCapability,
     ElementKind,
     SmArch,
@@ -24,6 +25,12 @@ from pytest_negativa.models.file_kinds import FileKind
 
 FORMAT_VERSION = 2
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
+
+# Names from fatbinary_section.h of the CUDA toolkit.
+LINKED = ".nv_fatbin"
+"""The section of code that programs register with the driver."""
+RELOCATABLE = "__nv_relfatbin"
+"""The section of code from before the device link."""
 
 NameIndex = NonNegative
 
@@ -457,6 +464,40 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         ).union(
             frame.span.start for frame in self.iter_frames() if any(map(frame.runs_on, devices))
         )
+
+    def needed_starts(self, devices: Iterable[ComputeCapability]) -> frozenset[int]:
+        """``loaded_starts``, and the linked regions that the driver may link code anew for."""
+        devices = tuple(devices)
+        return self.loaded_starts(devices).union(
+            element.payload.start
+            for device in devices
+            for region in self.linked_anew(device)
+            for element in region.elements
+        )
+
+    def linked_anew(self, device: ComputeCapability) -> tuple[Region, ...]:
+        """The linked regions for which the driver may link relocatable code, see ``LINKS_ANEW``.
+
+        It does that only if a linked region has no code for the device: NCCL 2.28 on an H200 loaded
+        16 images. None of them lay in ``__nv_relfatbin``, though a linked region named all 127
+        regions there.
+        """
+        if LINKS_ANEW is False or not any(
+            choose_elements(region.elements, device) for region in self.relocatable_regions
+        ):
+            return ()
+        return tuple(
+            region
+            for section in self.sections
+            if section.name == LINKED
+            for region in section.regions
+            if region.elements and not choose_elements(region.elements, device)
+        )
+
+    @property
+    def relocatable_regions(self) -> tuple[Region, ...]:
+        """The code from before the device link."""
+        return tuple(r for s in self.sections if s.name == RELOCATABLE for r in s.regions)
 
     def iter_regions(self) -> Iterator[Region]:
         """All regions, section by section."""
