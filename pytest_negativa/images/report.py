@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
@@ -58,7 +59,7 @@ def report_image(
         workers: who reads; None: a process for each processor.
 
     Raises:
-        OptionError: the folder can't be listed.
+        OptionError: the folder can't be listed, or it is a file of another kind.
     """
     devices = tuple(devices) or (() if suite is None else suite.devices)
     matcher = _Matcher(suite, devices)
@@ -158,6 +159,11 @@ def _read(
         )
         contents = map_archive(folder, question, workers, on_done)
         return tree_of(contents), contents.libraries.items()
+    if not folder.is_dir():
+        raise OptionError(
+            f"{folder}: is neither a folder nor an archive that is read; image-report takes an "
+            "unpacked image, an environment or an archive of one, and inspect takes a library"
+        )
     tree = walk_tree(folder)
     return tree, _map_all(tree, matcher, cache, workers, on_done)
 

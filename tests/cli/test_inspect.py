@@ -564,7 +564,7 @@ class TestErrors:
             (b"", "is empty, expected an ELF file"),
             (
                 b"#!/bin/sh\n",
-                "not an ELF file, as libraries are: it starts with 23212f62, not with 7f454c46",
+                "is no library or program (ELF), no other file with GPU code and no archive\n",
             ),
             (b"\x7fELF\x02\x01\x01", "truncated ELF header: 7 bytes, expected 64 or more"),
             (b"\x7fELF\x01\x01\x01" + bytes(99), "ELF class 1, expected 2 (64 bit)"),

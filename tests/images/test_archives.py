@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -63,6 +64,16 @@ def write_zstd(path: Path) -> Path:
     return path
 
 
+def write_pzstd(path: Path) -> Path:
+    """As pzstd does: a skippable frame with the size before each frame."""
+    data = write_tar(path.with_suffix(".tmp")).read_bytes()
+    with path.open("wb") as file:
+        for start in range(0, len(data), 50_000):
+            frame = zstandard.ZstdCompressor().compress(data[start : start + 50_000])
+            file.write(struct.pack("<III", 0x184D2A50, 4, len(frame)) + frame)
+    return path
+
+
 def write_conda(path: Path) -> Path:
     inner = write_zstd(path.with_suffix(".tar.zst"))
     with zipfile.ZipFile(path, "w") as archive:
@@ -96,6 +107,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "ours.tar.bz2": lambda path: write_tar(path, "w:bz2"),
     "ours.tar.xz": lambda path: write_tar(path, "w:xz"),
     "ours.tar.zst": write_zstd,
+    "ours.tar.pzst": write_pzstd,
     "ours.deb": lambda path: write_deb(path, lzma.compress, ".xz"),
     "plain.deb": lambda path: write_deb(path, bytes, ""),
     "ours.conda": write_conda,

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import shutil
+import struct
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -154,6 +155,11 @@ def zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(data)
 
 
+def pzstd(data: bytes) -> bytes:
+    """One frame, with a skippable one before it."""
+    return struct.pack("<III", 0x184D2A50, 4, 0) + zstd(data)
+
+
 def unpack(layers: Iterable[Layer], root: Path) -> Path:
     """The image as a runtime shows it."""
     for layer in layers:
@@ -193,6 +199,7 @@ def comparable(report: ImageReport) -> ImageReport:
         pytest.param(plain, id="plain"),
         pytest.param(gzip.compress, id="gzip", marks=pytest.mark.slow),
         pytest.param(zstd, id="zstd", marks=pytest.mark.slow),
+        pytest.param(pzstd, id="pzstd", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("form", [docker, oci])

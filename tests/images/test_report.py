@@ -656,6 +656,15 @@ def test_rows_that_are_left_out(root: Path) -> None:
     assert "lib1.so" not in shown and "lib2.so" in invoke(str(root), "--top=0").stdout
 
 
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    for file in (MULTIARCH, tmp_path / "text"):
+        (tmp_path / "text").write_text("some text")
+        done = invoke(str(file), status=2)
+        assert done.stderr.startswith(
+            f"negativa: error: {file}: is neither a folder nor an archive that is read; "
+        )
+
+
 def test_a_folder_that_is_no_run(root: Path) -> None:
     put(MULTIARCH, root / "libm.so")
     done = invoke(str(root), "--run", str(root), status=1)
