@@ -39,6 +39,7 @@ from pytest_negativa.images.archive_kinds import (
     archive_kind,
 )
 from pytest_negativa.models.archive import Member
+from pytest_negativa.models.sizes import format_bytes
 
 MAX_UNPACKED = 256 << 30
 """Bytes: zeros compress 1,000 times and more, so a small archive could take days."""
@@ -184,8 +185,8 @@ class _Tables(io.BufferedReader):
 
 
 def _too_large(label: str, size: int, limit: int) -> FormatError:
-    problem = f"a table of {size:,} bytes in it is over the limit of {limit:,}; damaged"
-    return FormatError(label, None, problem)
+    problem = f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}"
+    return FormatError(label, None, f"{problem}; damaged")
 
 
 @contextlib.contextmanager
@@ -354,8 +355,8 @@ class _TarStream:
             raise FormatError(
                 self._label,
                 None,
-                f"unpacks to more than the limit of {MAX_UNPACKED:,} bytes; unpack it yourself "
-                "and name the folder",
+                f"unpacks to more than the limit of {format_bytes(MAX_UNPACKED)}; unpack it "
+                "yourself and name the folder",
             )
         return part
 
@@ -409,8 +410,8 @@ def iter_tar(
             raise FormatError(
                 label,
                 info.offset,
-                f"names of more than {MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
-                "headers for all files; crafted or damaged",
+                f"names of more than {format_bytes(MAX_NAMES)}, or more than "
+                f"{_MAX_GLOBAL_HEADERS:,} headers for all files; crafted or damaged",
             )
         if folders and info.isdir() and (name := clean_name(info.name)):
             yield Entry(name, is_folder=True)
@@ -457,8 +458,8 @@ def _tar_file(
             raise FormatError(
                 f"{label}/{name}",
                 None,
-                f"would take {info.size:,} bytes of memory, the limit is {MAX_IN_MEMORY:,}; "
-                "unpack the archive and name the folder",
+                f"would take {format_bytes(info.size)} of memory, the limit is "
+                f"{format_bytes(MAX_IN_MEMORY)}; unpack the archive and name the folder",
             )
         # Filled in place: parts that are joined later would take the memory twice.
         data = bytearray(info.size)

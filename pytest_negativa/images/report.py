@@ -34,6 +34,7 @@ from pytest_negativa.models.library import (
     Scope,
     add_foreign,
 )
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
 
@@ -325,8 +326,8 @@ def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
     if with_spare:
         size = sum(one.gone_bytes for one in with_spare)
         yield (
-            f"libraries with a spare: {len(with_spare):,}; {size:,} bytes of their sections with "
-            "GPU code are in the spares, and come back when a program uses them"
+            f"libraries with a spare: {len(with_spare):,}; {format_bytes(size)} of their sections "
+            "with GPU code are in the spares, and come back when a program uses them"
         )
 
 
