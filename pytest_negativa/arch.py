@@ -252,6 +252,14 @@ def is_for_any(arch: SmArch, devices: Iterable[ComputeCapability], *, is_ptx: bo
     return any(serves(arch, device) for device in devices)
 
 
+LINKS_ANEW: bool | None = None
+"""Whether the driver links a library's relocatable code anew if no linked cubin fits the device.
+
+The manual of nvcc says so ("JIT linking"). That was not seen, so the answer is None: plans keep
+what such a link needs, and gates don't count on it. True: gates count on it. False: neither.
+"""
+
+
 class Candidate(Protocol):
     """The facts about an element that the driver's choice depends on."""
 

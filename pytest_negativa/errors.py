@@ -47,6 +47,10 @@ class FormatError(NegativaError):
         return f"{self.path}:{where} {self.problem}"
 
 
+class NotElfError(FormatError):
+    """A file is no ELF file, as libraries and programs are."""
+
+
 class ReconstructError(NegativaError):
     """A copy of a library can't be made: its plan doesn't fit, or it can't be written."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.errors import FormatError, NegativaError, NotElfError
 from pytest_negativa.gpucode.cache import MapCache, open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
@@ -224,7 +224,7 @@ class _Analyzer:
                 yield mapped.library_map, _present(path, states[path], mapped.library_map)
             elif (kind := _bare_kind(path)) is not None:
                 unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
-            elif mapped.error is not None and _may_hold_code(mapped.error):
+            elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
 
     def _open_cache(self) -> MapCache | None:
@@ -354,11 +354,6 @@ def _bare_kind(path: str) -> FileKind | None:
     except OSError:
         return None
     return None if kind is None or kind.is_host else kind
-
-
-def _may_hold_code(error: NegativaError) -> bool:
-    """Whether a file that could not be mapped is worth a line: 32-bit hosts hold no GPU code."""
-    return "not an ELF file" not in str(error)
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

@@ -46,11 +46,11 @@ def missing_archs(
             yield f"{libraries.label}: no GPU code that devices load, so none for {_names(devices)}"
         for mapped in with_code:
             assert mapped.library_map is not None
-            for loadable in what_devices_load(mapped.library_map, devices):
-                if loadable.is_missing:
+            for device in devices:
+                if loadable_code(mapped.library_map, device).is_missing:
                     yield (
-                        f"{mapped.path}: no code that {_name(loadable.device)} can load; it has "
-                        f"{_archs_of(mapped.library_map)}"
+                        f"{mapped.path}: no code that {_name(str(device))} can load; it has "
+                        f"{_archs_of(mapped.library_map, device)}"
                     )
 
 
@@ -111,12 +111,12 @@ def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:
     )
 
 
-def _archs_of(library_map: LibraryMap) -> str:
-    """The code that devices load, and apart from it what only a linker reads."""
-    loaded = _distinct(loaded_sections(library_map))
+def _archs_of(library_map: LibraryMap, device: ComputeCapability) -> str:
+    """The code that a device could load, and apart from it what only a linker reads."""
+    loaded = _distinct(loaded_sections(library_map, device))
     others = [name for name in _distinct(library_map.sections) if name not in loaded]
-    text = ", ".join(loaded)
-    return f"{text}, and for a linker alone {', '.join(others)}" if others else text
+    texts = [", ".join(loaded), f"for a linker alone {', '.join(others)}" if others else ""]
+    return ", and ".join(filter(None, texts))
 
 
 def _distinct(sections: Sequence[Section]) -> list[str]:

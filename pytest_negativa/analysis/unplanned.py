@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.library import LibraryIdentity, Scope
@@ -72,8 +72,10 @@ def _why_unplanned(path: Path) -> str | None:
         return "it is slimmed already"
     try:
         library_map = read_library(path, Scope(headers_only=True))
+    except NotElfError:
+        return None
     except FormatError as e:
-        return None if "not an ELF file" in e.problem else f"it cannot be read: {e.problem}"
+        return f"it cannot be read: {e.problem}"
     return (
         "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
     )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
-_READER_VERSION = 6
+_READER_VERSION = 7
 _SUFFIX = ".map"
 # Bytes of an entry at a URL, and of a map. The largest known, of libtorch_cuda, have 4 and 60 MB.
 _MAX_ENTRY = 1 << 28

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.elf_tables import (
     DT_NULL,
     DT_SONAME,
@@ -161,6 +161,7 @@ def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -
 
 
 # By first bytes. What can be unpacked holds libraries that can be read.
+_UNKNOWN = "no library or program (ELF), no other file with GPU code and no archive"
 _UNPACK = "which is not read; unpack it, and name the folder"
 _FOREIGN = {
     b"MZ": "a program or DLL of Windows, which is not read",
@@ -177,12 +178,12 @@ def _check_magic(source: ByteSource | Window) -> ElfHeader:
     head = source.read(0, min(HEAD_SIZE, source.size))
     if not head.startswith(ELF_MAGIC):
         kind = kind_of(head)
-        found = f"it starts with {head[:4].hex()}, not with 7f454c46"
         if kind is not None:
-            found = f"it is {kind.described}"
-        elif (foreign := next((k for k in _FOREIGN if head.startswith(k)), None)) is not None:
-            found = f"it is {_FOREIGN[foreign]}"
-        raise FormatError(source.path, None, f"not an ELF file, as libraries are: {found}")
+            problem = f"is {kind.described}; expected a library or program (ELF)"
+        else:
+            foreign = (text for magic, text in _FOREIGN.items() if head.startswith(magic))
+            problem = f"is {next(foreign, _UNKNOWN)}"
+        raise NotElfError(source.path, None, problem)
     if source.size < EHDR.size:
         raise FormatError(
             source.path,
@@ -217,7 +218,7 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     """
     ident = source.read(0, min(EI_DATA + 1, source.size))
     if not ident.startswith(ELF_MAGIC):
-        raise FormatError(source.path, 0, "not an ELF file: it doesn't start with 7f454c46")
+        raise NotElfError(source.path, 0, "is no ELF file: it doesn't start with 7f454c46")
     is_32 = ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,))
     ehdr, phdr = (EHDR_32, PHDR_32) if is_32 else (EHDR, PHDR)
     tables = _Tables(source)

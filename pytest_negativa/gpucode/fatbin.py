@@ -107,6 +107,8 @@ _KINDS = {
 }
 _FLAG_64_BIT = 0x1
 _FLAG_DEBUG = 0x2
+# Set by every toolkit up to CUDA 10.0, and by today's "fatbinary --cuda": the code is no OpenCL.
+_FLAG_CUDA = 0x4
 _FLAG_LINUX = 0x10
 _FLAG_LZ4 = 0x2000
 _FLAG_ZSTD = 0x8000
@@ -118,6 +120,7 @@ _FLAG_BLACKWELL = 0x1000000
 _KNOWN_FLAGS = (
     _FLAG_64_BIT
     | _FLAG_DEBUG
+    | _FLAG_CUDA
     | _FLAG_LINUX
     | _FLAG_LZ4
     | _FLAG_ZSTD

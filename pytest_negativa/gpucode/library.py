@@ -32,6 +32,7 @@ from pytest_negativa.models.library import (
     Compression,
     Content,
     Element,
+    ForeignCode,
     Frame,
     LibraryIdentity,
     LibraryMap,
@@ -46,6 +47,13 @@ from pytest_negativa.models.slimmed import Removed
 # Bytes beyond the usual ratio, added up over a library, have a limit.
 _USUAL_RATIO = 256
 _MAX_EXCESS = 2 * MAX_UNPACKED_SIZE
+# Begin the names of sections. clang's CGCUDANV.cpp names the first, and clang-offload-wrapper of
+# Intel's DPC++ the others, by target: spir64 (SPIR-V), spir64_gen and spir64_x86_64 (compiled).
+_FOREIGN_SECTIONS = {
+    ".hip_fatbin": "AMD",
+    "__CLANG_OFFLOAD_BUNDLE__sycl-amdgcn": "AMD",
+    "__CLANG_OFFLOAD_BUNDLE__sycl-spir64": "Intel",
+}
 _IS_SPARE = (
     "is a spare of negativa slim --spare, with parts of a library; negativa slim undo gives the "
     "original back"
@@ -198,6 +206,12 @@ class _Reader:
             sections=sections,
             problems=self.problems.found(),
             names=self.names.names(),
+            foreign=tuple(
+                ForeignCode(section=section.name, vendor=vendor, size=section.size)
+                for section in host.sections
+                for prefix, vendor in _FOREIGN_SECTIONS.items()
+                if section.name.startswith(prefix)
+            ),
         )
 
     def read_section(self, host: HostSection) -> Section | None:

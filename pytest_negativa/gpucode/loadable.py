@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
-from pytest_negativa.models.library import Cubin, Element, Frame, LibraryMap, Section
+from pytest_negativa.arch import LINKS_ANEW, ComputeCapability, ElementKind, choose_elements
+from pytest_negativa.models.library import (
+    RELOCATABLE,
+    Cubin,
+    Element,
+    Frame,
+    LibraryMap,
+    Section,
+)
 from pytest_negativa.models.summary import LoadableCode
-
-# Code that is linked before a device loads it, see ``models.plan.KeepReason.RELOCATABLE``.
-_RELOCATABLE = "__nv_relfatbin"
 
 
 def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> LoadableCode:
@@ -17,7 +21,7 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
 
     A cubin that is known to be empty is no code: device linkers make one for each arch.
     """
-    sections = loaded_sections(library_map)
+    sections = loaded_sections(library_map, device)
     chosen = [
         [
             element
@@ -39,10 +43,19 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
     )
 
 
-def loaded_sections(library_map: LibraryMap) -> Sequence[Section]:
-    """The sections that a device loads code of; all if a library has relocatable code alone."""
-    loaded = [section for section in library_map.sections if section.name != _RELOCATABLE]
-    return loaded or library_map.sections
+def loaded_sections(library_map: LibraryMap, device: ComputeCapability) -> Sequence[Section]:
+    """The sections that a device loads code of; all of a file for linkers alone.
+
+    Relocatable code counts if the driver is known to link all of it for the device.
+    """
+    links_all = (
+        LINKS_ANEW
+        and library_map.linked_anew(device)
+        and all(choose_elements(r.elements, device) for r in library_map.relocatable_regions)
+    )
+    if links_all or library_map.library.file_kind.is_link_time:
+        return library_map.sections
+    return [section for section in library_map.sections if section.name != RELOCATABLE]
 
 
 def _is_stub(code: Element | Frame) -> bool:

@@ -104,6 +104,20 @@ class MappedLibrary(NamedTuple):
     cached: bool = False
     content: LibraryContent | None = None
 
+    def at(self, path: Path) -> MappedLibrary:
+        """The same for another name of the file."""
+        if path == self.path or self.error is not None:
+            return self
+        library_map, shown = self.library_map, str(path)
+        if library_map is not None:
+            library_map = _at_file(library_map, shown, library_map.library.mtime_ns)
+        return self._replace(
+            path=path,
+            summary=self.summary and replace_fields(self.summary, path=shown),
+            library_map=library_map,
+            content=self.content and replace_fields(self.content, path=shown),
+        )
+
 
 def map_libraries(
     paths: Sequence[Path | Member],

@@ -10,11 +10,11 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.search import Find, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import Frame, Problem, Region
+from pytest_negativa.models.library import LINKED, RELOCATABLE, Frame, Problem, Region
 
-# Sections that hold nothing but regions; names from fatbinary_section.h of the CUDA toolkit.
-# Other bytes in them are damage, and reported. In other sections they are other data.
-FATBIN_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
+# Sections that hold nothing but regions. Other bytes in them are damage, and reported. In other
+# sections they are other data.
+FATBIN_SECTIONS = frozenset({LINKED, RELOCATABLE})
 
 # Bytes. Regions mostly follow each other, so the search for the next one starts small. It takes
 # ever larger steps through other data. malloc gives larger blocks back to the system each time.

@@ -47,7 +47,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
     library = library_map.library
     if library.file_kind.is_link_time:
         devices = ()
-    loaded = library_map.loaded_starts(devices)
+    loaded = library_map.needed_starts(devices)
     problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]
     sections = []
     for section in library_map.sections:
@@ -69,6 +69,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
         file_kind=library.file_kind,
         size=library.size,
         build_id=library.build_id,
+        foreign=library_map.foreign,
         soname=library.soname,
         devices=tuple(map(str, devices)),
         sections=tuple(sections),

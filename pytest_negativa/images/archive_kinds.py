@@ -10,6 +10,7 @@ HEAD_SIZE = 4096
 
 WHEEL_SUFFIX = ".whl"
 DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5F
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
@@ -39,6 +40,12 @@ _MAGICS = {
 
 def archive_kind(head: bytes) -> ArchiveKind | None:
     """What archive a file is that begins with these bytes; None if it is none."""
+    # pzstd puts a skippable frame with a size before each frame (RFC 8878, section 3.1.2).
+    while head[1:4] == _SKIPPABLE and head[0] >> 4 == 5:
+        skipped = 8 + int.from_bytes(head[4:8], "little")
+        if skipped >= len(head):
+            return ArchiveKind.ZSTD
+        head = head[skipped:]
     for magic, kind in _MAGICS.items():
         if head.startswith(magic):
             return kind

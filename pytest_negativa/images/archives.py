@@ -39,6 +39,7 @@ from pytest_negativa.images.archive_kinds import (
     archive_kind,
 )
 from pytest_negativa.models.archive import Member
+from pytest_negativa.models.sizes import format_bytes
 
 MAX_UNPACKED = 256 << 30
 """Bytes: zeros compress 1,000 times and more, so a small archive could take days."""
@@ -79,6 +80,7 @@ class Entry:
         size: bytes.
         head: the first bytes of a file.
         target: of a symbolic link; None for a file.
+        linked: of a hard link, the name of the file before it that is the same; else None.
         member: where the file can be read at any time; None if it can be read in passing alone.
         read: reads the whole file; valid until the next entry.
         stream: a stream of the file, likewise; of files in tar archives.
@@ -89,6 +91,7 @@ class Entry:
     size: int = 0
     head: bytes = b""
     target: str | None = None
+    linked: str | None = None
     member: Member | None = None
     read: Callable[[], bytearray] = bytearray
     stream: Callable[[], io.RawIOBase] = io.RawIOBase
@@ -101,8 +104,6 @@ OnProblem = Callable[[FormatError], None]
 
 def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """The files and symbolic links in an archive, in its order; a later one of a name counts.
-
-    A hard link, which is another name of a file before it, is an empty file here.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
@@ -184,8 +185,8 @@ class _Tables(io.BufferedReader):
 
 
 def _too_large(label: str, size: int, limit: int) -> FormatError:
-    problem = f"a table of {size:,} bytes in it is over the limit of {limit:,}; damaged"
-    return FormatError(label, None, problem)
+    problem = f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}"
+    return FormatError(label, None, f"{problem}; damaged")
 
 
 @contextlib.contextmanager
@@ -354,8 +355,8 @@ class _TarStream:
             raise FormatError(
                 self._label,
                 None,
-                f"unpacks to more than the limit of {MAX_UNPACKED:,} bytes; unpack it yourself "
-                "and name the folder",
+                f"unpacks to more than the limit of {format_bytes(MAX_UNPACKED)}; unpack it "
+                "yourself and name the folder",
             )
         return part
 
@@ -409,8 +410,8 @@ def iter_tar(
             raise FormatError(
                 label,
                 info.offset,
-                f"names of more than {MAX_NAMES:,} bytes, or more than {_MAX_GLOBAL_HEADERS:,} "
-                "headers for all files; crafted or damaged",
+                f"names of more than {format_bytes(MAX_NAMES)}, or more than "
+                f"{_MAX_GLOBAL_HEADERS:,} headers for all files; crafted or damaged",
             )
         if folders and info.isdir() and (name := clean_name(info.name)):
             yield Entry(name, is_folder=True)
@@ -426,7 +427,7 @@ def iter_tar(
                 problem = "is stored as a sparse file; unpack the archive and name the folder"
                 on_problem(FormatError(f"{label}/{name}", None, problem))
         elif info.islnk():
-            yield Entry(name)
+            yield Entry(name, linked=clean_name(info.linkname))
         else:
             with damage(f"{label}/{name}"):
                 entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
@@ -457,8 +458,8 @@ def _tar_file(
             raise FormatError(
                 f"{label}/{name}",
                 None,
-                f"would take {info.size:,} bytes of memory, the limit is {MAX_IN_MEMORY:,}; "
-                "unpack the archive and name the folder",
+                f"would take {format_bytes(info.size)} of memory, the limit is "
+                f"{format_bytes(MAX_IN_MEMORY)}; unpack the archive and name the folder",
             )
         # Filled in place: parts that are joined later would take the memory twice.
         data = bytearray(info.size)

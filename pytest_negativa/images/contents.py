@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -25,7 +25,13 @@ from pytest_negativa.gpucode.source import ByteSource, MemorySource, open_source
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive_kind
 from pytest_negativa.images.archives import Entry, iter_archive
-from pytest_negativa.images.layers import Cover, Image, find_image, iter_layers
+from pytest_negativa.images.layers import (
+    Cover,
+    Image,
+    LinkedFolders,
+    find_image,
+    iter_layers,
+)
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
 
@@ -89,7 +95,8 @@ class Contents:
     Attributes:
         path: real path of the archive.
         libraries: the mapped files, by path in the archive.
-        sizes: of these files, in bytes.
+        sizes: of these files, in bytes. A file with several hard links is listed once.
+        aliases: other names of listed files, with the listed name.
         code_files: files that are GPU code themselves, if they were to be kept.
         links: targets of symbolic links.
         lists: the lists of packages.
@@ -101,6 +108,7 @@ class Contents:
     path: str
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     code_files: dict[str, CodeFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
@@ -142,6 +150,50 @@ class _Layer:
     code_files: dict[str, CodeFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
+
+    def forget(self, name: str) -> None:
+        """A file of the same name before this one is gone when the archive is unpacked."""
+        for found in self._by_name():
+            found.pop(name, None)
+
+    def link(self, name: str, other: str) -> None:
+        """Add another name of a file."""
+        for found in self._by_name():
+            if other in found:
+                found[name] = found[other]
+
+    def move(self, moved: Mapping[str, str]) -> None:
+        """Give files other names."""
+        self.names = {moved.get(name, name) for name in self.names}
+        self.folders = {moved.get(name, name) for name in self.folders}
+        for found in self._by_name():
+            for name in moved.keys() & found.keys():
+                found[moved[name]] = found.pop(name)
+
+    def files(self) -> dict[int, list[str]]:
+        """The names of each file that is listed, in the order in which a walk meets them."""
+        by_file: defaultdict[int, list[str]] = defaultdict(list)
+        for name in sorted({*self.sizes, *self.code_files}, key=_walk_order):
+            # Names of one file have one record.
+            found = self.members.get(name) or self.mapped.get(name) or self.code_files.get(name)
+            by_file[id(found)].append(name)
+        return by_file
+
+    def _by_name(self) -> tuple[dict[str, Any], ...]:
+        return (
+            self.members,
+            self.mapped,
+            self.sizes,
+            self.code_files,
+            self.links,
+            self.lists,
+        )
+
+
+def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
+    """Sorts like a walk over a tree: the files of a folder come before its folders."""
+    *folders, name = path.split("/")
+    return *((True, folder) for folder in folders), (False, name)
 
 
 def may_hold_code(head: bytes) -> bool:
@@ -200,9 +252,8 @@ def _find_image(path: Path) -> Image | None:
 def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, left: int) -> int:
     """Take a file of a layer; returns the bytes of lists that are kept."""
     name = entry.name
-    # A file of the same name before this one is gone when the archive is unpacked.
-    for found in (layer.members, layer.mapped, layer.sizes, layer.code_files, layer.links):
-        found.pop(name, None)
+    if entry.linked != name:
+        layer.forget(name)
     if entry.is_folder:
         layer.names.discard(name)
         layer.folders.add(name)
@@ -213,6 +264,14 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
         contents.dist_infos.add(folder)
     if entry.target is not None:
         layer.links[name] = entry.target
+        return 0
+    if entry.linked is not None:
+        layer.link(name, entry.linked)
+        if ".so" in name and entry.linked not in layer.names:
+            problem = (
+                f"is a hard link to {entry.linked}, which is not before it; its code is not read"
+            )
+            contents.problems.append(FormatError(Path(contents.path, name), None, problem))
         return 0
     if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
         if entry.size > min(left, _MAX_LIST):
@@ -250,12 +309,18 @@ def _content(entry: Entry) -> bytes:
 
 def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
     """Put the layers over each other; returns the files that are still to be mapped."""
-    cover = Cover()
+    cover, folders = Cover(), LinkedFolders()
+    for _, layer in sorted(layers.items()):
+        layer.move(folders.add(layer.names, layer.folders, layer.links))
     members: dict[str, Member] = {}
-    for number in sorted(layers, reverse=True):
-        layer = layers[number]
+    for _, layer in sorted(layers.items(), reverse=True):
         seen = {name for name in layer.names if not cover.hides(name)}
-        contents.hidden += ((n, size) for n, size in layer.sizes.items() if n not in seen)
+        for names in layer.files().values():
+            first, *others = [name for name in names if name in seen] or [""]
+            if not first and names[0] in layer.sizes:
+                contents.hidden.append((names[0], layer.sizes[names[0]]))
+            contents.aliases.update(dict.fromkeys(others, first))
+            seen.difference_update(others)
         _put(layer.members, members, seen)
         _put(layer.mapped, contents.libraries, seen)
         _put(layer.sizes, contents.sizes, seen)
@@ -263,7 +328,8 @@ def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
         _put(layer.links, contents.links, seen)
         _put(layer.lists, contents.lists, seen)
         cover.add(layer.names, layer.folders)
-    return members
+    contents.libraries = {n: m.at(Path(contents.path, n)) for n, m in contents.libraries.items()}
+    return {n: m if m.name == n else replace(m, name=n) for n, m in members.items()}
 
 
 def _put(found: Mapping[str, _T], into: dict[str, _T], seen: Set[str]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -37,6 +37,8 @@ _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")
 _MAX_JSON = 4 << 20
 _MAX_JSONS = 256 << 20
 _MAX_DEPTH = 4
+# As many links in one path as Linux follows (path_resolution(7)).
+_MAX_LINKS = 40
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 WHITEOUT = ".wh."
@@ -254,6 +256,81 @@ def iter_layers(image: Image, on_problem: OnProblem) -> Iterator[tuple[int, Iter
                 label = f"{image.path}/{entry.name}"
                 stream = entry.stream()
                 yield last[entry.name], iter_tar(stream, label, None, on_problem, folders=True)
+
+
+def resolve_links(path: str, target_of: Callable[[str], str | None]) -> str | None:
+    """Resolve the symbolic links in a path as in a changed root; None for a loop of links.
+
+    Parts of the path that don't exist stay as they are.
+
+    Args:
+        path: below the root.
+        target_of: the target of a link as it is written; None for anything else.
+    """
+    waiting = list(reversed(PurePosixPath(path).parts))
+    found: list[str] = []
+    links = 0
+    while waiting:
+        part = waiting.pop()
+        if part == "/":
+            found = []
+        elif part == "..":
+            del found[-1:]
+        elif (target := target_of("/".join((*found, part)))) is None:
+            found.append(part)
+        else:
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            waiting += reversed(PurePosixPath(target).parts)
+    return "/".join(found)
+
+
+@dataclass(slots=True)
+class LinkedFolders:
+    """The symbolic links of the layers; add the layers from the bottom up.
+
+    A layer is unpacked over the lower ones, and links on the way to a file are followed: with
+    ``lib -> usr/lib`` below, ``lib/x.so`` becomes ``usr/lib/x.so``. A folder of the layer takes the
+    place of a link instead. Source: ``applyNaive`` of containerd's package ``archive``.
+    """
+
+    _links: dict[str, str] = field(default_factory=dict)
+
+    def add(
+        self, names: Collection[str], folders: Collection[str], links: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Add a layer; returns the names of files and folders that become others, with these.
+
+        Args:
+            names: of its files and links.
+            folders: that it has an entry for.
+            links: targets of its links.
+        """
+        for folder in folders:
+            self._links.pop(folder, None)
+        self._links.update(links)
+        moved: dict[str, str] = {}
+        if self._links:
+            real: dict[str, str] = {}
+            for name in (*names, *folders):
+                folder, _, base = name.rpartition("/")
+                if folder not in real:
+                    real[folder] = self._resolve(folder)
+                if real[folder] != folder:
+                    moved[name] = f"{real[folder]}/{base}".lstrip("/")
+        for name in names:
+            if name not in links:
+                folder, _, base = moved.get(name, name).rpartition("/")
+                self._links.pop(f"{folder}/{base.removeprefix(WHITEOUT)}".lstrip("/"), None)
+        return moved
+
+    def _resolve(self, folder: str) -> str:
+        above = folder
+        while above and above not in self._links:
+            above = above.rpartition("/")[0]
+        found = resolve_links(folder, self._links.get) if above else None
+        return folder if found is None else found
 
 
 @dataclass(slots=True)

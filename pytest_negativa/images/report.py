@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
@@ -26,7 +27,14 @@ from pytest_negativa.models.image import (
     SlimmableBy,
     SuiteUse,
 )
-from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.library import (
+    ForeignCode,
+    LibraryIdentity,
+    LibraryMap,
+    Scope,
+    add_foreign,
+)
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
 
@@ -52,7 +60,7 @@ def report_image(
         workers: who reads; None: a process for each processor.
 
     Raises:
-        OptionError: the folder can't be listed.
+        OptionError: the folder can't be listed, or it is a file of another kind.
     """
     devices = tuple(devices) or (() if suite is None else suite.devices)
     matcher = _Matcher(suite, devices)
@@ -61,11 +69,14 @@ def report_image(
     removed: list[Removed] = []
     tree, all_mapped = _read(folder, matcher, cache, workers, on_done)
     unreadable = list(tree.unlisted)
+    foreign: list[ForeignCode] = []
     without = 0
     for path, mapped in all_mapped:
         if mapped.removed is not None:
             slimmed.append(path)
             removed.append(mapped.removed)
+        if mapped.library_map is not None:
+            foreign += mapped.library_map.foreign
         if mapped.error is not None:
             unreadable.append(str(mapped.error))
         elif mapped.library_map is not None and mapped.library_map.sections:
@@ -96,6 +107,7 @@ def report_image(
         slimmed=tuple(sorted(slimmed)),
         hidden=len(hidden),
         hidden_bytes=sum(size for _, size in hidden),
+        foreign=add_foreign(foreign),
     )
 
 
@@ -148,6 +160,11 @@ def _read(
         )
         contents = map_archive(folder, question, workers, on_done)
         return tree_of(contents), contents.libraries.items()
+    if not folder.is_dir():
+        raise OptionError(
+            f"{folder}: is neither a folder nor an archive that is read; image-report takes an "
+            "unpacked image, an environment or an archive of one, and inspect takes a library"
+        )
     tree = walk_tree(folder)
     return tree, _map_all(tree, matcher, cache, workers, on_done)
 
@@ -271,7 +288,7 @@ def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
 
 def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
     """Bytes of GPU code that none of the devices would load; unreadable code does not count."""
-    loaded = library_map.loaded_starts(devices)
+    loaded = library_map.needed_starts(devices)
     return sum(
         block.size
         for block in library_map.iter_code()
@@ -309,8 +326,8 @@ def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
     if with_spare:
         size = sum(one.gone_bytes for one in with_spare)
         yield (
-            f"libraries with a spare: {len(with_spare):,}; {size:,} bytes of their sections with "
-            "GPU code are in the spares, and come back when a program uses them"
+            f"libraries with a spare: {len(with_spare):,}; {format_bytes(size)} of their sections "
+            "with GPU code are in the spares, and come back when a program uses them"
         )
 
 

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.elf_tables import (
@@ -29,6 +29,7 @@ from pytest_negativa.gpucode.elf_tables import (
     ET_EXEC,
 )
 from pytest_negativa.images.contents import CodeFile, Contents, code_file_of
+from pytest_negativa.images.layers import resolve_links
 from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare
 from pytest_negativa.models.image import Manager, Package
@@ -39,8 +40,6 @@ _ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
 # No loader takes object files and core dumps.
 _LOADED_TYPES = (ET_EXEC, ET_DYN)
 _ANY_LIBRARY = _ELF_64_LSB.ljust(16, b"\0") + bytes([ET_DYN]).ljust(EHDR.size - 16, b"\0")
-# As many links in one path as Linux follows (path_resolution(7)).
-_MAX_LINKS = 40
 # The lists of the largest packages have a few MB.
 _MAX_LIST_SIZE = 64 << 20
 _DPKG = "var/lib/dpkg"
@@ -54,6 +53,7 @@ class Tree:
         root: real path.
         files: 64-bit programs and shared libraries with their sizes in bytes. A file with several
             hard links is listed once.
+        aliases: other names of these files, with the listed name.
         code_files: files that are GPU code themselves, likewise.
         dist_infos: folders with the metadata of an installed wheel.
         conda_metas: folders with the metadata of a conda environment.
@@ -63,6 +63,7 @@ class Tree:
 
     root: Path
     files: dict[str, int]
+    aliases: dict[str, str]
     code_files: dict[str, CodeFile]
     dist_infos: tuple[str, ...]
     conda_metas: tuple[str, ...]
@@ -104,7 +105,8 @@ def walk_tree(folder: Path) -> Tree:
     root = folder.resolve()
     files: dict[str, int] = {}
     code_files: dict[str, CodeFile] = {}
-    seen: set[tuple[int, int]] = set()
+    aliases: dict[str, str] = {}
+    listed: dict[tuple[int, int], str] = {}
     dist_infos, conda_metas, unlisted = [], [], []
 
     def note(error: OSError) -> None:
@@ -126,16 +128,19 @@ def walk_tree(folder: Path) -> Tree:
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 identity = (status.st_dev, status.st_ino)
-                if not stat.S_ISREG(status.st_mode) or identity in seen:
+                if not stat.S_ISREG(status.st_mode):
                     continue
-                seen.add(identity)
                 shown = os.path.normpath(os.path.join(below, name))
+                if (first := listed.setdefault(identity, shown)) != shown:
+                    aliases[shown] = first
+                    continue
                 head = _head_of(path)
                 if (code_file := code_file_of(head, status.st_size)) is not None:
                     code_files[shown] = code_file
                 elif is_host(head):
                     files[shown] = status.st_size
-    return Tree(root, files, code_files, tuple(dist_infos), tuple(conda_metas), tuple(unlisted))
+    metas = tuple(conda_metas)
+    return Tree(root, files, aliases, code_files, tuple(dist_infos), metas, tuple(unlisted))
 
 
 def tree_of(contents: Contents) -> Tree:
@@ -143,6 +148,7 @@ def tree_of(contents: Contents) -> Tree:
     return Tree(
         root=Path(contents.path),
         files=contents.sizes,
+        aliases=contents.aliases,
         code_files=contents.code_files,
         dist_infos=tuple(sorted(_folders(contents, f".dist-info/{RECORD}"))),
         conda_metas=tuple(sorted(_folders(contents, ".json", "conda-meta"))),
@@ -182,25 +188,7 @@ def resolve_inside(tree: Tree, path: str) -> str | None:
     Returns:
         The path below the root.
     """
-    waiting = list(reversed(PurePosixPath(path).parts))
-    found: list[str] = []
-    links = 0
-    while waiting:
-        part = waiting.pop()
-        if part == "/":
-            found = []
-        elif part == "..":
-            del found[-1:]
-        else:
-            target = tree.link_target("/".join((*found, part)))
-            if target is None:
-                found.append(part)
-                continue
-            links += 1
-            if links > _MAX_LINKS:
-                return None
-            waiting += reversed(PurePosixPath(target).parts)
-    return "/".join(found)
+    return resolve_links(path, tree.link_target)
 
 
 def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
@@ -212,8 +200,9 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
     Args:
         wanted: files, by path below the root.
     """
-    wanted = frozenset(wanted)
-    names = {path.rpartition("/")[2] for path in wanted}
+    listed = {path: path for path in wanted}
+    listed.update((path, first) for path, first in tree.aliases.items() if first in listed)
+    names = {path.rpartition("/")[2] for path in listed}
     folders: dict[str, str | None] = {}
     owners: dict[str, Package] = {}
     if tree.contents is not None and (found := tree.contents.conda_package) is not None:
@@ -227,8 +216,8 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
         if folder not in folders:
             folders[folder] = resolve_inside(tree, folder)
         where = folders[folder]
-        if where is not None and (real := f"{where}/{name}".lstrip("/")) in wanted:
-            owners[real] = package
+        if where is not None and (real := f"{where}/{name}".lstrip("/")) in listed:
+            owners[listed[real]] = package
     return owners
 
 

@@ -20,6 +20,9 @@ from pytest_negativa.models.file_kinds import CODE_SUFFIXES, HEAD_SIZE, is_spare
 if TYPE_CHECKING:
     from importlib.metadata import PathDistribution
 
+# The first bytes of their programs don't count: pip has some in each environment.
+_WINDOWS_SUFFIXES = (".dll", ".pyd")
+
 
 class LibrarySet(NamedTuple):
     """The files that one argument names.
@@ -30,6 +33,7 @@ class LibrarySet(NamedTuple):
         explicit: the argument named this one file.
         distribution: name and version of the wheel that the argument names.
         unlisted: why folders below the named one can't be listed.
+        windows: how many libraries of Windows are among its files, which are not read.
     """
 
     label: str
@@ -37,6 +41,7 @@ class LibrarySet(NamedTuple):
     explicit: bool
     distribution: str | None = None
     unlisted: tuple[OptionError, ...] = ()
+    windows: int = 0
 
 
 def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
@@ -64,8 +69,10 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     else:
         if is_folder:
             unlisted: list[OptionError] = []
-            paths = _unique(_iter_folder(path, unlisted))
-            return LibrarySet(argument, paths, explicit=False, unlisted=tuple(unlisted))
+            paths, windows = _unique(_iter_folder(path, unlisted))
+            return LibrarySet(
+                argument, paths, explicit=False, unlisted=tuple(unlisted), windows=windows
+            )
         return LibrarySet(argument, (path,), explicit=True)
     distribution = find_distribution(argument)
     if distribution is None:
@@ -77,7 +84,8 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
     files = (p for d in distributions for p in _iter_distribution(d))
-    return LibrarySet(label, _unique(files), explicit=False)
+    paths, windows = _unique(files)
+    return LibrarySet(label, paths, explicit=False, windows=windows)
 
 
 def _why_absent(path: Path, error: OSError) -> str:
@@ -114,9 +122,13 @@ def _iter_distribution(distribution: PathDistribution) -> Iterator[str]:
         yield str(distribution.locate_file(file))
 
 
-def _unique(paths: Iterator[str]) -> tuple[Path, ...]:
-    """The files of known kinds among ``paths``, hard and symbolic links to the same file once."""
+def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
+    """The files of known kinds among ``paths``, and the number of those of Windows.
+
+    Hard and symbolic links to the same file count once.
+    """
     found: dict[tuple[int, int], Path] = {}
+    windows = 0
     folders: dict[str, str] = {}
     for path in paths:
         try:
@@ -125,11 +137,12 @@ def _unique(paths: Iterator[str]) -> tuple[Path, ...]:
             if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in found:
                 continue
             if not _may_hold_gpu_code(path):
+                windows += path.lower().endswith(_WINDOWS_SUFFIXES)
                 continue
         except (OSError, ValueError):
             continue
         found[status.st_dev, status.st_ino] = Path(_real_path(path, folders))
-    return tuple(found.values())
+    return tuple(found.values()), windows
 
 
 def _real_path(path: str, folders: dict[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.library import ForeignCode
 
 IMAGE_REPORT_VERSION = 2
 """Of the report. History: 2 has ``code_files``, which totals count, in the place of figures of bare
@@ -154,6 +155,7 @@ class ImageReport(Record, frozen=True, kw_only=True):
         hidden: how many programs and libraries of a layered image are hidden by upper layers. They
             are a part of the image all the same.
         hidden_bytes: their sizes.
+        foreign: the code for GPUs of other vendors in all files, which is not read.
     """
 
     format_version: int
@@ -170,6 +172,7 @@ class ImageReport(Record, frozen=True, kw_only=True):
     slimmed: tuple[str, ...] = ()
     hidden: int = 0
     hidden_bytes: int = 0
+    foreign: tuple[ForeignCode, ...] = ()
 
     @property
     def rows(self) -> tuple[ImageLibrary | ImageCodeFiles, ...]:

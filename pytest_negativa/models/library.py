@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pytest_negativa.arch import (
+    LINKS_ANEW,
     ComputeCapability,
     ElementKind,
     SmArch,
@@ -24,6 +25,12 @@ from pytest_negativa.models.file_kinds import FileKind
 
 FORMAT_VERSION = 2
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
+
+# Names from fatbinary_section.h of the CUDA toolkit.
+LINKED = ".nv_fatbin"
+"""The section of code that programs register with the driver."""
+RELOCATABLE = "__nv_relfatbin"
+"""The section of code from before the device link."""
 
 NameIndex = NonNegative
 
@@ -338,6 +345,30 @@ class Problem(Record, frozen=True, kw_only=True):
     text: str
 
 
+class ForeignCode(Record, frozen=True, kw_only=True):
+    """Code for GPUs of another vendor, which is not read.
+
+    Attributes:
+        section: the ELF section that holds it.
+        vendor: whose GPUs it is for.
+        size: bytes in the file.
+    """
+
+    section: str
+    vendor: str
+    size: NonNegative
+
+
+def add_foreign(found: Iterable[ForeignCode]) -> tuple[ForeignCode, ...]:
+    """Add up code by section; the most of it first."""
+    sizes: dict[tuple[str, str], int] = {}
+    for code in found:
+        key = code.section, code.vendor
+        sizes[key] = sizes.get(key, 0) + code.size
+    rows = (ForeignCode(section=s, vendor=v, size=size) for (s, v), size in sizes.items())
+    return tuple(sorted(rows, key=lambda code: -code.size))
+
+
 class LibraryIdentity(Record, frozen=True, kw_only=True):
     """The identity of a library: its content, never its base name.
 
@@ -404,6 +435,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         sections: the sections with GPU code.
         problems: places that are not understood.
         names: each name once; kernels and symbols refer to it by index.
+        foreign: the code for GPUs of other vendors.
     """
 
     format_version: int
@@ -412,6 +444,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
     sections: tuple[Section, ...]
     problems: tuple[Problem, ...]
     names: tuple[str, ...]
+    foreign: tuple[ForeignCode, ...] = ()
 
     def iter_code(self) -> Iterator[CodeBlock]:
         """All GPU code, section by section; see ``Section.iter_code`` for the order."""
@@ -433,6 +466,40 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         ).union(
             frame.span.start for frame in self.iter_frames() if any(map(frame.runs_on, devices))
         )
+
+    def needed_starts(self, devices: Iterable[ComputeCapability]) -> frozenset[int]:
+        """``loaded_starts``, and the linked regions that the driver may link code anew for."""
+        devices = tuple(devices)
+        return self.loaded_starts(devices).union(
+            element.payload.start
+            for device in devices
+            for region in self.linked_anew(device)
+            for element in region.elements
+        )
+
+    def linked_anew(self, device: ComputeCapability) -> tuple[Region, ...]:
+        """The linked regions for which the driver may link relocatable code, see ``LINKS_ANEW``.
+
+        It does that only if a linked region has no code for the device: NCCL 2.28 on an H200 loaded
+        16 images. None of them lay in ``__nv_relfatbin``, though a linked region named all 127
+        regions there.
+        """
+        if LINKS_ANEW is False or not any(
+            choose_elements(region.elements, device) for region in self.relocatable_regions
+        ):
+            return ()
+        return tuple(
+            region
+            for section in self.sections
+            if section.name == LINKED
+            for region in section.regions
+            if region.elements and not choose_elements(region.elements, device)
+        )
+
+    @property
+    def relocatable_regions(self) -> tuple[Region, ...]:
+        """The code from before the device link."""
+        return tuple(r for s in self.sections if s.name == RELOCATABLE for r in s.regions)
 
     def iter_regions(self) -> Iterator[Region]:
         """All regions, section by section."""

@@ -6,7 +6,7 @@ from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import ForeignCode, LibraryMap
 from pytest_negativa.models.slimmed import Removed
 
 
@@ -72,6 +72,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
         code: its code by arch and kind.
         kernels: distinct kernel names in the code that was read; None if only headers were read.
         problems: places that are not understood.
+        foreign: the code for GPUs of other vendors, which is not read.
     """
 
     path: str
@@ -84,6 +85,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
     kernels: int | None
     problems: tuple[str, ...]
     file_kind: FileKind = FileKind.LIBRARY
+    foreign: tuple[ForeignCode, ...] = ()
 
     @property
     def regions(self) -> int:
@@ -129,8 +131,9 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 class LoadableCode(Record, frozen=True, kw_only=True):
     """What a device could load of a library.
 
-    Regions of relocatable code, which must be linked first, count if the library has no others. A
-    bare frame counts as a region if it runs on the device.
+    Regions of relocatable code, which must be linked first, count in files for linkers alone, and
+    if the driver links them (``arch.LINKS_ANEW``). A bare frame counts as a region if it runs on
+    the device.
 
     Attributes:
         device: its compute capability.

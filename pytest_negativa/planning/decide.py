@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, cubin_runs_on
+from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.models.library import (
     CodeBlock,
     Content,
@@ -364,21 +364,11 @@ class _Planner:
         return None
 
     def _is_linked(self, region: Region) -> bool:
-        """Whether the driver has no need to link the relocatable regions that a region names.
-
-        The driver links relocatable code anew only if the linked region, which names it, has no
-        cubin for the device. NCCL 2.28 on an H200 loaded 16 images. None of them lay in
-        ``__nv_relfatbin``, though one of them named all 127 regions there.
-        """
+        """Whether the driver has no need to link the relocatable regions that a region names."""
         if self._policy.relocatable != "auto":
             return self._policy.relocatable == "drop"
-        return all(
-            any(
-                e.kind is ElementKind.CUBIN and cubin_runs_on(e.arch, device)
-                for e in region.elements
-            )
-            for device in (*self._devices, *self._policy.devices)
-        )
+        devices = (*self._devices, *self._policy.devices)
+        return all(region not in self._map.linked_anew(device) for device in devices)
 
     def _ptx_to_keep(self, region: Region) -> Iterator[int]:
         """Starts of the PTX of a used region that the policy keeps."""

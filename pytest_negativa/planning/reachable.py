@@ -103,11 +103,15 @@ def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
     """Why the call graph can't be complete.
 
     A linker drops device functions that nothing calls. One that is there, in a section of
-    its own, and in no edge, must have a caller that the graph doesn't know.
+    its own, and in no edge, must have a caller that the graph doesn't know. So must a function of
+    the driver: one of them launches kernels. Linked cubins of toolkits up to CUDA 10.0 have no
+    graph at all.
     """
     kernels = {kernel.name for kernel in cubin.kernels}
     known = {call.callee for call in (*cubin.calls, *cubin.references)}
     known.update(signature.function for signature in cubin.address_taken)
+    if not known.issuperset(cubin.externals):
+        return "a function of the driver that nothing calls: the call graph is not complete"
     for piece in pieces:
         names = {function.name for function in piece}
         if not names & kernels and not names & known:

@@ -3,7 +3,8 @@
 The driver chooses among the elements of the regions in ``.nv_fatbin`` (``arch.choose_elements``).
 A library may read regions in other sections, and bare frames, by rules of its own. There all
 machine code that runs on one of the devices stays, and the PTX and LTO-IR nearest to it.
-Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays.
+Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays. So
+does a linked region that the driver could link it anew for.
 
 All other code that can be read is labelled "wrong arch" (``_decide``). For a traced run the label
 comes from ``planning.decide``.
@@ -19,7 +20,7 @@ from pytest_negativa.arch import (
     can_be_compiled_for,
     cubin_runs_on,
 )
-from pytest_negativa.models.library import CodeBlock, Element, LibraryMap
+from pytest_negativa.models.library import LINKED, CodeBlock, Element, LibraryMap
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
     Decision,
@@ -29,8 +30,6 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.planning.decide import why_plain
 
-_DRIVERS_CHOICE = ".nv_fatbin"
-
 _Decided = tuple[bool, KeepReason | UnusedReason, str | None]
 _Decide = Callable[[CodeBlock], _Decided]
 
@@ -39,9 +38,9 @@ def plan_for_devices(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], *, keep_ptx: bool
 ) -> LibraryPlan:
     """Keep the code that ``devices`` can load; with ``keep_ptx`` all PTX, too."""
-    loaded = set(library_map.loaded_starts(devices))
+    loaded = set(library_map.needed_starts(devices))
     for section in library_map.sections:
-        if section.name != _DRIVERS_CHOICE:
+        if section.name != LINKED:
             for region in section.regions:
                 if any(element.payload.start not in loaded for element in region.elements):
                     for device in devices:

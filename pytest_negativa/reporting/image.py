@@ -14,7 +14,12 @@ from pytest_negativa.models.image import (
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import (
+    format_bytes,
+    format_foreign,
+    format_items,
+    format_share,
+)
 
 _UNOWNED = "(no package)"
 
@@ -24,13 +29,13 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
     libraries = report.libraries
     without = (
         f"{format_items(report.without_code, 'other ELF file', 'other ELF files')} of "
-        f"{format_bytes(report.without_code_bytes)}"
+        f"{format_bytes(report.without_code_bytes)}{format_foreign(report.foreign)}"
     )
     if not report.rows:
         found = (
             "nothing could be read"
             if report.unreadable and not report.without_code
-            else "no GPU code"
+            else "no NVIDIA GPU code"
         )
         yield f"{printable(report.root)}: {found}; {without}"
     else:

@@ -18,7 +18,13 @@ from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_count, format_items, format_share
+from pytest_negativa.reporting.units import (
+    format_bytes,
+    format_count,
+    format_foreign,
+    format_items,
+    format_share,
+)
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.settings.value_types import one_of
 
@@ -33,7 +39,10 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
     """
     kind = summary.file_kind
     if not summary.sections:
-        found = "no GPU code that is understood" if summary.problems else "no GPU code"
+        found = "no NVIDIA GPU code"
+        if summary.problems:
+            found += " that is understood"
+        found += format_foreign(summary.foreign)
         what = "" if kind is FileKind.LIBRARY else f"{kind.described}, "
         return "\n".join(
             [
@@ -73,7 +82,8 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         ],
         drop=(3, 1, 2),
     )
-    parts = [f"{printable(summary.path)}: {', '.join(counts)}"]
+    headline = ", ".join(counts) + format_foreign(summary.foreign)
+    parts = [f"{printable(summary.path)}: {headline}"]
     parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
     if kind.is_link_time:
         parts.append("A linker reads this file, and no program loads it as it is.")
@@ -86,7 +96,10 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
 
 
 def set_report(
-    label: str, summaries: Sequence[LibrarySummary], removed: Mapping[str, Removed]
+    label: str,
+    summaries: Sequence[LibrarySummary],
+    removed: Mapping[str, Removed],
+    windows: int = 0,
 ) -> str:
     """A folder or distribution: its files with GPU code, totals, code by arch.
 
@@ -97,6 +110,7 @@ def set_report(
         label: of the folder or distribution.
         summaries: of its files.
         removed: of the slimmed libraries among them, by path.
+        windows: the number of libraries of Windows beside them.
     """
     libraries = [s for s in summaries if s.file_kind is FileKind.LIBRARY]
     with_code = [s for s in summaries if s.sections and not s.file_kind.is_link_time]
@@ -108,7 +122,7 @@ def set_report(
             f"{len(libraries) - count:,} without"
         )
     elif libraries or not with_code:
-        found.append(f"{format_items(len(libraries), 'library', 'libraries')}, no GPU code")
+        found.append(f"{format_items(len(libraries), 'library', 'libraries')}, no NVIDIA GPU code")
     if with_code:
         parts += [_file_table("library", with_code), code_table(with_code)]
         if devices := with_code[0].devices:
@@ -125,7 +139,16 @@ def set_report(
         ]
     problems = [line for summary in summaries for line in _problem_lines(summary)]
     problems += _removed_lines(removed)
-    return "\n\n".join([f"{printable(label)}: {', '.join(found)}", *parts, *problems])
+    headline = ", ".join(found) + format_foreign(code for s in summaries for code in s.foreign)
+    headline += windows_text(windows)
+    return "\n\n".join([f"{printable(label)}: {headline}", *parts, *problems])
+
+
+def windows_text(count: int) -> str:
+    """What to add to a headline if so many libraries of Windows are not read."""
+    if not count:
+        return ""
+    return f"; {format_items(count, 'Windows library', 'Windows libraries')} (PE) not read"
 
 
 def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+from collections.abc import Iterable
 
-
-def format_bytes(size: int) -> str:
-    """Bytes in decimal units, three figures or so: ``46.3 MB``, ``512 B``."""
-    value = float(size)
-    for unit in _UNITS[:-1]:
-        # Below 999.5 three figures suffice; at and above, rounding would print 1000.
-        if abs(value) < 999.5:
-            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} {_UNITS[-1]}"
+from pytest_negativa.models.library import ForeignCode, add_foreign
+from pytest_negativa.models.sizes import format_bytes as format_bytes
 
 
 def format_share(part: int, whole: int) -> str:
@@ -64,3 +56,11 @@ def format_holders(libraries: int, code_files: int) -> str:
     if code_files and not libraries:
         return files
     return format_items(libraries, "library", "libraries") + (f" and {files}" if code_files else "")
+
+
+def format_foreign(found: Iterable[ForeignCode]) -> str:
+    """``; .hip_fatbin (AMD, 29.5 MB) is not read``; empty without code of other vendors."""
+    return "".join(
+        f"; {code.section} ({code.vendor}, {format_bytes(code.size)}) is not read"
+        for code in add_foreign(found)
+    )

@@ -73,6 +73,13 @@ class TestRequired:
         has = "it has cubin sm_90, and for a linker alone ptx sm_90\n"
         assert done.stderr.endswith(f"no code that sm_120 can load; {has}")
 
+    def test_relocatable_code_alone(self) -> None:
+        done = inspect(BIN / "librdc_unlinked.so", "--require-arch", "80")
+        assert done.exit_code == 1
+        has = "it has for a linker alone cubin sm_80, cubin sm_90\n"
+        assert done.stderr.endswith(f"no code that sm_80 can load; {has}")
+        assert inspect(BIN / "rdc_caller.o", "--require-arch", "80").exit_code == 0
+
     def test_no_code_for_one(self) -> None:
         done = inspect(MULTIARCH, BIN / "libdebug.so", "--require-arch", "90,80")
         assert done.exit_code == 1

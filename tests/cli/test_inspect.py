@@ -163,7 +163,7 @@ class TestTables:
         result = inspect(BIN / name)
         assert (result.exit_code, result.stderr) == (0, "")
         size = (BIN / name).stat().st_size
-        assert result.stdout == f"{BIN / name}: {size / 1000:.1f} kB, no GPU code\n"
+        assert result.stdout == f"{BIN / name}: {size / 1000:.1f} kB, no NVIDIA GPU code\n"
 
     def test_several(self) -> None:
         output = inspect(PLAIN, MULTIARCH).stdout
@@ -205,7 +205,39 @@ class TestTables:
 
     def test_folder_without_gpu_code(self, tmp_path: Path) -> None:
         (tmp_path / "libplain.so").write_bytes(PLAIN.read_bytes())
-        assert inspect(tmp_path).stdout == f"{tmp_path}: 1 library, no GPU code\n"
+        assert inspect(tmp_path).stdout == f"{tmp_path}: 1 library, no NVIDIA GPU code\n"
+
+    def test_code_of_other_vendors(self, tmp_path: Path) -> None:
+        hip = HostSection(name=".hip_fatbin", data=b"__CLANG_OFFLOAD_BUNDLE__".ljust(5000, b"\1"))
+        sycl = HostSection(name="__CLANG_OFFLOAD_BUNDLE__sycl-spir64_gen", data=bytes(700))
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "libamd.so").write_bytes(build_host([hip]).data)
+        (folder / "libboth.so").write_bytes(build_host([hip, sycl]).data)
+        amd = "; .hip_fatbin (AMD, 5.0 kB) is not read\n"
+        assert inspect(folder / "libamd.so").stdout.endswith(f" kB, no NVIDIA GPU code{amd}")
+        both = (
+            "; .hip_fatbin (AMD, 10.0 kB) is not read"
+            "; __CLANG_OFFLOAD_BUNDLE__sycl-spir64_gen (Intel, 700 B) is not read\n"
+        )
+        assert inspect(folder).stdout == f"{folder}: 2 libraries, no NVIDIA GPU code{both}"
+        report = CliRunner().invoke(main, ["image-report", str(folder)])
+        assert report.exit_code == 0 and both in report.stdout
+        shutil.copy(MULTIARCH, folder)
+        assert inspect(folder).stdout.startswith(
+            f"{folder}: 1 library with GPU code, 2 without; .hip"
+        )
+        found = inspect_json(folder / "libamd.so")["libraries"][0]["summary"]["foreign"]
+        assert found == [{"section": ".hip_fatbin", "vendor": "AMD", "size": 5000}]
+
+    def test_libraries_of_windows(self, tmp_path: Path) -> None:
+        for name in ("one.DLL", "two.pyd", "launcher.exe"):
+            (tmp_path / name).write_bytes(b"MZ".ljust(512, b"\0"))
+        not_read = "; 2 Windows libraries (PE) not read\n"
+        none = f"{tmp_path}: no libraries and no files of GPU code"
+        assert inspect(tmp_path).stdout == none + not_read
+        shutil.copy(PLAIN, tmp_path)
+        assert inspect(tmp_path).stdout == f"{tmp_path}: 1 library, no NVIDIA GPU code{not_read}"
 
     def test_distribution(self, tmp_path: Path) -> None:
         site = tmp_path / "site"
@@ -236,10 +268,10 @@ class TestTables:
         library = tmp_path / "lib.so"
         library.write_bytes(build_host([fatbin_section(b"not a region")]).data)
         alone, folder = inspect(library), inspect(tmp_path)
-        assert f"{library}: {library.stat().st_size} B, no GPU code that is understood" in (
+        assert f"{library}: {library.stat().st_size} B, no NVIDIA GPU code that is understood" in (
             alone.stdout
         )
-        assert "1 library, no GPU code" in folder.stdout
+        assert "1 library, no NVIDIA GPU code" in folder.stdout
         for result in (alone, folder):
             assert result.exit_code == 0
             assert f"{library}: at offset 0x40: .nv_fatbin: 16 bytes" in result.stdout
@@ -446,14 +478,14 @@ class TestSlimmed:
         before = read(MULTIARCH)
         compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
         first, second, _ = inspect(tmp_path / "lib.so").stdout.split("\n")
-        assert first.endswith(", no GPU code")
+        assert first.endswith(", no NVIDIA GPU code")
         assert second.startswith("Slimmed by negativa slim from 39.5 kB; ")
 
     def test_nothing_gone(self, tmp_path: Path) -> None:
         before = read(PLAIN)
         compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
         assert inspect(tmp_path / "lib.so").stdout.endswith(
-            "no GPU code\nSlimmed by negativa slim from 5.7 kB; no GPU code was taken out.\n"
+            "no NVIDIA GPU code\nSlimmed by negativa slim from 5.7 kB; no GPU code was taken out.\n"
         )
 
     @pytest.mark.parametrize("options", [[], ["--elements"], ["--headers-only", "--elements"]])
@@ -532,7 +564,7 @@ class TestErrors:
             (b"", "is empty, expected an ELF file"),
             (
                 b"#!/bin/sh\n",
-                "not an ELF file, as libraries are: it starts with 23212f62, not with 7f454c46",
+                "is no library or program (ELF), no other file with GPU code and no archive\n",
             ),
             (b"\x7fELF\x02\x01\x01", "truncated ELF header: 7 bytes, expected 64 or more"),
             (b"\x7fELF\x01\x01\x01" + bytes(99), "ELF class 1, expected 2 (64 bit)"),
@@ -571,7 +603,7 @@ class TestErrors:
         broken.write_bytes(MULTIARCH.read_bytes()[:10_000])
         for done in (run("inspect", MULTIARCH, broken, PLAIN), run("inspect", PLAIN, tmp_path)):
             assert done.returncode == 1
-            assert f"{PLAIN}: 5.7 kB, no GPU code\n" in done.stdout
+            assert f"{PLAIN}: 5.7 kB, no NVIDIA GPU code\n" in done.stdout
             assert done.stderr.startswith(f"negativa: error: {broken}: at offset ")
             assert done.stderr.endswith("is it truncated?\n")
         result = inspect("--json", MULTIARCH, broken)

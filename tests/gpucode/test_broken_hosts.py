@@ -55,18 +55,18 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
     [
         pytest.param(b"", None, "is empty, expected an ELF file", id="empty"),
         pytest.param(
-            b"\x7f", None, "not an ELF file, as libraries are: it starts with 7f", id="one-byte"
+            b"\x7f", None, "is no library or program (ELF), no other file with", id="one-byte"
         ),
         pytest.param(b"\x7fELF", 0, "truncated ELF header: 4 bytes", id="magic"),
         pytest.param(SOUND.data[:63], 0, "truncated ELF header: 63 bytes", id="63-bytes"),
         pytest.param(SOUND.data[:64], None, "section headers end at", id="header-alone"),
-        pytest.param(b"#!/bin/sh\n" * 10, None, "it starts with 23212f62", id="script"),
-        pytest.param(b"MZ" + bytes(64), None, "it is a program or DLL of Windows", id="dll"),
-        pytest.param(b"hsqs" + bytes(64), None, "it is a SquashFS image, which", id="squashfs"),
+        pytest.param(b"#!/bin/sh\n" * 10, None, "is no library or program", id="script"),
+        pytest.param(b"MZ" + bytes(64), None, "is a program or DLL of Windows", id="dll"),
+        pytest.param(b"hsqs" + bytes(64), None, "is a SquashFS image, which", id="squashfs"),
         pytest.param(
             b"!<arch>\nlib.o/ 0 0 0 100644 4 `\nabcd" + bytes(64),
             None,
-            "it is a static archive",
+            "is a static archive; expected a library",
             id="archive",
         ),
         pytest.param(build_host([], elf_class=1).data, 4, "ELF class 1, expected 2", id="32-bit"),
@@ -75,7 +75,7 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
             build_host([], encoding=2).data, 5, "ELF data encoding 2, expected 1", id="big-endian"
         ),
         pytest.param(IMAGE, 18, "is a bare cubin", id="cubin"),
-        pytest.param(REGION, None, "it is a bare fatbin", id="fatbin"),
+        pytest.param(REGION, None, "is a bare fatbin", id="fatbin"),
         pytest.param(
             build_host([], table_offset=0, count=0, names_index=0).data,
             0x28,

@@ -184,7 +184,7 @@ UNREADABLE = [
         ElementSpec(content=IMAGE, kind=0xFFFF), "element kind 65535 is not known", id="kind-65535"
     ),
     pytest.param(
-        ElementSpec(content=IMAGE, flags=LINUX_64 | 0x4), "flags 0x4 are not known", id="flag-0x4"
+        ElementSpec(content=IMAGE, flags=LINUX_64 | 0x8), "flags 0x8 are not known", id="opencl"
     ),
     pytest.param(
         ElementSpec(content=IMAGE, flags=LINUX_64 | 0x400000),

@@ -499,7 +499,7 @@ def test_fatbin_by_itself(name: str) -> None:
     assert [(e.kind.name, str(e.arch), e.identifier) for e in region.elements] == [
         (e["kind"], e["arch"], e["identifier"]) for e in expected
     ]
-    with pytest.raises(FormatError, match="not an ELF file"):
+    with pytest.raises(FormatError, match="is a bare fatbin; expected a library"):
         read_library(path_of(name), Scope())
 
 

@@ -7,10 +7,11 @@ import hashlib
 import io
 import json
 import shutil
+import struct
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -30,7 +31,14 @@ SUFFIX, CALLGRAPH = BIN / "libsuffix.so", BIN / "libcallgraph.so"
 RECORD = "pack/lib/libm.so,,\n"
 CONDA = json.dumps({"name": "cuda", "version": "13.0", "files": ["lib/libsuffix.so"]})
 
-Layer = Mapping[str, "Path | str | bytes"]
+
+class Hard(NamedTuple):
+    """The content of a hard link: the other name."""
+
+    target: str
+
+
+Layer = Mapping[str, "Path | str | bytes | Hard"]
 LAYERS: tuple[Layer, ...] = (
     {
         "opt/old/libgone.so": CALLGRAPH,
@@ -67,8 +75,11 @@ def tar_of(files: Layer) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
+            if isinstance(content, str | Hard):
+                if isinstance(content, Hard):
+                    info.type, info.linkname = tarfile.LNKTYPE, content.target
+                else:
+                    info.type, info.linkname = tarfile.SYMTYPE, content
                 archive.addfile(info)
                 continue
             data = content.read_bytes() if isinstance(content, Path) else content
@@ -144,21 +155,38 @@ def zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(data)
 
 
-@pytest.fixture
-def unpacked(tmp_path: Path) -> Path:
+def pzstd(data: bytes) -> bytes:
+    """One frame, with a skippable one before it."""
+    return struct.pack("<III", 0x184D2A50, 4, 0) + zstd(data)
+
+
+def unpack(layers: Iterable[Layer], root: Path) -> Path:
     """The image as a runtime shows it."""
-    root = tmp_path / "root"
-    for layer in LAYERS:
+    for layer in layers:
         for name, content in layer.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, str):
+            assert path.parent.resolve().is_relative_to(root.resolve())
+            if path.name == ".wh..wh..opq":
+                shutil.rmtree(path.parent)
+                path.parent.mkdir()
+            elif path.name.startswith(".wh."):
+                gone = path.with_name(path.name.removeprefix(".wh."))
+                shutil.rmtree(gone) if gone.is_dir() and not gone.is_symlink() else gone.unlink()
+            elif isinstance(content, str):
                 path.symlink_to(content)
-            elif not path.name.startswith(".wh."):
-                path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
-    for name in ("opt/old/libgone.so", "opt/cache/sub/libopaque.so", "opt/folder/libunder.so"):
-        (root / name).unlink()
+            else:
+                path.unlink(missing_ok=True)
+                if isinstance(content, Hard):
+                    path.hardlink_to(root / content.target)
+                else:
+                    path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
     return root
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    return unpack(LAYERS, tmp_path / "root")
 
 
 def comparable(report: ImageReport) -> ImageReport:
@@ -171,6 +199,7 @@ def comparable(report: ImageReport) -> ImageReport:
         pytest.param(plain, id="plain"),
         pytest.param(gzip.compress, id="gzip", marks=pytest.mark.slow),
         pytest.param(zstd, id="zstd", marks=pytest.mark.slow),
+        pytest.param(pzstd, id="pzstd", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("form", [docker, oci])
@@ -195,6 +224,83 @@ def test_it_is_what_the_unpacked_image_is(
         "usr/lib/libsuffix.so": "cuda",
         "opt/cache/libsuffix.so": "libs",
     }
+
+
+# As uv installs: its cache is in the layer of the packages, which link to it.
+CACHED = "root/.cache/uv/archive-v0/abc/pack"
+INSTALLED: Layer = {
+    f"{CACHED}/lib/libm.so": MULTIARCH,
+    f"{CACHED}/lib/libplain.so": PLAIN,
+    f"{SITE}/pack/lib/libm.so": Hard(f"{CACHED}/lib/libm.so"),
+    f"{SITE}/pack/lib/libplain.so": Hard(f"{CACHED}/lib/libplain.so"),
+    f"{SITE}/pack/lib/libm.so.1": Hard(f"{SITE}/pack/lib/libm.so"),
+    f"{SITE}/pack-1.0.dist-info/RECORD": RECORD.encode(),
+}
+BELOW: Layer = {"lib": "usr/lib", "usr/lib/libsuffix.so": SUFFIX, "lib64": "lib"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "visible", "hidden"),
+    [
+        pytest.param([INSTALLED], {f"{CACHED}/lib/libm.so": "pack"}, 0, id="kept"),
+        pytest.param(
+            [INSTALLED, {"root/.wh..cache": b""}],
+            {f"{SITE}/pack/lib/libm.so": "pack"},
+            0,
+            id="cache-removed",
+        ),
+        pytest.param(
+            [INSTALLED, {f"{CACHED}/lib/libm.so": CALLGRAPH}],
+            {f"{CACHED}/lib/libm.so": None, f"{SITE}/pack/lib/libm.so": "pack"},
+            0,
+            id="first-name-replaced",
+        ),
+        pytest.param([INSTALLED, {"root/.wh..cache": b"", "usr/.wh.lib": b""}], {}, 2, id="gone"),
+        pytest.param(
+            [BELOW, {"lib/libsuffix.so": MULTIARCH, "lib64/libc.so": CALLGRAPH}],
+            {"usr/lib/libsuffix.so": None, "usr/lib/libc.so": None},
+            1,
+            id="through-a-link",
+        ),
+        pytest.param(
+            [BELOW, {"lib/.wh.libsuffix.so": b"", "lib/libc.so": CALLGRAPH}],
+            {"usr/lib/libc.so": None},
+            1,
+            id="removed-through-a-link",
+        ),
+    ],
+)
+@pytest.mark.parametrize("save", [save_tar, save_gzip])
+def test_names_of_one_file(
+    layers: list[Layer],
+    visible: dict[str, str | None],
+    hidden: int,
+    save: Callable[[Mapping[str, bytes], Path], Path],
+    tmp_path: Path,
+) -> None:
+    report = report_image(save(docker(map(tar_of, layers)), tmp_path / "saved"))
+    assert {r.path: r.package.name if r.package else None for r in report.libraries} == visible
+    assert comparable(report) == comparable(report_image(unpack(layers, tmp_path / "root")))
+    assert report.hidden == hidden
+
+
+def test_a_link_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+    layer: Layer = {"lib/libm.so": Hard("lib/libn.so"), "lib/text": Hard("lib/other")}
+    report = report_image(save_tar(docker([tar_of(layer)]), tmp_path / "saved"))
+    [problem] = report.unreadable
+    assert "lib/libm.so: is a hard link to lib/libn.so, which is not before it" in problem
+
+
+def test_a_folder_of_an_upper_layer_replaces_a_link(tmp_path: Path) -> None:
+    upper = io.BytesIO()
+    with tarfile.open(fileobj=upper, mode="w") as archive:
+        folder = tarfile.TarInfo("lib")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        archive.add(MULTIARCH, "lib/libsuffix.so")
+    saved = save_tar(docker([tar_of(BELOW), upper.getvalue()]), tmp_path / "saved")
+    paths = {row.path for row in report_image(saved).libraries}
+    assert paths == {"lib/libsuffix.so", "usr/lib/libsuffix.so"}
 
 
 @pytest.mark.parametrize("save", [save_folder, save_tar, save_gzip])

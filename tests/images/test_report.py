@@ -561,7 +561,9 @@ def test_run_and_lock_at_once(root: Path, tmp_path: Path) -> None:
 def test_command_without_gpu_code(root: Path) -> None:
     put(PLAIN, root / "libplain.so")
     size = PLAIN.stat().st_size / 1000
-    assert invoke(str(root)).stdout == (f"{root}: no GPU code; 1 other ELF file of {size:.1f} kB\n")
+    assert invoke(str(root)).stdout == (
+        f"{root}: no NVIDIA GPU code; 1 other ELF file of {size:.1f} kB\n"
+    )
 
 
 def test_slimmed_libraries(root: Path) -> None:
@@ -652,6 +654,15 @@ def test_rows_that_are_left_out(root: Path) -> None:
     shown = invoke(str(root), "--top=1").stdout
     assert "\n2 more " in shown
     assert "lib1.so" not in shown and "lib2.so" in invoke(str(root), "--top=0").stdout
+
+
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    for file in (MULTIARCH, tmp_path / "text"):
+        (tmp_path / "text").write_text("some text")
+        done = invoke(str(file), status=2)
+        assert done.stderr.startswith(
+            f"negativa: error: {file}: is neither a folder nor an archive that is read; "
+        )
 
 
 def test_a_folder_that_is_no_run(root: Path) -> None:

@@ -163,7 +163,7 @@ def test_launches_from_the_device(changes: dict[str, object], launched: set[int]
 
 def test_two_names_of_one_code_stay_if_one_does() -> None:
     aliases = (Function(0, 0x100, 16), Function(1, 0x100, 16), Function(2, 0x110, 16))
-    found = reach(cubin(kernels=aliases, device_functions=(), calls=()), (1,))
+    found = reach(cubin(kernels=aliases, device_functions=(), calls=(Call(1, 9),)), (1,))
 
     assert found == Reach(frozenset({0, 1}), (CodeRange(0x110, 0x120),), 32)
 
@@ -174,8 +174,11 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
         ({"relocatable": True}, "relocatable"),
         ({"arch": SmArch.parse("sm_100")}, "sm_100 code has a second form"),
         ({"arch": SmArch.parse("sm_120f")}, "sm_120f code has a second form"),
-        ({"calls": (Call(0, 3), Call(3, 4))}, "a device function that nothing calls"),
-        ({"calls": ()}, "a device function that nothing calls"),
+        ({"calls": (Call(0, 3), Call(3, 4), Call(0, 9))}, "a device function that nothing calls"),
+        ({"calls": (), "externals": ()}, "a device function that nothing calls"),
+        ({"externals": (9, 10)}, "a function of the driver that nothing calls"),
+        # As a linker of CUDA 9 leaves a kernel that launches another.
+        ({"device_functions": (), "calls": ()}, "a function of the driver that nothing calls"),
         ({"externals": ()}, "calls of functions that are not in its tables"),
         (
             {"device_functions": (Function(3, 0x400, 0),), "calls": ()},

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+# Of CUDA 9.1: xgboost, the smallest wheel of such an old toolkit.
 PINNED = {
     "nvidia-cublas": "13.1.0.3",
     "nvidia-cufft": "12.0.0.61",
@@ -24,6 +25,7 @@ PINNED = {
     "nvidia-cuda-cuobjdump": "13.5.37",
     "numpy": "2.2.6",
     "pyarrow": "21.0.0",
+    "xgboost": "0.72.1",
 }
 
 

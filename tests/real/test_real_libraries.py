@@ -91,6 +91,34 @@ def expected(request: pytest.FixtureRequest) -> Expected:
     return LIBRARIES[request.param]
 
 
+OLD_ARCHS = ("sm_35", "sm_50", "sm_52", "sm_60", "sm_61", "sm_70")
+
+
+def test_library_of_cuda_9(real_libs: Path) -> None:
+    """Equals the listing of cuobjdump 11.8, the last one that reads sm_35."""
+    path = real_libs / "xgboost" / "lib" / "libxgboost.so"
+    library_map = read_library(path, Scope())
+    assert_equals_walk(library_map, walk(path, {".nv_fatbin": "regions"}))
+    assert element_counts(list(library_map.sections)) == {
+        **{(arch, "cubin"): 9 for arch in OLD_ARCHS},
+        ("sm_70", "ptx"): 9,
+    }
+    assert not summarize(library_map).problems
+    kernels = Counter(
+        (str(e.arch), e.kind.value)
+        for e in library_map.iter_elements()
+        for _ in library_map.kernels_of(e.content)
+    )
+    assert kernels == {
+        **{(arch, "cubin"): 159 for arch in OLD_ARCHS},
+        ("sm_70", "ptx"): 159,
+    }
+
+    for arch, status in (("sm_70", 0), ("sm_30", 1)):
+        command = ["inspect", "--no-cache", "--require-arch", arch, str(path)]
+        assert CliRunner().invoke(main, command).exit_code == status
+
+
 def element_counts(sections: list[Section]) -> Counter[tuple[str, str]]:
     return Counter((str(e.arch), e.kind.value) for e in elements(sections))
 

@@ -212,4 +212,4 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     shown = project.negativa("trace", "--", "true", status=1).stderr
     assert "\\udcff/.negativa: this folder's name is not UTF-8" in shown
     # Commands that have nothing to do with runs work.
-    assert "no GPU code" in project.negativa("inspect", "/bin/true").stdout
+    assert "no NVIDIA GPU code" in project.negativa("inspect", "/bin/true").stdout

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
 from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode import loadable
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, Section
 from pytest_negativa.models.plan import LibraryPlan
@@ -19,7 +20,16 @@ from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from tests.support.compacting import SHAPES, needs_compiler, read
+from tests.support.builders import (
+    PTX,
+    CubinSpec,
+    ElementSpec,
+    build_cubin,
+    build_ptx,
+    build_region,
+)
+from tests.support.commands import inspect
+from tests.support.compacting import SHAPES, build, needs_compiler, read
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH
 from tests.support.made_site import HOST, ONE, TWO, Made
@@ -131,6 +141,57 @@ def test_relocatable_code_for_the_device_stays() -> None:
     for region in library_map.iter_regions():
         fitting = [e for e in region.elements if e.arch.major == 9]
         assert all(element in kept(made, region) for element in fitting)
+
+
+def relocatable_library(tmp_path: Path) -> Path:
+    """Linked for sm_80 alone, with relocatable PTX from which a driver could link for others."""
+    kernels = {"fill": bytes(range(256)) * 512}
+    cubin, object_file = (
+        ElementSpec(
+            content=build_cubin(CubinSpec(arch=80, kernels=kernels, relocatable=is_object)).data,
+            arch=80,
+        )
+        for is_object in (False, True)
+    )
+    ptx = ElementSpec(content=build_ptx(target="sm_80"), kind=PTX, arch=80)
+    folder = tmp_path / "built"
+    folder.mkdir()
+    (folder / "relocatable.bin").write_bytes(build_region([object_file, ptx]))
+    section = '.section __nv_relfatbin, "a", @progbits\n.incbin "relocatable.bin"\n'
+    return build(folder, fatbin=build_region([cubin]), ldata=b"", extra=section)
+
+
+@needs_compiler
+@pytest.mark.parametrize("links", [None, True])
+def test_a_link_by_the_driver(
+    links: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs stays, and gates count on it only if it is known to happen."""
+    monkeypatch.setattr(loadable, "LINKS_ANEW", links)
+    library = relocatable_library(tmp_path)
+    library_map = headers(library)
+    for devices, wanted in (
+        ((H200,), ["cubin sm_80", "ptx sm_80"]),
+        ((H200, A100), ["cubin sm_80", "cubin sm_80", "ptx sm_80"]),
+        ((ComputeCapability(7, 5),), []),
+    ):
+        made = plan(library_map, *devices)
+        found = [a for region in library_map.iter_regions() for a in archs(kept(made, region))]
+        assert sorted(found) == wanted
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(library, site)
+    target = site / library.name
+    dead = ["--dead", "--arch=90", "--max-dead=0"]
+    assert inspect(target, "--require-arch=80").exit_code == 0
+    before = inspect(target, "--require-arch=90")
+    assert inspect(target, *dead).exit_code == 1
+    [row] = slim_trees(SlimRequest(paths=(site,), devices=(H200,), options=FAST)).rows
+    assert row.status is SlimStatus.SLIMMED
+    after = inspect(target, "--require-arch=90")
+    assert before.exit_code == after.exit_code == (0 if links else 1)
+    assert ("it has cubin sm_80, and for a linker alone" in after.stderr) is not links
+    assert inspect(target, *dead).exit_code == 0
 
 
 @needs_compiler

@@ -24,6 +24,7 @@ from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, KeptRange
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
@@ -218,7 +219,7 @@ def _design(
     gain = source.size - builder.size
     if gain < options.min_gain:
         reason = (
-            f"saves only {gain:,} bytes, the minimum is {options.min_gain:,}"
+            f"saves only {format_bytes(gain)}, the minimum is {format_bytes(options.min_gain)}"
             if gain > 0
             else "there is nothing to remove"
         )
@@ -334,8 +335,8 @@ def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
 def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:
     if layout.given_up:
         yield (
-            f"{layout.given_up:,} bytes of unused GPU code are zeros in the file instead of gone: "
-            f"more holes would need more than {options.max_headers:,} program headers"
+            f"{format_bytes(layout.given_up)} of unused GPU code are zeros in the file instead of "
+            f"gone: more holes would need more than {options.max_headers:,} program headers"
         )
 
 

@@ -51,6 +51,7 @@ from pytest_negativa.gpucode.elf_tables import (
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
@@ -278,7 +279,7 @@ def _design(
     if not holes:
         raise CannotCompactError(
             source.path,
-            f"there is nothing to remove: no {options.min_hole:,} bytes in a row can leave",
+            f"there is nothing to remove: no {format_bytes(options.min_hole)} in a row can leave",
         )
     pages = pages_without(tables, holes, PAGE_SIZE)
     sha256 = source.sha256()
@@ -302,7 +303,8 @@ def _design(
     if options.min_gain is not None and gain < options.min_gain:
         raise CannotCompactError(
             source.path,
-            f"saves only {max(gain, 0):,} bytes, the minimum is {options.min_gain:,}",
+            f"saves only {format_bytes(max(gain, 0))}, "
+            f"the minimum is {format_bytes(options.min_gain)}",
         )
     trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, pages)))
     return _Design(

@@ -22,14 +22,11 @@ from pytest_negativa.gpucode.fatbin import (
     ElementHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Element, LibraryMap, Region, Section
+from pytest_negativa.models.library import LINKED, Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
-
-REGISTERED = ".nv_fatbin"
-"""The section whose regions a library registers with the driver when it is loaded."""
 
 # Regions, frames and their sections are aligned to 64 bytes at most in all known libraries.
 _LONGEST_PADDING = 256
@@ -125,7 +122,7 @@ class _Planner:
 
     def add_section(self, section: Section) -> None:
         shift = section.vaddr - section.span.start
-        keep_headers = self._keep_headers and section.name == REGISTERED
+        keep_headers = self._keep_headers and section.name == LINKED
         for region in section.regions:
             unused = [(e.payload.start, e.payload.end) in self._unused for e in region.elements]
             if any(unused) and not self._is_guarded(region.span.start, region.span.end, shift):
