@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -56,6 +58,13 @@ def format_count(count: int | None) -> str:
 def format_items(count: int, one: str, many: str) -> str:
     """``1 library``, ``3 libraries``."""
     return f"1 {one}" if count == 1 else f"{count:,} {many}"
+
+
+def format_names(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are: ``a, b and 3 more``."""
+    found = list(names)
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def format_holders(libraries: int, code_files: int) -> str:
