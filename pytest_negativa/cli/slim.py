@@ -722,6 +722,8 @@ def _spare(
     from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
+    for failure in () if usage is None else usage.failed:
+        print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     policy = SparePolicy.of(_absolute(folder), usage, missing_is_error=error, by_arch=by_arch)
     return policy.with_misses(read_logs(logs, print_warning))
 
