@@ -384,6 +384,11 @@ class Run:
         return VerificationFolder(self.folder / "verify" / new_run_id())
 
     @property
+    def is_planned(self) -> bool:
+        """Whether it has a plan, of libraries or of files that are GPU code themselves."""
+        return bool(self.plan_files()) or self.files_plan_file.exists()
+
+    @property
     def is_failed(self) -> bool:
         """Whether the run is marked as failed; ``failure`` says why."""
         return self._failed_file.exists()
