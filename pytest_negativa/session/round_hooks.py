@@ -66,9 +66,11 @@ class RoundHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Switch off what selects or orders tests by what ran before."""
-        for name in options_by_cache(config.option) if self._traced is not None else ():
+        chosen = options_by_cache(config.option)
+        # To read the traced run touches pages of CPU code, which a proof of it forbids.
+        self._repeats = bool(chosen) and self._traced is not None
+        for name in chosen if self._repeats else ():
             setattr(config.option, name, False)
-            self._repeats = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(
