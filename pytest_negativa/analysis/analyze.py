@@ -357,13 +357,14 @@ def _below(roots: Iterable[str], file: str) -> str:
 
 
 def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
-    """The names that a glob on libraries could have matched."""
+    """The names that a glob on libraries could have matched, those of distributions anyway."""
+    places = Places()
     for library in names:
         yield Path(library.path).name
         if library.soname is not None:
             yield library.soname
-        if library.distribution is not None:
-            yield f"dist:{library.distribution}"
+        if (found := library.distribution or places.of(library.path).distribution) is not None:
+            yield f"dist:{found}"
 
 
 def _bare_kind(path: str) -> FileKind | None:

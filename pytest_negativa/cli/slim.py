@@ -23,10 +23,9 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
-from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch
+from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch, did_you_mean
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.value_types import did_you_mean
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:

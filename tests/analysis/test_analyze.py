@@ -134,6 +134,12 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
     assert len(found.libraries) == 1
 
 
+@pytest.mark.parametrize("option", ["libraries: {include: [%s]}", "keep: {libraries: [%s]}"])
+def test_a_distribution_without_its_prefix(tmp_path: Path, installed: Path, option: str) -> None:
+    found = analyze(used(installed), settings(tmp_path, option % "our_package"))
+    assert found.warnings[0].endswith("of this run; did you mean dist:Our.Package?")
+
+
 @pytest.mark.parametrize(
     ("text", "warning"),
     [
