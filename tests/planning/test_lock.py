@@ -424,7 +424,11 @@ class TestFile:
                 r"lock:\d+: libraries\[0\].kept\[0\].arch: .*no SM arch",
             ),
             (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*expected a whole number"),
-            (b"  elements: ", b"  elements: 0 # ", r"lock:\d+: libraries\[0\]: kept: .* of 0 elements"),
+            (
+                b"  elements: ",
+                b"  elements: 0 # ",
+                r"lock:\d+: libraries\[0\]: kept: .* of 0 elements",
+            ),
             (
                 b"proved: true",
                 b"proved: yes",
