@@ -36,7 +36,6 @@ from pytest_negativa.session.request import (
 )
 from pytest_negativa.session.round_hooks import RoundHooks, options_by_cache
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
-from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import (
@@ -73,7 +72,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
-    plugins.register(Selection(settings.tests), "negativa-selection")
     if (page_tests := watch_tests(run)) is not None:
         plugins.register(page_tests, "negativa-page-tests")
     if role is not Role.CONTROLLER:

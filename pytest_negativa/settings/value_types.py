@@ -174,13 +174,6 @@ class Text(ValueType):
         return value
 
 
-class Expression(Text):
-    """What pytest takes after -m or -k; pytest itself judges it."""
-
-    expected = "an expression like 'gpu and not slow'"
-    metavar = "EXPR"
-
-
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
     """``path`` as absolute as ``base``; symlinks stay, and so does ``~`` if there is no home."""
     expanded = os.path.expanduser(path)  # noqa: PTH111 (Path's raises if there is no home)
