@@ -17,7 +17,6 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, 
 _COMMANDS = {
     "baseline": ("diff", "Write the figures of a run to a small file, to compare later runs with."),
     "combine": ("run", "Find the GPU code that none of several RUNS used."),
-    "completion": ("completion", "Print a script that completes negativa's commands and options."),
     "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
     "diff": ("diff", "Show what changed in the GPU code from A to B."),
     "explain": ("slim", "Tell whether slimmed libraries can cause a CUDA ERROR."),
