@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 
 SYSTEM_REFUSALS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EXDEV}
@@ -87,3 +88,16 @@ def describe_fault(error: BaseException) -> str:
     """An unexpected error in one line: its type and its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def nearest(word: str, known: Iterable[str], *, at_least: float = 0.6) -> str | None:
+    """The known word that is most like ``word``; None if none is alike (``difflib``'s ratio)."""
+    import difflib  # only a mistake needs it
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=at_least)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, at_least: float = 0.6) -> str:
+    """The end of a message: the known word that is most like ``word``, or nothing."""
+    near = nearest(word, known, at_least=at_least)
+    return f"; did you mean {near}?" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import signal
@@ -11,20 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# Hypothesis: a few examples for developers; HYPOTHESIS_PROFILE=thorough (CI) tries many. The
-# examples are the same in every run, so that a pull request is not failed by another's bug:
-# tests/fuzz/fuzz_readers.py is what searches. Nothing depends on the machine's load, and one
-# folder for all examples of a test is wanted.
-_PROFILE = settings(
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.register_profile("quick", _PROFILE, max_examples=25)
-settings.register_profile("thorough", _PROFILE, max_examples=300)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+# Without the extra "test", pytest --help works, and tests without hypothesis do.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    # Hypothesis: a few examples for developers; HYPOTHESIS_PROFILE=thorough (CI) tries many. The
+    # examples are the same in every run, so that a pull request is not failed by another's bug:
+    # tests/fuzz/fuzz_readers.py is what searches. Nothing depends on the machine's load, and one
+    # folder for all examples of a test is wanted.
+    _PROFILE = settings(
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    settings.register_profile("quick", _PROFILE, max_examples=25)
+    settings.register_profile("thorough", _PROFILE, max_examples=300)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 _UMASK = 0o022
 _NUMBERS = itertools.count()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
 from typing import Any
 
 import yaml
@@ -72,3 +76,35 @@ def test_actions_are_pinned() -> None:
     names = [re.fullmatch(r"([\w./-]+)@[0-9a-f]{40}  # v[0-9.]+", line) for line in used]
     assert None not in names, used
     assert len({name[1] for name in names if name}) == len(used) > 4
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # Such an import fails.
+import pytest
+sys.exit(pytest.main(["-p", "pytest_negativa.plugin", "--help"]))
+"""
+
+
+def test_pytest_starts_without_the_extras() -> None:
+    """In the repository, after ``pip install -e .`` alone."""
+    needed, extras = set[str](), set[str]()
+    for text in requires("pytest-negativa") or ():
+        requirement = Requirement(text)
+        (extras if "extra" in str(requirement.marker) else needed).add(requirement.name)
+    absent = [
+        module
+        for module, owners in packages_distributions().items()
+        if extras.issuperset(owners) and needed.isdisjoint(owners)
+    ]
+    assert "hypothesis" in absent
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *absent],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--negativa-verify" in done.stdout

@@ -39,6 +39,7 @@ from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.coverage import cover_library
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
@@ -50,6 +51,7 @@ from pytest_negativa.settings.globs import (
 from pytest_negativa.tracing.mappings import state_of
 
 _ELF_MAGIC = b"\x7fELF"
+_MOST_NAMED = 10
 _LIBRARY_OPTIONS = (
     "libraries.include",
     "libraries.exclude",
@@ -185,13 +187,15 @@ class _Analyzer:
                 # Its plan needs the digests of the others.
                 waiting.append((library_map, library, names))
         analyzed += [self._plan(*library) for library in waiting]
+        unchecked = tuple(self._unchecked())
         return Analysis(
             usage=self._contents.usage(),
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
             without_code=without_code,
             runtime_kernels=self._runtime_kernels(hashes),
             unreadable=tuple(sorted(unreadable)),
-            warnings=(*self._warnings, *self._glob_warnings(analyzed)),
+            warnings=(*self._warnings, *unchecked, *self._glob_warnings(analyzed)),
+            unchecked=unchecked,
         )
 
     def _map(
@@ -305,12 +309,28 @@ class _Analyzer:
         section, _, key = option.partition(".")
         return tuple(getattr(getattr(self._settings, section), key))
 
+    def _unchecked(self) -> Iterator[str]:
+        """Why limits check less than the settings ask for."""
+        names = [*self._names, *self._files]
+        yield from self._unmatched("libraries.include", names)
+        wanted = self._settings.libraries
+        if names and not any(is_selected(wanted, one) for one in names):
+            left_out = dict.fromkeys(Path(one.path).name for one in names)
+            options = [f"libraries.{key}" for key in ("include", "exclude") if getattr(wanted, key)]
+            named = format_names(left_out, _MOST_NAMED)
+            yield f"nothing is left to look at; left out by {' and '.join(options)}: {named}"
+        if not names and any(used.images for used in self._usage.libraries):
+            yield "no library whose GPU code was used is here to look at"
+
+    def _unmatched(self, option: str, names: Sequence[LibraryNames]) -> tuple[str, ...]:
+        matched = {g for g in self._globs(option) if any(matches_library(g, n) for n in names)}
+        return unmatched_globs(self._settings, option, matched, library_candidates(names))
+
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
-        for option in _LIBRARY_OPTIONS:
-            # The kernels of files that are GPU code are not known, so nothing covers them.
-            names = [*self._names, *(self._files if option != "coverage.libraries" else ())]
-            matched = {g for g in self._globs(option) if any(matches_library(g, n) for n in names)}
-            yield from unmatched_globs(self._settings, option, matched, library_candidates(names))
+        for option in ("libraries.exclude", "keep.libraries"):
+            yield from self._unmatched(option, [*self._names, *self._files])
+        # The kernels of files that are GPU code are not known, so nothing covers them.
+        yield from self._unmatched("coverage.libraries", self._names)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
             self._match_kernel_globs(library.library_map)
@@ -337,13 +357,14 @@ def _below(roots: Iterable[str], file: str) -> str:
 
 
 def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
-    """The names that a glob on libraries could have matched."""
+    """The names that a glob on libraries could have matched, those of distributions anyway."""
+    places = Places()
     for library in names:
         yield Path(library.path).name
         if library.soname is not None:
             yield library.soname
-        if library.distribution is not None:
-            yield f"dist:{library.distribution}"
+        if (found := library.distribution or places.of(library.path).distribution) is not None:
+            yield f"dist:{found}"
 
 
 def _bare_kind(path: str) -> FileKind | None:

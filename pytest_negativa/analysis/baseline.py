@@ -14,14 +14,13 @@ from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
 from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names, stable_name
-from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
+from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
 from pytest_negativa.storage.urls import place_of
 
 _UNTESTED = "new-kernels-untested"
 _MOST_LINES = 10
-_MOST_NAMED = 3
 
 
 class BaselineComparison(NamedTuple):
@@ -152,7 +151,7 @@ def _crossed(
         if limit.figure == _UNTESTED:
             if len(untested) > limit.limit:
                 count = format_items(len(untested), "new kernel is", "new kernels are")
-                named = ", ".join(untested[:_MOST_NAMED])
+                named = format_names(untested)
                 yield f"{where}: {count} untested ({named}), the limit is {limit.limit:.0f}"
             continue
         figure = figures[limit.figure]

@@ -19,6 +19,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.results import load_healed
@@ -28,7 +29,6 @@ from pytest_negativa.tracing.files import TraceReader, require_ended
 from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
-_MOST_NAMED = 3
 _FETCHED_AT_A_TIME = 8
 
 
@@ -245,12 +245,14 @@ def describe_parts(usage: Usage, copies: Mapping[str, Collection[str]]) -> Itera
         elif processes & elsewhere and not processes & here:
             foreign.add(name)
     if repeated:
-        yield f"given twice, for other runs have all of its traces: {_some(repeated)}"
+        named = format_names(sorted(repeated))
+        yield f"given twice, for other runs have all of its traces: {named}"
     if silent:
-        yield f"no process used GPU code: {_some(silent)}"
+        yield f"no process used GPU code: {format_names(sorted(silent))}"
     if foreign:
+        named = format_names(sorted(foreign))
         yield (
-            f"of another machine, for no library whose GPU code was used is here: {_some(foreign)}"
+            f"of another machine, for no library whose GPU code was used is here: {named}"
             "; tell where the libraries are with --path or paths in negativa.yaml"
         )
 
@@ -272,11 +274,7 @@ def describe_conflicts(usage: Usage) -> Iterator[str]:
             runs = {usage.processes[number].header.run_id for number in used.processes}
             contents[f"{library.size:,} bytes ({known[:12]})"] |= runs
         if len(contents) > 1 and any(used.images for used in found):
-            rows = "; ".join(f"{what} in {_some(runs)}" for what, runs in sorted(contents.items()))
+            rows = "; ".join(
+                f"{what} in {format_names(sorted(runs))}" for what, runs in sorted(contents.items())
+            )
             yield f"{path}: {len(contents)} different libraries: {rows}"
-
-
-def _some(names: set[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    shown = ", ".join(sorted(names)[:_MOST_NAMED])
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -21,8 +21,8 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
     """The runs that have a report, the oldest first.
 
-    A run whose report can't be read, or whose plan is for a part of the tests, has no libraries
-    and says why.
+    A run without a plan, with one for a part of the tests, or whose report can't be read has
+    no libraries and says why.
 
     Raises:
         StoreError: there is none, or none has libraries.
@@ -39,7 +39,13 @@ def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
 def _of_run(run: Run) -> HistoryPoint | None:
     """None if it has no report."""
     try:
-        return _of_report(load_report(run)) if run.report_file.exists() else None
+        if not run.report_file.exists():
+            return None
+        report = load_report(run)
+        if not run.is_planned:
+            why = run.failure or "no GPU code was loaded that is looked at"
+            return HistoryPoint(run.run_id, (), f"nothing is planned from it: {why}")
+        return _of_report(report)
     except StoreError as e:
         return HistoryPoint(run.run_id, (), str(e))
     except PermissionError as e:

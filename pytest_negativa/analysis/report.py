@@ -31,7 +31,11 @@ from pytest_negativa.settings.globs import (
 )
 
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.
-_OF_KERNELS = ("coverage.fail_under_library", "thresholds.min_used_kernels_library")
+_OF_KERNELS = (
+    "coverage.libraries",
+    "coverage.fail_under_library",
+    "thresholds.min_used_kernels_library",
+)
 
 
 def build_report(
@@ -52,7 +56,10 @@ def build_report(
     )
     usage = analysis.usage
     files_rows = code_files_rows(code_files)
-    checked = check_limits(settings, usage, analysis.libraries, files_rows)
+    checked = check_limits(
+        settings, usage, analysis.libraries, files_rows, unchecked=analysis.unchecked
+    )
+    warnings = dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])
     return RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
@@ -64,13 +71,14 @@ def build_report(
         loaded_without_code=analysis.without_code,
         compiled_kernels=analysis.runtime_kernels,
         not_covered=tuple(_not_covered(analysis)),
-        warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
+        warnings=tuple(text for text in warnings if text not in checked.crossed),
         crossed=checked.crossed,
         files=tuple(files),
         coverage=_covered(analysis.libraries),
         compared=checked.lines,
         code_files=files_rows,
         part=part,
+        unchecked=analysis.unchecked,
     )
 
 
@@ -79,8 +87,14 @@ def check_limits(
     usage: Usage,
     libraries: Sequence[AnalyzedLibrary],
     code_files: Sequence[CodeFilesRow],
+    *,
+    unchecked: Sequence[str],
 ) -> BaselineComparison:
-    """Compare a run with all limits of the settings, and with the baseline."""
+    """Compare a run with all limits of the settings, and with the baseline.
+
+    Args:
+        unchecked: why they check less than the settings ask for.
+    """
     comparison = compare_with_baseline(libraries, code_files, settings.compare)
     rows = [library_row(one.plan) for one in libraries]
     names = [*map(names_of, libraries), *map(names_of_files, code_files)]
@@ -89,6 +103,7 @@ def check_limits(
         *_crossed_by_library(settings, zip(names, (*rows, *code_files), strict=True)),
         *comparison.crossed,
         *_limits_of_nothing(settings, names, [*map(names_of, libraries)]),
+        *(unchecked if settings.has_limits else ()),
     )
     return comparison._replace(crossed=crossed)
 
@@ -166,7 +181,8 @@ def _limits_of_nothing(
     settings: Settings, all_names: Sequence[LibraryNames], libraries: Sequence[LibraryNames]
 ) -> Iterator[str]:
     """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
-    for option in LIMIT_OPTIONS:
+    covers = ("coverage.libraries",) if settings.coverage.fail_under is not None else ()
+    for option in (*LIMIT_OPTIONS, *covers):
         section, _, key = option.partition(".")
         names = libraries if option in _OF_KERNELS else all_names
         globs = getattr(getattr(settings, section), key)

@@ -21,6 +21,8 @@ from pytest_negativa.settings.globs import limit_of
 from pytest_negativa.storage.results import load_planned, load_report, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run
 
+_NO_PLAN = "the limits can't be checked: this run has no plan"
+
 
 def load_contents(run: Run) -> ReportContents:
     """What the reports of a run show. Rows are of the plans, which healing may have changed.
@@ -57,10 +59,14 @@ def load_contents(run: Run) -> ReportContents:
 def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
     """The same, with the limits of these settings in the place of those that the run was made with.
 
-    Without any limit, the crossed limits stay as the run has them. So they do without a plan.
+    Without any limit, the crossed limits stay as the run has them. Without a plan, the run crosses
+    each limit, for nothing can be compared with it.
     """
-    if not contents.libraries or not settings.has_limits:
+    if not settings.has_limits:
         return contents
+    if contents.report.libraries and not contents.libraries:
+        crossed = (*contents.report.crossed, _NO_PLAN)
+        return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
     places = Places()
     libraries = []
     for one in contents.libraries:
@@ -73,8 +79,12 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
                 f"{one.plan.library.path}; plan it again with negativa locate"
             )
         libraries.append(dataclasses.replace(named, coverage=covered))
-    checked = check_limits(settings, contents.usage, libraries, contents.report.code_files)
-    report = replace(contents.report, crossed=checked.crossed, compared=checked.lines)
+    report = contents.report
+    checked = check_limits(
+        settings, contents.usage, libraries, report.code_files, unchecked=report.unchecked
+    )
+    warnings = tuple(text for text in report.warnings if text not in checked.crossed)
+    report = replace(report, crossed=checked.crossed, compared=checked.lines, warnings=warnings)
     return dataclasses.replace(contents, report=report)
 
 

@@ -36,6 +36,7 @@ from pytest_negativa.models.vex import (
     Vulnerability,
     VulnerableCode,
 )
+from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.loaded import soname_of
@@ -45,7 +46,6 @@ from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.spare.note import Note
 
-_MOST_NAMED = 3
 _LACKS = "The file has none of the code that the list names."
 _BASIS = (
     "pytest-negativa read the file. It does not tell whether the list names all code of the "
@@ -172,7 +172,8 @@ class Libraries:
                     yield from _functions_left(source, original, functions)
                     if original is not None and (twins := functions & self._names_in(original)):
                         # The function on the CPU that launches a kernel has the kernel's name.
-                        yield f"its GPU code has {_some(twins)}, too: list it among the kernels"
+                        found = format_names(sorted(twins))
+                        yield f"its GPU code has {found}, too: list it among the kernels"
                 if kernels and note is not None:
                     yield "slim --spare leaves parts of GPU code on pages that stay"
                 elif kernels:
@@ -232,11 +233,12 @@ class Libraries:
             self._left[path] = _KernelsLeft(frozenset(left.names), _why_unknown(left))
         names, problem = self._left[path]
         if there := kernels & names:
-            yield f"it has {_some(there)}"
+            yield f"it has {format_names(sorted(there))}"
         if problem is not None:
             yield problem
         if unproved := kernels - names - self._known_kernels(source, original, kernels):
-            yield f"nothing shows that it ever had {_some(unproved)} (are the names right?)"
+            named = format_names(sorted(unproved))
+            yield f"nothing shows that it ever had {named} (are the names right?)"
 
     def _known_kernels(
         self, source: ByteSource, original: Path | None, kernels: set[str]
@@ -301,17 +303,11 @@ def _functions_left(source: ByteSource, original: Path | None, names: set[str]) 
                 found[wanted].append((address, address + size))
     space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
     if unknown := names - found.keys():
-        yield f"its original has no {_some(unknown)} (are the names right?)"
+        yield f"its original has no {format_names(sorted(unknown))} (are the names right?)"
     if there := {
         name for name, spans in found.items() if any(space.stored_size(*s) for s in spans)
     }:
-        yield f"it has {_some(there)}, or a part"
-
-
-def _some(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+        yield f"it has {format_names(sorted(there))}, or a part"
 
 
 def make_document(

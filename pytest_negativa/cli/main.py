@@ -12,12 +12,11 @@ from typing import Any
 import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
-from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
+from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
 
 _COMMANDS = {
     "baseline": ("diff", "Write the figures of a run to a small file, to compare later runs with."),
     "combine": ("run", "Find the GPU code that none of several RUNS used."),
-    "completion": ("completion", "Print a script that completes negativa's commands and options."),
     "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
     "diff": ("diff", "Show what changed in the GPU code from A to B."),
     "explain": ("slim", "Tell whether slimmed libraries can cause a CUDA ERROR."),
@@ -79,8 +78,6 @@ class _Group(click.Group):
         word = args[0]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            from pytest_negativa.settings.value_types import did_you_mean
-
             ctx.fail(f"No such command {word!r}{did_you_mean(word, _COMMANDS) or '.'}")
         return super().resolve_command(ctx, args)
 

@@ -76,7 +76,7 @@ def measure(
     settings = settings_of(flags)
     request = MeasureRequest(
         command=command,
-        copies=measured.copies_of(settings, slim),
+        copies=slim or measured.copies_of(settings),
         folder=measured.new_folder(settings),
         pairs=pairs,
         loadings=measured.loadings_of(loading),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from pytest_negativa.errors import did_you_mean
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -20,4 +22,5 @@ def schema(name: str | None) -> None:
     elif name in names:
         click.echo(shipped_schema(name), nl=False)
     else:
-        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}", param_hint="NAME")
+        hint = did_you_mean(name, names)
+        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}{hint}", param_hint="NAME")

@@ -23,10 +23,9 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
-from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch
+from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch, did_you_mean
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.value_types import did_you_mean
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -264,7 +263,6 @@ class _SlimGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        options = args[: args.index("--")] if "--" in args else args
         word = args[0] if args else ""
         known = word.startswith("-") or word in self.commands or os.path.lexists(word)
         if not known and (near := did_you_mean(word, self.commands)):
@@ -273,14 +271,6 @@ class _SlimGroup(click.Group):
         for name, command in self.commands.items():
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
-            # The flags of before 0.1.0, for one release.
-            if name in ("undo", "check") and (flag := f"--{name}") in options:
-                click.echo(
-                    f"negativa: note: {flag} is now: negativa {info_name} {name}; the flag will go",
-                    err=True,
-                )
-                rest = [arg for arg in options if arg != flag] + args[len(options) :]
-                return command.make_context(f"{info_name} {name}", rest, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -319,7 +309,6 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     multiple=True,
     help="Keep what GPUs of these archs can load (sm_80,sm_90).",
 )
-@click.option("--archs", "old_archs", multiple=True, hidden=True)  # Before 0.2.0.
 @click.option(
     "--force-arch",
     is_flag=True,
@@ -435,8 +424,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
     usage; 128 + N if signal N interrupted it.
     """
-    archs = (*flags.pop("archs"), *flags.pop("old_archs"))
-    _slim(_request(_Flags(**flags, archs=archs)), as_json=as_json)
+    _slim(_request(_Flags(**flags)), as_json=as_json)
 
 
 @slim.command("undo")
@@ -731,6 +719,8 @@ def _spare(
     from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
+    for failure in () if usage is None else usage.failed:
+        print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     policy = SparePolicy.of(_absolute(folder), usage, missing_is_error=error, by_arch=by_arch)
     return policy.with_misses(read_logs(logs, print_warning))
 

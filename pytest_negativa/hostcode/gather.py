@@ -91,11 +91,12 @@ def gather_by_test(run: Run) -> Gathered | None:
     known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
     pages = unite_logs(processes)
-    incomplete = []
+    incomplete: list[str] = []
+    failed: list[str] = []
     if lost := count_lost(run.page_logs):
         incomplete.append(f"{lost:,} loads of libraries were not recorded (is the disk full?)")
     if (failure := run.failure) is not None:
-        incomplete.append(f"{run.run_id} failed: {failure}")
+        (failed if run.all_tests_ended else incomplete).append(f"{run.run_id} failed: {failure}")
     new = [key for key in pages if key not in known]
     before = _known_before(run, frozenset(new))
     for key, found in _identify_all(new, before):
@@ -111,6 +112,7 @@ def gather_by_test(run: Run) -> Gathered | None:
                 processes={run.run_id: len(processes)},
                 libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
                 incomplete=tuple(incomplete),
+                failed=tuple(failed),
             )
         ]
     )
@@ -210,7 +212,7 @@ def load_usage(path: Path) -> HostUsage:
         StoreError: there is none, or it can't be read.
     """
     if path.is_dir():
-        return require_usage(Run(path))
+        return require_usage(Run(path.resolve()))
     return _load(path, HostUsage, HOST_USAGE_VERSION)
 
 

@@ -39,6 +39,7 @@ def summarize(usage: HostUsage) -> HostReport:
         processes=sum(usage.processes.values()),
         libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
         incomplete=usage.incomplete,
+        failed=usage.failed,
     )
 
 

@@ -206,6 +206,7 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
             sorted(map(_unite_libraries, by_content.values()), key=lambda x: (x.paths, x.sha256))
         ),
         incomplete=tuple(sorted({text for usage in usages for text in usage.incomplete})),
+        failed=tuple(sorted({text for usage in usages for text in usage.failed})),
     )
 
 

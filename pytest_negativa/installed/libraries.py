@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.installed.distributions import (
     find_distribution,
     find_distributions,
@@ -205,11 +205,8 @@ def with_requirements(
 
 
 def _not_found(argument: str) -> str:
-    import difflib
-
     names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
-    close = difflib.get_close_matches(argument, names, n=1, cutoff=0.75)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(argument, names, at_least=0.75)
     return (
         f"{argument}: neither a file or folder nor a distribution that is installed for "
         f"{sys.executable}{hint}"

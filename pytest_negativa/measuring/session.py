@@ -19,17 +19,17 @@ from pytest_negativa.tracing.gpu import has_gpu
 _FILE = "measurement.json"
 
 
-def copies_of(settings: Settings, given: Path | None) -> Path:
-    """The folder with the slim libraries: the given one, or the one that reconstruct writes.
+def copies_of(settings: Settings) -> Path:
+    """The folder with the slim libraries that a proof or reconstruct wrote.
 
     Raises:
         OptionError: the folder does not exist.
     """
-    root = given or RunsFolder(Path(settings.directory)).copies
+    root = RunsFolder(Path(settings.directory)).copies
     if not root.is_dir():
         raise OptionError(
-            f"{root}: no slim libraries here; make some with negativa reconstruct, or name their "
-            "folder with --slim-dir"
+            f"{root}: no slim libraries here; make some with pytest --negativa --negativa-verify, "
+            "or with negativa reconstruct"
         )
     return root
 
@@ -58,7 +58,7 @@ def measure_session(
     """
     request = MeasureRequest(
         command=tuple(command),
-        copies=copies_of(settings, None),
+        copies=copies_of(settings),
         folder=new_folder(settings),
         loadings=loadings_of(None),
         environ=environ,

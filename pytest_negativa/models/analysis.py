@@ -40,6 +40,7 @@ class Analysis:
         runtime_kernels: kernels of images that are in no file: compiled at run time.
         unreadable: libraries that could not be mapped, and why.
         warnings: globs that matched nothing, and the like.
+        unchecked: those of them for which limits check less than the settings ask for.
     """
 
     usage: Usage
@@ -48,6 +49,7 @@ class Analysis:
     runtime_kernels: tuple[str, ...]
     unreadable: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class HostUsage(Record, frozen=True, kw_only=True):
         processes: by run, how many processes were traced.
         libraries: sorted by their first path.
         incomplete: why processes may have touched more than is known; all code counts as used.
+        failed: runs in which tests failed, though all ended; these tests may need more code.
     """
 
     format_version: int
@@ -110,6 +111,7 @@ class HostUsage(Record, frozen=True, kw_only=True):
     processes: dict[str, int]
     libraries: tuple[HostLibrary, ...]
     incomplete: tuple[str, ...]
+    failed: tuple[str, ...] = ()
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -200,6 +202,7 @@ class HostReport(Record, frozen=True, kw_only=True):
         libraries: the most untouched bytes first.
         incomplete: why more may have been touched.
         variants: code for single instruction sets.
+        failed: see ``HostUsage``.
     """
 
     format_version: int
@@ -209,6 +212,7 @@ class HostReport(Record, frozen=True, kw_only=True):
     libraries: tuple[HostRow, ...]
     incomplete: tuple[str, ...]
     variants: tuple[HostVariant, ...] = ()
+    failed: tuple[str, ...] = ()
 
     @property
     def watched(self) -> int:

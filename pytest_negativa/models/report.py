@@ -167,6 +167,7 @@ class RunReport(Record, frozen=True, kw_only=True):
         compared: what changed since the baseline; empty without one.
         code_files: files that are GPU code themselves, by distribution.
         part: which part of the tests the plan is for, in words; None: for all that ran.
+        unchecked: why limits check less than the settings ask for; any limit is then crossed.
     """
 
     format_version: int
@@ -187,6 +188,7 @@ class RunReport(Record, frozen=True, kw_only=True):
     compared: tuple[str, ...] = ()
     code_files: tuple[CodeFilesRow, ...] = ()
     part: str | None = None
+    unchecked: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[LibraryRow | CodeFilesRow, ...]:

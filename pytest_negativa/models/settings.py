@@ -109,18 +109,6 @@ class Granularity(str, enum.Enum):
     KERNEL = "kernel"
 
 
-class Tests(Record, frozen=True, kw_only=True):
-    """Which tests a traced session runs, on top of pytest's own selection."""
-
-    # pytest would try to collect the class in every test module that imports it.
-    __test__ = False
-
-    markers: str | None
-    keywords: str | None
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-
-
 class Trace(Record, frozen=True, kw_only=True):
     """What is recorded, and what counts."""
 
@@ -417,7 +405,6 @@ class Settings(Record, frozen=True, kw_only=True):
     granularity: Granularity
     require_gpu: bool
     cpu: bool
-    tests: Tests
     trace: Trace
     verify: Verify
     reports: Reports

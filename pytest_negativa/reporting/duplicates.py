@@ -9,7 +9,7 @@ from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.reporting.inspection import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.reporting.units import format_bytes, format_names
 
 # Each copy of a library in an environment has a name; more make no table.
 _MOST_NAMES = 4
@@ -61,9 +61,8 @@ def render_duplicates(duplicates: Duplicates) -> Iterator[str]:
 
 def _names(paths: Sequence[str], names: Mapping[str, str]) -> str:
     counts = Counter(names[path] for path in paths)
-    shown = [
+    shown = (
         printable(name) + (f" ({count} times)" if count > 1 else "")
-        for name, count in list(counts.items())[:_MOST_NAMES]
-    ]
-    more = len(counts) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+        for name, count in counts.items()
+    )
+    return format_names(shown, _MOST_NAMES)

@@ -35,6 +35,8 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
     if report.incomplete:
         title = "All CPU code counts as used, because more may have been touched:"
         yield _list(title, report.incomplete)
+    if report.failed:
+        yield _list("Tests that failed may need CPU code that they did not reach:", report.failed)
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]

@@ -12,7 +12,13 @@ from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import cut_middle, printable, wrap
-from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
+from pytest_negativa.reporting.units import (
+    format_bytes,
+    format_holders,
+    format_items,
+    format_names,
+    format_share,
+)
 
 _HEADERS = (
     "library",
@@ -161,10 +167,9 @@ def _library_cells(rows: Sequence[LibraryRow]) -> list[str]:
 
 
 def _compiled_line(names: Sequence[str]) -> str:
-    shown = printable(", ".join(names[:_MAX_COMPILED]))
-    more = f" and {len(names) - _MAX_COMPILED:,} more" if len(names) > _MAX_COMPILED else ""
-    kernels = "1 kernel" if len(names) == 1 else f"{len(names):,} kernels"
-    return f"Compiled at run time, so in no file: {kernels} ({shown}{more})."
+    shown = printable(format_names(names, _MAX_COMPILED))
+    kernels = format_items(len(names), "kernel", "kernels")
+    return f"Compiled at run time, so in no file: {kernels} ({shown})."
 
 
 def _warnings(report: RunReport, width: int) -> Iterator[str]:

@@ -50,6 +50,13 @@ def format_items(count: int, one: str, many: str) -> str:
     return f"1 {one}" if count == 1 else f"{count:,} {many}"
 
 
+def format_names(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are: ``a, b and 3 more``."""
+    found = list(names)
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def format_holders(libraries: int, code_files: int) -> str:
     """What holds GPU code: ``3 libraries and 1 file that is GPU code``."""
     files = format_items(code_files, "file that is GPU code", "files that are GPU code")

@@ -27,11 +27,10 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
 
 _MAX_TESTS = 20
 _MAX_TEXT = 160
-_MAX_LIBRARIES = 3
 
 
 def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
@@ -102,12 +101,8 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
         if test.gpu_error is not None:
             lines.append(f"    left the CUDA context with {test.gpu_error}")
         if test.libraries and test.after is not None:
-            names = [printable(Path(p).name) for p in test.libraries[:_MAX_LIBRARIES]]
-            more = len(test.libraries) - len(names)
-            lines.append(
-                f"    was the first to use kernels of {', '.join(names)}"
-                + (f" and {more} more" if more else "")
-            )
+            names = (printable(Path(path).name) for path in test.libraries)
+            lines.append(f"    was the first to use kernels of {format_names(names)}")
     if len(tests) > _MAX_TESTS:
         lines.append(f"  and {len(tests) - _MAX_TESTS:,} more")
     return "\n".join(lines)

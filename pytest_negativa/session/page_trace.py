@@ -162,11 +162,14 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
         raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
 
 
-def describe_pages(trace: PageTrace, failure: str | None, *, top: int) -> Iterator[str]:
+def describe_pages(
+    trace: PageTrace, failure: str | None, *, all_tests_ended: bool, top: int
+) -> Iterator[str]:
     """What there is to tell of CPU code when the tests have run, a paragraph at a time.
 
     Args:
         failure: why the session failed; None if it didn't.
+        all_tests_ended: see ``Run.mark_failed``.
         top: rows of the table; 0 for all.
 
     Raises:
@@ -180,7 +183,7 @@ def describe_pages(trace: PageTrace, failure: str | None, *, top: int) -> Iterat
         yield f"negativa: CPU code was not traced: {trace.not_traced}"
         return
     if failure is not None:
-        trace.run.mark_failed(failure)
+        trace.run.mark_failed(failure, all_tests_ended=all_tests_ended)
     usage = gather(trace.run)
     if usage is not None:
         trace.run.make_latest()

@@ -68,6 +68,7 @@ class Reporter:
         self._incomplete: list[tuple[str, str]] = []
         self._workers: set[str] = set()
         self._interrupted = False
+        self._is_part_collected = False
         # All tests and the hooks of other plugins at their end.
         self._is_over = False
         self._process = process_mark()
@@ -92,6 +93,9 @@ class Reporter:
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.
         self._interrupted = True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._is_part_collected = self._is_part_collected or report.failed
 
     def pytest_runtest_logfinish(self) -> None:
         """A test has ended, here or in a worker."""
@@ -143,7 +147,8 @@ class Reporter:
 
         top = self._settings.reports.top
         try:
-            for paragraph in describe_pages(pages, self._why_failed(session), top=top):
+            failure, ended = self._why_failed(session), self._have_all_ended(session)
+            for paragraph in describe_pages(pages, failure, all_tests_ended=ended, top=top):
                 self._write(f"{paragraph}\n")
         except NegativaError as e:
             self._write(f"negativa: no report of CPU code: {printable_lines(str(e))}", red=True)
@@ -291,6 +296,13 @@ class Reporter:
         if status == pytest.ExitCode.NO_TESTS_COLLECTED:
             return "it ran no test"
         return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
+
+    def _have_all_ended(self, session: pytest.Session) -> bool:
+        """Whether all selected tests ran to their end, some of which failed."""
+        stopped = self._interrupted or session.shouldstop or session.shouldfail
+        return session.exitstatus == pytest.ExitCode.TESTS_FAILED and not (
+            stopped or self._incomplete or self._is_part_collected
+        )
 
     def _with_incomplete_workers(self, usage: Usage) -> Usage:
         traced = {process.header.worker for process in usage.processes}

@@ -1,7 +1,12 @@
-"""Pytest hooks that select the tests of a round and decide when it stops."""
+"""Pytest hooks that select the tests of a round and decide when it stops.
+
+Options such as ``--lf`` select tests by what pytest's cache has of the session before. In a round,
+that is another round. So a round with such an option runs the tests of the traced run instead.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.outcomes import Outcome, SessionResult
 from pytest_negativa.models.round import Round
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE, printable_id
@@ -17,31 +22,82 @@ from pytest_negativa.storage.outcomes import read_outcomes
 
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
 
+# --lf, --ff, --nf, --sw, --sw-skip, --sw-reset
+_BY_CACHE = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset")
+
+
+def options_by_cache(namespace: argparse.Namespace) -> list[str]:
+    """The options of a session that select or order tests by what ran before, by attribute."""
+    return [name for name in _BY_CACHE if getattr(namespace, name, False)]
+
 
 class RoundHooks:
     """Selects the tests of a round, and ends it if further tests would tell nothing."""
 
     def __init__(self, round_spec: Round) -> None:
         self._round = round_spec
+        # Whether the tests are those of the traced run, in its order.
+        self._repeats = False
+
+    @cached_property
+    def _traced(self) -> SessionResult | None:
+        """The traced run; None if it can't be read."""
+        if self._round.expected is None:
+            return None
+        try:
+            return read_outcomes(Path(self._round.expected))
+        except StoreError:
+            return None
 
     @cached_property
     def _failed_before(self) -> frozenset[str]:
         """Tests that failed in the traced run, too; read when the first test fails."""
-        if self._round.expected is None:
-            return frozenset()
-        try:
-            tests = read_outcomes(Path(self._round.expected)).tests
-        except StoreError:
-            return frozenset()
+        tests = self._traced.tests if self._traced is not None else ()
         return frozenset(t.nodeid for t in tests if t.outcome in _FAILING)
+
+    @cached_property
+    def _collected(self) -> frozenset[str]:
+        """Node ids of the files that the traced run collected tests of, or could not collect."""
+        assert self._traced is not None
+        tests = (test.nodeid.partition("::")[0] for test in self._traced.tests)
+        errors = (error.partition(": ")[0] for error in self._traced.collection_errors)
+        return frozenset((*tests, *errors))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Switch off what selects or orders tests by what ran before."""
+        chosen = options_by_cache(config.option)
+        # To read the traced run touches pages of CPU code, which a proof of it forbids.
+        self._repeats = bool(chosen) and self._traced is not None
+        for name in chosen if self._repeats else ():
+            setattr(config.option, name, False)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> pytest.CollectReport | None:
+        """Import no file that the traced run did not import: it may use the GPU."""
+        if not self._repeats or not isinstance(collector, pytest.File):
+            return None
+        if (
+            isinstance(collector, pytest.Package)
+            or printable_id(collector.nodeid) in self._collected
+        ):
+            return None
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        if self._round.tests is None:
+        tests = self._round.tests
+        if self._repeats and self._traced is not None:
+            order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
+            items.sort(key=lambda item: order.get(printable_id(item.nodeid), len(order)))
+            tests = tuple(order) if tests is None else tests
+        if tests is None:
             return
-        wanted = frozenset(self._round.tests)
+        wanted = frozenset(tests)
         selected: list[pytest.Item] = []
         left_out: list[pytest.Item] = []
         for item in items:

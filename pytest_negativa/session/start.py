@@ -34,9 +34,8 @@ from pytest_negativa.session.request import (
     replace_process,
     request_of,
 )
-from pytest_negativa.session.round_hooks import RoundHooks
+from pytest_negativa.session.round_hooks import RoundHooks, options_by_cache
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
-from pytest_negativa.session.selection import Selection
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import (
@@ -73,7 +72,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
-    plugins.register(Selection(settings.tests), "negativa-selection")
     if (page_tests := watch_tests(run)) is not None:
         plugins.register(page_tests, "negativa-page-tests")
     if role is not Role.CONTROLLER:
@@ -185,9 +183,19 @@ def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
+    if settings.measuring and options_by_cache(config.known_args_namespace):
+        raise OptionError(
+            "--negativa-measure runs the same tests in turns, and --lf, --ff, --nf and --sw select "
+            "or order them by the turn before; leave these options out"
+        )
     request = request_of(config, settings)
     if is_replaceable(config):
         replace_process(request)
+    if config.invocation_params.plugins:
+        raise OptionError(
+            "a program called pytest.main(plugins=...), and the tests can't be started again with "
+            "these plugins; name them with -p or pytest_plugins, or trace without a proof"
+        )
     config.pluginmanager.register(_Supervised(request), "negativa-supervised")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
-from pytest_negativa.settings.value_types import InvalidValue, anchor, describe, did_you_mean
+from pytest_negativa.settings.value_types import InvalidValue, anchor, describe
 
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place

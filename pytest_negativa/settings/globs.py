@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, nearest
 from pytest_negativa.models.settings import Libraries, Settings
 
 _T = TypeVar("_T")
@@ -154,9 +154,14 @@ def unmatched_globs(
         for kind in (True, False)
     }
     what = "kernel" if key == "kernels" else "library or file with GPU code"
+    distributions = {_normalized(name): name for name in words[True].values()}
     return tuple(
         f"{source.where_item(i)}: {option}: {glob!r} matches no {what} of this run"
-        f"{_nearest(glob, words[glob.startswith(DISTRIBUTION_PREFIX)])}"
+        + (
+            f"; did you mean {named}?"
+            if (named := distributions.get(_normalized(DISTRIBUTION_PREFIX + glob)))
+            else _nearest(glob, words[glob.startswith(DISTRIBUTION_PREFIX)])
+        )
         for i, glob in lost
     )
 
@@ -171,16 +176,13 @@ def _words(candidates: Iterable[str]) -> dict[str, str]:
 
 
 def _nearest(glob: str, words: dict[str, str]) -> str:
-    import difflib  # only a fault needs it
-
     pieces = re.findall(r"[\w.+-]+", glob.removeprefix(DISTRIBUTION_PREFIX))
     if not pieces:
         return ""
     literal = max(pieces, key=len)
     # Beyond twice the length no word can be near enough; this spares difflib most of them.
     fitting = [w for w in words if len(literal) <= 2 * len(w) <= 4 * len(literal)]
-    near = difflib.get_close_matches(literal, fitting[:_MOST_WORDS], n=1)
-    if not near:
+    if (near := nearest(literal, fitting[:_MOST_WORDS])) is None:
         return ""
-    name = words[near[0]]
-    return f"; the nearest name is {name if len(name) <= 120 else near[0]}"
+    name = words[near]
+    return f"; the nearest name is {name if len(name) <= 120 else near}"

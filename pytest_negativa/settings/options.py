@@ -121,7 +121,6 @@ _HEALED = ("healing",)
 _SWITCH = value_types.Switch()
 _PATH = value_types.FilePath()
 _PATH_OR_URL = value_types.PathOrUrl()
-_EXPRESSION = value_types.Expression()
 _GLOBS = value_types.ListOf(value_types.Glob())
 _LIBRARY_GLOBS = value_types.ListOf(value_types.LibraryGlob())
 
@@ -279,38 +278,6 @@ OPTIONS: tuple[Option, ...] = (
         type=_SWITCH,
         default=False,
         help="Trace the pages of CPU code, too; a proof covers the untouched ones.",
-        requires=_TESTED,
-    ),
-    Option(
-        name="tests.markers",
-        flag_name="test-markers",
-        type=_EXPRESSION,
-        default=None,
-        help="Run only tests that match this marker expression, as with -m.",
-        requires=_TESTED,
-    ),
-    Option(
-        name="tests.keywords",
-        flag_name="test-keywords",
-        type=_EXPRESSION,
-        default=None,
-        help="Run only tests that match this keyword expression, as with -k.",
-        requires=_TESTED,
-    ),
-    Option(
-        name="tests.include",
-        flag_name="include-test",
-        type=_GLOBS,
-        default=(),
-        help="Run only tests whose node id matches.",
-        requires=_TESTED,
-    ),
-    Option(
-        name="tests.exclude",
-        flag_name="exclude-test",
-        type=_GLOBS,
-        default=(),
-        help="Deselect tests whose node id matches.",
         requires=_TESTED,
     ),
     Option(
@@ -608,7 +575,6 @@ FILE_OPTIONS: Mapping[str, Option] = {o.name: o for o in OPTIONS if o.in_file}
 SECTIONS: Mapping[str, str] = {
     "libraries": "Which libraries are analysed; without include, all with GPU code.",
     "keep": "GPU code that is never planned as unused, whether the tests use it or not.",
-    "tests": "Which tests a traced session runs, on top of pytest's own selection.",
     "trace": "What is recorded, and what counts.",
     "verify": "How a plan is proved, and healed if the proof fails.",
     "reports": "Which reports are written, and what they show.",

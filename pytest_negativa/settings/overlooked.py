@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pytest_negativa.errors import did_you_mean
 from pytest_negativa.models.environment import OWN_VARIABLES
 from pytest_negativa.settings.options import CONFIG_NAME, OPTIONS
-from pytest_negativa.settings.value_types import did_you_mean
 
 _TABLE = re.compile(rb"^\[ *tool *\. *(negativa|pytest-negativa)\b", re.MULTILINE)
 

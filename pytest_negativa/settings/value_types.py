@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_negativa.arch import KNOWN_DEVICES, parse_arch, require_known
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.storage.urls import is_url, place_of
 
 Schema = dict[str, Any]
@@ -31,14 +31,6 @@ class InvalidValue(Exception):
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.path = path
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message: the nearest known word, or nothing if none is near."""
-    import difflib  # only a fault needs it
-
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def describe(value: Any) -> str:
@@ -180,13 +172,6 @@ class Text(ValueType):
         if not isinstance(value, str) or not value.strip():
             raise self.invalid(value)
         return value
-
-
-class Expression(Text):
-    """What pytest takes after -m or -k; pytest itself judges it."""
-
-    expected = "an expression like 'gpu and not slow'"
-    metavar = "EXPR"
 
 
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:

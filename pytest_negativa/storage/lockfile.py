@@ -18,9 +18,10 @@ import yaml
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
 from pytest_negativa.storage.output import write_output
-from pytest_negativa.storage.records import decode_hook, encode_hook
+from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url
-from pytest_negativa.storage.yaml_document import Node, YamlError, parse_document
+from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
+from pytest_negativa.storage.yaml_records import convert
 
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
@@ -38,9 +39,6 @@ _HEAD = """\
 _REMEDY = "restore the file from version control, or make it again with negativa lock"
 _MAX_TEXT = 400
 _WIDTH = 1 << 24
-# Of the path in msgspec's messages, as in "$.libraries[0].kept[3].offset".
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
-
 _CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
 
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -114,14 +112,14 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     if version != LOCK_VERSION:
         raise _error(
             origin,
-            found,
+            found.place,
             f"format_version {version}, this release reads {LOCK_VERSION}",
             _remedy_for(version, root),
         )
     try:
-        lock = msgspec.convert(root.plain(), Lock, dec_hook=decode_hook)
-    except msgspec.ValidationError as e:
-        raise _error(origin, _node_of(root, str(e)), str(e)) from e
+        lock = convert(root, Lock)
+    except YamlError as e:
+        raise _error(origin, e.place, str(e)) from e
     _check_digests(lock, root, origin)
     return lock
 
@@ -143,10 +141,10 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
     """
     for index, library in enumerate(lock.libraries):
         if problem := _why_damaged(library):
-            where = root.nearest(["libraries", index])
+            where = root.nearest(["libraries", index]).place
             raise _error(origin, where, f"{_brief(library.path)}: {problem}")
     for index, files in enumerate(lock.files):
-        where = root.nearest(["files", index])
+        where = root.nearest(["files", index]).place
         if len(files.kept) != files.kept_files:
             problem = f"kept_files says {files.kept_files:,}, and kept lists {len(files.kept):,}"
         elif files.digest != digest_of(files):
@@ -157,7 +155,7 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
     if lock.digest != digest_of(lock):
         raise _error(
             origin,
-            root.nearest(["digest"]),
+            root.nearest(["digest"]).place,
             "the lines outside of the libraries, or the list of libraries, don't match their "
             "digest",
         )
@@ -214,18 +212,11 @@ def _compose(data: bytes, origin: str) -> Node:
     return root
 
 
-def _error(origin: str, where: Node, problem: str, remedy: str = _REMEDY) -> StoreError:
-    return StoreError(f"{origin}:{where.place.line}: {_brief(problem)}; {remedy}")
+def _error(origin: str, where: Place, problem: str, remedy: str = _REMEDY) -> StoreError:
+    return StoreError(f"{origin}:{where.line}: {_brief(problem)}; {remedy}")
 
 
 def _brief(text: str) -> str:
     """A text without the middle of a name that is megabytes long."""
     half = _MAX_TEXT // 2
     return text if len(text) <= _MAX_TEXT else f"{text[:half]}...{text[-half:]}"
-
-
-def _node_of(root: Node, message: str) -> Node:
-    """What a message of msgspec is about, or the nearest thing around it."""
-    path = message.rpartition("`$")[2]
-    steps = [int(index) if index else key or dots for key, index, dots in _STEP.findall(path)]
-    return root.nearest(steps)

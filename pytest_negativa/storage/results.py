@@ -296,14 +296,14 @@ def load_report(run: Run) -> RunReport:
 def load_history(run: Run) -> tuple[RunReport, ...]:
     """The reports of the runs beside a run, its own included, the oldest first.
 
-    Runs without a report, or with one that can't be read, are left out. So are plans for a part of
-    the tests.
+    Runs without a plan, or with a report that can't be read, are left out. So are plans for a part
+    of the tests.
     """
     found = []
     for one in reversed(RunsFolder(run.folder.parent).runs()):
         with contextlib.suppress(StoreError, PermissionError):
             report = load_report(one)
-            if report.part is None or one.run_id == run.run_id:
+            if one.is_planned and (report.part is None or one.run_id == run.run_id):
                 found.append(report)
     return tuple(found)
 

@@ -238,6 +238,10 @@ class Run:
         return self.folder / "failed"
 
     @property
+    def _tests_ended_file(self) -> Path:
+        return self.folder / "tests-ended"
+
+    @property
     def _incomplete_file(self) -> Path:
         return self.folder / "incomplete"
 
@@ -380,6 +384,11 @@ class Run:
         return VerificationFolder(self.folder / "verify" / new_run_id())
 
     @property
+    def is_planned(self) -> bool:
+        """Whether it has a plan, of libraries or of files that are GPU code themselves."""
+        return bool(self.plan_files()) or self.files_plan_file.exists()
+
+    @property
     def is_failed(self) -> bool:
         """Whether the run is marked as failed; ``failure`` says why."""
         return self._failed_file.exists()
@@ -395,13 +404,23 @@ class Run:
         marks = (self.failure, self.incomplete_reason, self.partial_reason)
         return not any(marks) and not self.has_samples and bool(self.plan_files())
 
-    def mark_failed(self, reason: str) -> None:
+    @property
+    def all_tests_ended(self) -> bool:
+        """Whether a run that failed did so for tests alone, all of which came to their end."""
+        return self.is_failed and _read_mark(self._tests_ended_file) == self.failure
+
+    def mark_failed(self, reason: str, *, all_tests_ended: bool = False) -> None:
         """Note that the run failed or was interrupted.
+
+        Args:
+            all_tests_ended: see the property. It holds until another reason is noted.
 
         Raises:
             StoreError: the note can't be written.
         """
         _write_mark(self._failed_file, reason)
+        if all_tests_ended:
+            _write_mark(self._tests_ended_file, reason)
 
     @property
     def incomplete_reason(self) -> str | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.vex import VULNERABILITIES_VERSION, Vulnerabilities
 from pytest_negativa.storage.yaml_document import YamlError, parse_document
+from pytest_negativa.storage.yaml_records import convert
 
 _MAX_BYTES = 16 << 20
 _MAX_ITEMS = 200_000
@@ -30,11 +29,9 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
         raise StoreError(f"{path}: larger than {_MAX_BYTES:,} bytes; {_EXPECTED}")
     try:
         root = parse_document(data, _MAX_ITEMS)
-        found = msgspec.convert(root.plain() if root else None, Vulnerabilities)
+        found = convert(root, Vulnerabilities)
     except YamlError as e:
         raise StoreError(f"{path}:{e.place.line}: {e}; {_EXPECTED}") from e
-    except msgspec.ValidationError as e:
-        raise StoreError(f"{path}: {e}; {_EXPECTED}") from e
     if found.format_version != VULNERABILITIES_VERSION:
         raise StoreError(
             f"{path}: format_version {found.format_version}, this release reads "

@@ -75,7 +75,9 @@ def test_selected_libraries(tmp_path: Path, text: str, names: list[str]) -> None
     found = analyze(usage, settings(tmp_path, text))
     assert [Path(a.plan.library.path).name for a in found.libraries] == names
     assert found.without_code == 1
-    assert found.warnings == ()
+    left_out = "left out by libraries.exclude: libmultiarch.so, libnames.so"
+    none_left = (f"nothing is left to look at; {left_out}",)
+    assert found.warnings == found.unchecked == (() if names else none_left)
 
 
 @pytest.fixture
@@ -130,6 +132,12 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
         "file with GPU code of this run; the nearest name is dist:Our.Package",
     )
     assert len(found.libraries) == 1
+
+
+@pytest.mark.parametrize("option", ["libraries: {include: [%s]}", "keep: {libraries: [%s]}"])
+def test_a_distribution_without_its_prefix(tmp_path: Path, installed: Path, option: str) -> None:
+    found = analyze(used(installed), settings(tmp_path, option % "our_package"))
+    assert found.warnings[0].endswith("of this run; did you mean dist:Our.Package?")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.report import LibraryRow, ReasonRow
 from pytest_negativa.reporting.history import render_history
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.results import load_history
+from pytest_negativa.storage.runs import Run, RunsFolder
 from tests.support.reports import code_files, report, row
 
 
@@ -32,6 +33,7 @@ def test_two_libraries_of_one_file_name_have_rows_of_their_own(tmp_path: Path) -
             code_files=(code_files(version="1.0"), code_files(version="2.0")),
         )
         write_record(run.report_file, replace(found, run_id=run.run_id))
+        plan(run)
 
     first, second = history_of_runs(runs)
 
@@ -57,9 +59,37 @@ def test_a_report_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no run has figures: .*json"):
         history_of_runs(runs)
     write_record(run.report_file, report(sized("/x/l.so", 10, 0)))
+    plan(run)
     damaged, good = history_of_runs(runs)
     assert damaged.problem is not None and "report.json" in damaged.problem
     assert good.problem is None
+
+
+def plan(run: Run) -> None:
+    """Make a run one that has a plan. Histories don't read it."""
+    run.plan_dir.mkdir()
+    (run.plan_dir / "l.so.json").write_text("{}")
+
+
+def test_runs_without_a_plan_are_left_out(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path)
+    runs.make()
+    for failure in (None, "1 test failed", None):
+        run = runs.new_run()
+        run.make()
+        run.make_latest()
+        found = report(sized("/x/l.so", 10, 5))
+        write_record(run.report_file, replace(found, run_id=run.run_id))
+        if failure is None:
+            plan(run)
+        else:
+            run.mark_failed(failure)
+    first, failed, last = history_of_runs(runs)
+    assert (failed.libraries, failed.problem) == ((), "nothing is planned from it: 1 test failed")
+    assert [one.run_id for one in load_history(run)] == [first.label, last.label]
+    # Where files are GPU code themselves, they alone may have a plan.
+    Run(runs.folder / failed.label).files_plan_file.write_text("{}")
+    assert len(load_history(run)) == 3
 
 
 def sized(path: str, code: int, unused: int) -> LibraryRow:

@@ -43,6 +43,42 @@ def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: s
     assert unmatched("libmultiarch.so", "\nlibraries: {exclude: ['*']}")
 
 
+_LEFT_OUT = ["left out by libraries.include: libmultiarch.so"]
+
+
+@pytest.mark.parametrize(
+    ("libraries", "told"),
+    [
+        ("include: [libmultiarc.so]", ["'libmultiarc.so' matches no library", *_LEFT_OUT]),
+        ("include: [libmultiarch.so, libother.so]", ["'libother.so' matches no library"]),
+        (
+            "include: [libmulti*], exclude: ['*']",
+            ["left out by libraries.include and libraries.exclude: libmultiarch.so"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("limit", ["max_unused_percent: 100", "max_gpu_code: 1 GB"])
+def test_limits_that_count_less_than_is_asked_for_are_crossed(
+    tmp_path: Path, libraries: str, told: list[str], limit: str
+) -> None:
+    text = f"libraries: {{{libraries}}}\n"
+    without = report(tmp_path, text)
+    assert without.crossed == ()
+    assert all(any(one in line for line in without.warnings) for one in told)
+
+    found = report(tmp_path, f"{text}thresholds: {{{limit}}}")
+    assert len(found.crossed) == len(told)
+    assert all(one in line for one, line in zip(told, found.crossed, strict=True))
+    assert found.warnings == ()
+
+
+def test_the_project_s_kernels_without_a_library_of_its_own_cross_a_limit(tmp_path: Path) -> None:
+    limit = "coverage: {fail_under: 0, libraries: [libmultiarch.so%s]}"
+    assert report(tmp_path, limit % "").crossed == ()
+    [line] = report(tmp_path, limit % ", libother.so").crossed
+    assert "coverage.libraries: 'libother.so' matches no library" in line
+
+
 @pytest.mark.parametrize(
     "limit", ["coverage: {fail_under_library", "thresholds: {min_used_kernels_library"]
 )

@@ -86,3 +86,5 @@ def test_a_mistyped_command() -> None:
     assert done.exit_code == 2
     assert "No such command 'inspct'; did you mean inspect?" in done.stderr
     assert "No such command 'zzzz'.\n" in CliRunner().invoke(main, ["zzzz"]).stderr
+    schema = CliRunner().invoke(main, ["schema", "lcok"])
+    assert schema.exit_code == 2 and schema.stderr.endswith("; did you mean lock?\n")

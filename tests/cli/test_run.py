@@ -277,6 +277,37 @@ def test_a_report_without_limits_shows_what_its_run_crossed(recorded: Project) -
     assert "'*other*'" in other.stderr
 
 
+@pytest.mark.parametrize("flag", ["--max-unused-percent=100", "--max-gpu-code=1GB"])
+def test_limits_do_not_pass_where_nothing_is_counted(recorded: Project, flag: str) -> None:
+    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    recorded.write("negativa.yaml", "libraries: {include: [libquikstart.so]}\n")
+    shown = recorded.negativa("locate", "--run", ".negativa/run").stdout
+    told = "/negativa.yaml:1:23: libraries.include: 'libquikstart.so' matches no library "
+    assert shown.count(told) == 1
+    assert "nearest name is libquickstart.so" in shown
+
+    for command in (("locate", "--run", ".negativa/run", flag), ("report", flag)):
+        done = recorded.negativa(*command, status=1)
+        assert (done.stdout + done.stderr).count(told) == done.stderr.count(told) == 1
+        assert "left out by libraries.include: libquickstart.so\n" in done.stderr
+
+    # Its trace alone does not tell how large they are.
+    (recorded.folder / "quickstart" / "libquickstart.so").unlink()
+    done = recorded.negativa("locate", "--run", ".negativa/run", flag, status=1)
+    assert "negativa: no library whose GPU code was used is here to look at\n" in done.stderr
+
+
+def test_limits_do_not_pass_without_a_plan(recorded: Project) -> None:
+    trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
+    Run(trace.parents[1].resolve()).mark_failed("2 tests failed")
+    recorded.negativa("locate", "--run", ".negativa/run", status=1)
+
+    recorded.negativa("report", "--run", ".negativa/run")
+    done = recorded.negativa("report", "--run", ".negativa/run", "--max-gpu-code=1", status=1)
+
+    assert done.stderr == "negativa: the limits can't be checked: this run has no plan\n"
+
+
 @pytest.mark.slow
 def test_a_limit_of_coverage_that_a_run_does_not_have_is_an_error(
     recorded: Project, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +319,14 @@ def test_a_limit_of_coverage_that_a_run_does_not_have_is_an_error(
     done = CliRunner().invoke(main, ["report", "--fail-under-library=*=1"])
     assert done.exit_code == 1
     assert "libquickstart.so; plan it again with negativa locate" in done.stderr
+
+
+def test_a_type_of_report_that_is_misspelt(project: Project) -> None:
+    told = "negativa: error: htm: neither a run nor a type of report; did you mean html?\n"
+    assert project.negativa("report", "htm", status=2).stderr == told
+    assert "did you mean html?" in project.negativa("report", "htm:a.html", status=2).stderr
+    unlike = project.negativa("report", "20261124T000000Z", status=2).stderr
+    assert "no such run or TYPE; negativa runs list prints those in" in unlike
 
 
 def test_faults_of_the_file(project: Project) -> None:

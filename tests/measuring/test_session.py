@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -90,7 +91,9 @@ def test_a_suite_that_fails_alike_is_measured(project: Path) -> None:
 def test_without_slim_libraries(project: Path) -> None:
     (project / ".negativa" / "reconstructed").rename(project / "elsewhere")
     done = run(project, "--negativa-measure", status=4)
-    assert "reconstructed: no slim libraries here; make some with negativa" in done.stderr
+    assert "reconstructed: no slim libraries here; make some with pytest --neg" in done.stderr
+    named = set(re.findall(r"--[a-z-]+", done.stderr))
+    assert named == {"--negativa", "--negativa-verify"}
 
 
 @pytest.mark.slow

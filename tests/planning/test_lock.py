@@ -414,14 +414,26 @@ class TestFile:
     @pytest.mark.parametrize(
         ("old", "new", "problem"),
         [
-            (b"size: ", b"size: x", r"lock:\d+: Expected `int`, got `str` - at .*size"),
-            (b"size: ", b"length: ", r"lock:\d+: .*unknown field `length` - at .*libraries\[0\]"),
+            (b"size: ", b"size: x", r"lock:\d+: \S+size: expected a whole number, found text;"),
+            (b"size: ", b"length: ", r"lock:(\d+): libraries\[0\]: unknown key 'length';"),
             (b"  sha256: ", b"  sha256: 0", r"lock:\d+: .*sha256"),
-            (b"reason: loaded", b"reason: because", r"lock:\d+: Invalid enum value 'because'"),
-            (b"arch: sm_90", b"arch: sm_", r"lock:\d+: .*no SM arch.*kept\[0\]"),
-            (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*Expected `int`"),
-            (b"  elements: ", b"  elements: 0 # ", r"lock:\d+: kept: .* of 0 elements"),
-            (b"proved: true", b"proved: yes", r"lock:\d+: Expected `bool`, got `str`"),
+            (b"reason: loaded", b"reason: because", r"lock:\d+: \S+reason: unknown word 'because'"),
+            (
+                b"arch: sm_90",
+                b"arch: sm_",
+                r"lock:\d+: libraries\[0\].kept\[0\].arch: .*no SM arch",
+            ),
+            (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*expected a whole number"),
+            (
+                b"  elements: ",
+                b"  elements: 0 # ",
+                r"lock:\d+: libraries\[0\]: kept: .* of 0 elements",
+            ),
+            (
+                b"proved: true",
+                b"proved: yes",
+                r"lock:\d+: proof.proved: expected true or false, found text",
+            ),
             (b"  run: ", b"  run: a\n  run: ", r"lock:\d+: .*the key 'run' is there twice"),
             (b"  run: ", b"  run: *x # ", r"lock:\d+: .*an alias"),
             (b"  run: ", b"  run: !!python/name:os.system ", r"lock:\d+: .*the tag"),

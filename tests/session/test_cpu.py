@@ -219,19 +219,76 @@ def test_workers_of_xdist(project: Project, library: Path) -> None:
     assert functions_in(library, find(usage, library).touched) >= {"in_main", "in_child", "at_exit"}
 
 
+FAILS = "def test_fails():\n    assert False\n"
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suite", "options", "status", "reason"),
+    [
+        pytest.param(FAILS, ["-x"], 1, "1 test failed", id="stopped"),
+        pytest.param(
+            "def test_stops():\n    raise KeyboardInterrupt\n", [], 2, "it was interrupted",
+            id="interrupted",
+        ),
+        pytest.param(
+            "import nothing_of_that_name\n", ["--continue-on-collection-errors"], 1,
+            "1 test failed", id="not-collected",
+        ),
+        pytest.param(
+            "import os\ndef test_dies():\n    os._exit(1)\n", ["-n2"], 1, "1 test failed",
+            id="crashed",
+        ),
+    ],
+)  # fmt: skip
 @pytest.mark.planted_fault(
-    "a failed session had not touched all the pages that its tests need",
+    "a session that stopped early had not touched all the pages that its tests need",
     says="All CPU code counts as used, because more may have been touched",
 )
-def test_a_failed_session_is_incomplete(
-    project: Project, library: Path, fault: PlantedFault
+def test_a_session_that_stopped_early_is_incomplete(
+    project: Project,
+    library: Path,
+    fault: PlantedFault,
+    suite: str,
+    options: list[str],
+    status: int,
+    reason: str,
 ) -> None:
-    project.write("test_fails.py", "def test_fails():\n    assert False\n")
-    done = project.pytest("-q", "--negativa", status=1)
+    project.write("test_a.py", suite)
+    done = project.pytest("-q", "--negativa", *options, status=status)
     fault.check(done.stdout)
-    (reason,) = usage_of(project).incomplete
-    assert "1 test failed" in reason
+    (found,) = usage_of(project).incomplete
+    assert reason in found
+    deployed = project.folder / "deployed"
+    deployed.mkdir()
+    shutil.copy(library, deployed)
+    spare = ("--spare", "spares", "--cpu-pages", ".negativa/latest", "--dry-run")
+    slim = ("slim", "--arch", "sm_90", *spare, str(deployed))
+    assert "is not complete" in project.negativa(*slim, status=2).stderr
+
+
+@pytest.mark.slow
+def test_tests_that_failed_leave_a_trace_for_a_slim_with_a_spare(
+    project: Project, library: Path
+) -> None:
+    project.write("test_a.py", FAILS)
+    done = project.pytest("-q", "--negativa", status=1)
+    assert "Tests that failed may need CPU code that they did not reach:\n  2" in done.stdout
+
+    deployed = project.folder / "deployed"
+    deployed.mkdir()
+    shutil.copy(library, deployed)
+    spare = ("--spare", "spares", "--cpu-pages", ".negativa/latest", "--dry-run")
+    slim = ("slim", "--arch", "sm_90", *spare, str(deployed))
+    done = project.negativa(*slim)
+    run = (project.results / "latest").resolve().name
+    told = f"{run} failed: 1 test failed; CPU code that only such tests need comes from the spare\n"
+    assert done.stderr.count(told) == 1
+    usage = usage_of(project)
+    assert usage.incomplete == () and "1 test failed" in usage.failed[0]
+    # No proof is of a run that failed.
+    refused = project.pytest("-q", "--negativa-verify", status=1)
+    assert "no proof of CPU code: the traced run failed: 1 test failed" in refused.stdout
 
 
 @pytest.mark.slow

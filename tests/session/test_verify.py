@@ -18,7 +18,7 @@ import pytest
 
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.sessions import Project
-from tests.support.verified import VerifiedProject, spawn
+from tests.support.verified import HEAD, VerifiedProject, spawn
 
 SUITE = r"""
 if FAULT == "import":
@@ -740,23 +740,88 @@ def test_fault():
     assert "exit status 1, 0 when traced" in failed and "NOT PROVED" in failed
 
 
-@pytest.mark.nightly
-def test_last_failed(tmp_path: Path) -> None:
-    project = VerifiedProject(
-        tmp_path / "project",
-        """
+@pytest.fixture
+def cached(tmp_path: Path) -> VerifiedProject:
+    """A project with pytest's cache, one of whose tests failed in the last session."""
+    suite = """
 def test_use():
     use(LIB)
 
 def test_fails_once():
-    assert FAULT != "once"
+    use(LIB, 0)
+    assert "BREAK" not in os.environ
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.write("test_b.py", HEAD + "use(LIB, 3)\ndef test_other():\n    pass\n")
+    project.write(
+        "conftest.py",
+        "def pytest_runtest_setup(item):\n    print(item.name, file=open('order.txt', 'a'))\n",
+    )
+    project.environ["PYTEST_ADDOPTS"] = "-p no:hypothesispytest -p no:randomly -p standin_gpu"
+    project.pytest("-q", "--sw", status=2, BREAK="1")
+    (project.folder / "order.txt").unlink()
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "ran"),
+    [("--lf", 1), ("--lf -n2", 1), ("--ff", 3), ("--sw", 2)],
+)
+@pytest.mark.parametrize("source", ["flag", pytest.param("addopts", marks=pytest.mark.nightly)])
+def test_tests_that_are_selected_by_the_last_session(
+    cached: VerifiedProject, option: str, ran: int, source: str
+) -> None:
+    """The traced session changes what the next one would select; the copies have its code alone."""
+    words = option.split()
+    if source == "addopts":
+        cached.write("pytest.ini", f"[pytest]\naddopts = {option}\n")
+        words = []
+    done = cached.pytest("-q", "--negativa", "--negativa-verify", *words)
+    assert "\nPROVED" in done.stdout
+    assert len(cached.verdict["tests"]) == ran
+    order = (cached.folder / "order.txt").read_text().splitlines()
+    assert order[0] == "test_fails_once"
+    assert order[:ran] == order[ran:]
+
+
+@pytest.mark.slow
+def test_last_failed_of_a_run_that_was_traced_before(cached: VerifiedProject) -> None:
+    """A proof is of all tests of the traced run."""
+    cached.trace()
+    cached.pytest("-q", status=1, BREAK="1")
+    assert "\nPROVED" in cached.verify("--lf")
+    assert len(cached.verdict["tests"]) == 3
+
+
+@pytest.mark.slow
+def test_turns_of_a_measurement_are_of_the_same_tests(cached: VerifiedProject) -> None:
+    done = cached.pytest("--negativa-measure", "--lf", status=4)
+    assert "--lf, --ff, --nf and --sw select or order them by the turn before" in done.stderr
+    assert not (cached.folder / "order.txt").exists()
+
+
+@pytest.mark.parametrize("flags", [("--negativa", "--negativa-verify"), ("--negativa-measure",)])
+def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    suite = "def test_use(number):\n    use(LIB)\n    assert number == 3\n"
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.write(
+        "run.py",
+        """
+import pytest, sys
+
+class Numbers:
+    @pytest.fixture
+    def number(self):
+        return 3
+
+sys.exit(pytest.main(["-q", *sys.argv[1:]], plugins=[Numbers()]))
 """,
     )
-    project.environ["PYTEST_ADDOPTS"] = "-p no:hypothesispytest -p standin_gpu"
-    project.trace()
-    project.verify("--lf")  # None has failed yet: all run.
-    assert project.verdict["proved"]
-    project.verify(status=1, FAULT="once")
-    # Only the one that failed runs, so the others are missing.
-    project.verify("--lf", status=1)
-    assert project.differing() == {"test_use": ("passed", None)}
+    assert "1 passed" in project.run(sys.executable, "run.py", "--negativa").stdout
+    done = project.run(sys.executable, "run.py", *flags, status=4)
+    [line] = filter(None, done.stderr.splitlines())
+    assert line.startswith("ERROR: negativa: a program called pytest.main(plugins=...)")
+    assert done.stdout == ""

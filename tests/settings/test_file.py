@@ -105,7 +105,7 @@ def test_the_other_ending_is_no_silent_miss(tmp_path: Path) -> None:
 # Loading
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "keep:\n  # ptx: all\ntests:\n"])
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "keep:\n  # ptx: all\ntrace:\n"])
 def test_nothing_written_is_all_defaults(tmp_path: Path, text: str) -> None:
     assert load_config(write(tmp_path, text)).values == {}
 
@@ -122,7 +122,6 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         relocatable=RelocatablePolicy.AUTO,
     )
     assert [str(arch) for arch in found.keep.sm_archs] == ["sm_80", "sm_90a"]
-    assert found.tests.markers == "gpu and not slow"
     assert found.require_gpu
     assert found.trace.level is TraceLevel.LOOKUP
     assert found.reports == Reports(
@@ -265,7 +264,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "accept_failed"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("reports: {formats: ['json:ftp://me:secret@host/a']}",
      ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
@@ -273,11 +272,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "configuration files of the store's tools"]),
     ("<<: {keep: {}}",
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("1: a",
      ["negativa.yaml:1:1: unknown key '1'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, tests, trace, verify, reports, coverage, thresholds, "
+      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
@@ -287,11 +286,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, tests, trace, verify, reports, "
+      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache"]),
     ("keep",
      ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, tests, trace, verify, reports, "
+      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
@@ -344,9 +343,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "sm_90?"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
-    ("tests: {markers: true}",
-     ["negativa.yaml:1:18: tests.markers: found true, expected an expression like "
-      "'gpu and not slow'"]),
     ("reports: {top: 2.5}",
      ["negativa.yaml:1:16: reports.top: found the number 2.5, expected a whole number, 0 or more"]),
     ("reports: {top: true}",

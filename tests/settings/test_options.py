@@ -129,16 +129,6 @@ CASES = [
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("require_gpu", (), True, "on", True, "true", True, False),
     Case("cpu", (), True, "on", True, "true", True, False),
-    Case("tests.markers", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
-    Case("tests.keywords", ("gpu",), "gpu", "not slow", "not slow", "a or b", "a or b", None),
-    Case(
-        "tests.include",
-        ("t.py::a[*]",), ["t.py::a[*]"],
-        "x.py::*;y.py::b[1, 2]", ["x.py::*", "y.py::b[1, 2]"],
-        "['*::c']", ["*::c"],
-        [],
-    ),
-    Case("tests.exclude", ("a",), ["a"], "b", ["b"], "[c]", ["c"], []),
     Case("trace.level", ("launch",), "launch", "launch", "launch", "launch", "launch", "lookup"),
     Case("trace.children", (), True, "off", False, "false", False, True),
     Case(
@@ -628,7 +618,7 @@ def test_bad_values_name_flag_or_variable(
     assert str(by_variable.value) == f"{variable}: {message}"
 
 
-@pytest.mark.parametrize("flag", ["--negativa-dir", "--negativa-test-markers"])
+@pytest.mark.parametrize("flag", ["--negativa-dir", "--negativa-replay"])
 def test_a_text_must_not_be_empty(flag: str) -> None:
     with pytest.raises(OptionError, match=f"{flag}: found '', expected"):
         run(parse(f"{flag}="), {}, None)

@@ -152,7 +152,9 @@ class _Builder:
             history=self._history(),
             host=self._host(),
             alike=alike,
-            host_incomplete=() if contents.host is None else contents.host.incomplete,
+            host_incomplete=()
+            if (host := contents.host) is None
+            else (*host.incomplete, *host.failed),
             texts=self._texts.all(),
             left_out_kernels=left_out,
             left_out_ranges=left_out_ranges,
