@@ -21,7 +21,7 @@ WRITING = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_leaves_the_home_folder_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -104,6 +104,7 @@ def run_tests(project: Path, *tests: str, **variables: str) -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
+@pytest.mark.nightly
 def test_traced_children(tmp_path: Path, runtimes: str) -> None:
     """The flows of the native tracer, in a Python with the sanitizers' runtimes."""
     project = copy_project(tmp_path / "project")

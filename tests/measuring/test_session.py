@@ -66,7 +66,7 @@ def measurement(project: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_environment", [False, True])
+@pytest.mark.parametrize("by_environment", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_session_is_measured(project: Path, by_environment: bool) -> None:
     if by_environment:
         done = run(project, "-v", environ={"NEGATIVA_MEASURE": "1", "NEGATIVA": "1"})
@@ -82,7 +82,7 @@ def test_the_session_is_measured(project: Path, by_environment: bool) -> None:
     assert "2 passed" in log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_suite_that_fails_alike_is_measured(project: Path) -> None:
     done = run(project, "--negativa-measure", environ={"RESULT": "bad"})
     assert "runs ended with exit status 1; output in " in done.stdout
@@ -96,7 +96,7 @@ def test_without_slim_libraries(project: Path) -> None:
     assert named == {"--negativa", "--negativa-verify"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_called_by_a_program(project: Path) -> None:
     code = "import pytest, sys; sys.exit(pytest.main(['--negativa-measure', '--rootdir=.']))"
     done = subprocess.run(

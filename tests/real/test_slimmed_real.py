@@ -10,9 +10,9 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.planning.without_trace import plan_for_devices
-from tests.real.conftest import NEWEST, PINNED, Install
 from tests.support.compacting import plan_of
 from tests.support.cutting import needs_runtime
+from tests.support.real import NEWEST, PINNED, Install
 from tests.support.slimmed import (
     check_left,
     check_slimmed,

@@ -19,7 +19,15 @@ from tests.support.verified import VerifiedProject
 pytestmark = pytest.mark.slow
 
 HOW = pytest.mark.parametrize(
-    "by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, FULL_DISK], ids=str
+    "by",
+    [
+        signal.SIGKILL,
+        *(
+            pytest.param(by, marks=pytest.mark.nightly)
+            for by in (signal.SIGTERM, signal.SIGINT, FULL_DISK)
+        ),
+    ],
+    ids=str,
 )
 # A payload of libquickstart.so that an H200 does not load: the plan calls it unused.
 HIDDEN = 13384

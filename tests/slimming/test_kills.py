@@ -24,7 +24,15 @@ LINKED = "gpu/linked.so"
 RECORD = "gpu_code-1.0.dist-info/RECORD"
 LIBRARIES = (ONE, TWO, LINKED)
 HOW = pytest.mark.parametrize(
-    "by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, FULL_DISK], ids=str
+    "by",
+    [
+        signal.SIGKILL,
+        *(
+            pytest.param(by, marks=pytest.mark.nightly)
+            for by in (signal.SIGTERM, signal.SIGINT, FULL_DISK)
+        ),
+    ],
+    ids=str,
 )
 Digests = dict[str, str]
 
@@ -133,6 +141,7 @@ def test_slim(place: Workplace, by: int) -> None:
         place.assert_clean(after)
 
 
+@pytest.mark.nightly
 @in_namespace
 def test_originals_on_another_disk(installed: Made, tmp_path: Path) -> None:
     """They are copied there, and no part of a copy is left."""
