@@ -311,6 +311,8 @@ def by_arch(box: Box) -> None:
     """Ten libraries slimmed by arch: plain and cut, and back."""
     site(box, "site")
     box.negativa("slim", "--arch", "sm_90", "--dry-run", "site")
+    # What saves little, or nothing.
+    box.negativa("slim", "--arch", "sm_75,sm_80,sm_90,sm_100", "--dry-run", "site")
     box.negativa("slim", "--arch", "sm_90", "--keep-originals", "kept", "--json", "site")
     box.binaries("site")
     box.binaries("kept")

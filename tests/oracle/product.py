@@ -100,9 +100,10 @@ class Rules:
         if isinstance(value, dict):
             library = value.get("library", value)
             value = library.get("path") if isinstance(library, dict) else None
-        if not isinstance(value, str) or ".so" not in value or value.startswith(self._box):
+        elif isinstance(value, str) and ".so" not in value:
             return False
-        return value.startswith(self._foreign)
+        foreign = isinstance(value, str) and value.startswith(self._foreign)
+        return foreign and not value.startswith(self._box)
 
     def text(self, value: str) -> str:
         if value in self.digests:
