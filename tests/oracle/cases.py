@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.inputs.regions import places_of
-from tests.oracle.product import FIXTURES, INPUTS, QUICKSTART, TRACES, Box, shortened
+from tests.oracle.product import FIXTURES, INPUTS, OLD, QUICKSTART, TRACES, Box, shortened
 
 Case = Callable[[Box], None]
 
@@ -319,6 +319,10 @@ def by_arch(box: Box) -> None:
     box.negativa("slim", "check", "site")
     flip(box.folder / "site" / "app" / "libgold.so")
     box.negativa("slim", "check", "site")
+    kept = largest(box.folder / "kept")
+    flip(kept)
+    box.negativa("slim", "undo", "site")
+    flip(kept)
     box.negativa("slim", "undo", "site")
     box.binaries("site")
     for words in (
@@ -336,6 +340,12 @@ def by_arch(box: Box) -> None:
         box.binaries(name)
         box.negativa("slim", "undo", name)
         box.binaries(name)
+
+
+def largest(folder: Path) -> Path:
+    """The largest file below a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return max(files, key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path) -> None:
@@ -358,8 +368,7 @@ def cut(box: Box) -> None:
     box.negativa("slim", "check", "site")
     box.negativa("inspect", "site")
     box.run("python", "-c", LOADS, "site/app", show="load all")
-    spares = (path for path in (box.folder / "spares").rglob("*") if path.is_file())
-    spare = max(spares, key=lambda path: path.stat().st_size)
+    spare = largest(box.folder / "spares")
     saved = spare.read_bytes()
     flip(spare)
     box.negativa("slim", "check", "site")
@@ -467,7 +476,7 @@ def of_wheel(requirement: str) -> Case:
         with zipfile.ZipFile(archive) as file:
             file.extractall(box.folder / "site")
         for path in (box.folder / "site").rglob("*"):
-            os.utime(path, (1_700_000_000, 1_700_000_000))
+            os.utime(path, (OLD, OLD))
         box.negativa("inspect", local.name)
         found = box.negativa("inspect", "--elements", "--json", "site", quiet=True)
         for row in found["libraries"]:
