@@ -319,7 +319,9 @@ def by_arch(box: Box) -> None:
     box.negativa("slim", "check", "site")
     flip(box.folder / "site" / "app" / "libgold.so")
     box.negativa("slim", "check", "site")
-    os.utime(box.folder / "site" / "app" / "libcxx.so", (OLD + 5, OLD + 5))
+    touched = box.folder / "site" / "app" / "libcxx.so"
+    os.utime(touched, (OLD + 5, OLD + 5))
+    touched.chmod(0o700)
     kept = largest(box.folder / "kept")
     flip(kept)
     box.negativa("slim", "undo", "site")
