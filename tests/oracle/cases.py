@@ -494,7 +494,7 @@ def of_wheel(requirement: str) -> Case:
         box.negativa("slim", *quiet, "--target", "out", "site")
         box.note("out/", digests(box, "out"))
         box.negativa("slim", *quiet, "--spare", "spares", "--json", "site")
-        box.note("site/", digests(box, "site"))
+        box.note("site/", digests(box, "site", is_cut=True))
         box.note("spares/", digests(box, "spares"))
         box.negativa("slim", "check", "site")
         box.negativa("slim", "undo", "site")
@@ -505,12 +505,13 @@ def of_wheel(requirement: str) -> Case:
     return case
 
 
-def digests(box: Box, name: str) -> dict[str, str]:
-    """Of libraries and records."""
+def digests(box: Box, name: str, *, is_cut: bool = False) -> dict[str, str]:
+    """Of libraries and records; cut libraries hold the path of the box, so records do, too."""
+    files = [path for path in sorted((box.folder / name).rglob("*")) if path.is_file()]
     return {
         path.relative_to(box.folder / name).as_posix(): box.binary(path)
-        for path in sorted((box.folder / name).rglob("*"))
-        if path.is_file() and (".so" in path.name or path.name == "RECORD")
+        for path in files
+        if ".so" in path.name or (path.name == "RECORD" and not is_cut)
     }
 
 
