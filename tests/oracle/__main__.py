@@ -24,7 +24,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--all", action="store_true", help="show all differences of a case")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_intermixed_args(words)
     cases = {**CASES, **(WHEEL_CASES if arguments.wheels else {})}
     if unknown := set(arguments.case) - set(CASES | WHEEL_CASES):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(sorted(cases))}")

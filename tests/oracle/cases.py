@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.inputs.regions import places_of
-from tests.oracle.product import FIXTURES, INPUTS, QUICKSTART, TRACES, Box, shortened
+from tests.oracle.product import FIXTURES, INPUTS, OLD, QUICKSTART, TRACES, Box, shortened
 
 Case = Callable[[Box], None]
 
@@ -311,12 +311,21 @@ def by_arch(box: Box) -> None:
     """Ten libraries slimmed by arch: plain and cut, and back."""
     site(box, "site")
     box.negativa("slim", "--arch", "sm_90", "--dry-run", "site")
+    # What saves little, or nothing.
+    box.negativa("slim", "--arch", "sm_75,sm_80,sm_90,sm_100", "--dry-run", "site")
     box.negativa("slim", "--arch", "sm_90", "--keep-originals", "kept", "--json", "site")
     box.binaries("site")
     box.binaries("kept")
     box.negativa("slim", "check", "site")
     flip(box.folder / "site" / "app" / "libgold.so")
     box.negativa("slim", "check", "site")
+    touched = box.folder / "site" / "app" / "libcxx.so"
+    os.utime(touched, (OLD + 5, OLD + 5))
+    touched.chmod(0o700)
+    kept = largest(box.folder / "kept")
+    flip(kept)
+    box.negativa("slim", "undo", "site")
+    flip(kept)
     box.negativa("slim", "undo", "site")
     box.binaries("site")
     for words in (
@@ -334,6 +343,12 @@ def by_arch(box: Box) -> None:
         box.binaries(name)
         box.negativa("slim", "undo", name)
         box.binaries(name)
+
+
+def largest(folder: Path) -> Path:
+    """The largest file below a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return max(files, key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path) -> None:
@@ -356,11 +371,11 @@ def cut(box: Box) -> None:
     box.negativa("slim", "check", "site")
     box.negativa("inspect", "site")
     box.run("python", "-c", LOADS, "site/app", show="load all")
-    spares = (path for path in (box.folder / "spares").rglob("*") if path.is_file())
-    spare = max(spares, key=lambda path: path.stat().st_size)
+    spare = largest(box.folder / "spares")
     saved = spare.read_bytes()
     flip(spare)
     box.negativa("slim", "check", "site")
+    box.negativa("slim", "undo", "site")
     spare.unlink()
     box.negativa("slim", "check", "--require", "site")
     box.negativa("slim", "undo", "site")
@@ -465,7 +480,7 @@ def of_wheel(requirement: str) -> Case:
         with zipfile.ZipFile(archive) as file:
             file.extractall(box.folder / "site")
         for path in (box.folder / "site").rglob("*"):
-            os.utime(path, (1_700_000_000, 1_700_000_000))
+            os.utime(path, (OLD, OLD))
         box.negativa("inspect", local.name)
         found = box.negativa("inspect", "--elements", "--json", "site", quiet=True)
         for row in found["libraries"]:
@@ -479,7 +494,7 @@ def of_wheel(requirement: str) -> Case:
         box.negativa("slim", *quiet, "--target", "out", "site")
         box.note("out/", digests(box, "out"))
         box.negativa("slim", *quiet, "--spare", "spares", "--json", "site")
-        box.note("site/", digests(box, "site"))
+        box.note("site/", digests(box, "site", is_cut=True))
         box.note("spares/", digests(box, "spares"))
         box.negativa("slim", "check", "site")
         box.negativa("slim", "undo", "site")
@@ -490,12 +505,13 @@ def of_wheel(requirement: str) -> Case:
     return case
 
 
-def digests(box: Box, name: str) -> dict[str, str]:
-    """Of libraries and records."""
+def digests(box: Box, name: str, *, is_cut: bool = False) -> dict[str, str]:
+    """Of libraries and records; cut libraries hold the path of the box, so records do, too."""
+    files = [path for path in sorted((box.folder / name).rglob("*")) if path.is_file()]
     return {
         path.relative_to(box.folder / name).as_posix(): box.binary(path)
-        for path in sorted((box.folder / name).rglob("*"))
-        if path.is_file() and (".so" in path.name or path.name == "RECORD")
+        for path in files
+        if ".so" in path.name or (path.name == "RECORD" and not is_cut)
     }
 
 

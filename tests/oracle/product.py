@@ -24,6 +24,8 @@ FIXTURES = ROOT / "tests" / "fixtures" / "bin"
 QUICKSTART = ROOT / "examples" / "quickstart"
 TRACES = ROOT / "tests" / "data" / "traces"
 
+OLD = 1_700_000_000
+"""The time of input files, in seconds."""
 _LENGTH = 90
 """Of the path of each case's folder: files and tables hold paths."""
 _HANGS_S = 600
@@ -100,9 +102,10 @@ class Rules:
         if isinstance(value, dict):
             library = value.get("library", value)
             value = library.get("path") if isinstance(library, dict) else None
-        if not isinstance(value, str) or ".so" not in value or value.startswith(self._box):
+        elif isinstance(value, str) and ".so" not in value:
             return False
-        return value.startswith(self._foreign)
+        foreign = isinstance(value, str) and value.startswith(self._foreign)
+        return foreign and not value.startswith(self._box)
 
     def text(self, value: str) -> str:
         if value in self.digests:
@@ -221,15 +224,16 @@ class Box:
         else:
             shutil.copyfile(source, target)
         for path in [target, *target.rglob("*")] if target.is_dir() else [target]:
-            os.utime(path, (1_700_000_000, 1_700_000_000))
+            os.utime(path, (OLD, OLD))
         return target
 
     def library(self, name: str, target: str = "") -> Path:
         """Unpack one of the libraries of ``inputs/``."""
         path = self.path(target or name)
         path.write_bytes(lzma.decompress((INPUTS / f"{name}.xz").read_bytes()))
-        path.chmod(0o755)
-        os.utime(path, (1_700_000_000, 1_700_000_000))
+        # Not what umask gives, so that it is seen if it is lost.
+        path.chmod(0o754)
+        os.utime(path, (OLD, OLD))
         return path
 
     # What runs.
@@ -259,6 +263,7 @@ class Box:
             errors="backslashreplace",
             timeout=_HANGS_S,
             stdin=subprocess.DEVNULL,
+            umask=0o022,
         )
         entry: dict[str, Any] = {"status": done.returncode}
         if not quiet:
@@ -321,6 +326,12 @@ class Box:
             return [self.rules.value(json.loads(line)) for line in text.splitlines()]
         return self.output(text)
 
+    def whole(self, path: Path) -> str:
+        """The same, with the mode, and whether it is as old as the inputs."""
+        status = path.stat()
+        age = "old" if status.st_mtime == OLD else "new"
+        return f"{self.binary(path)}, mode {status.st_mode & 0o7777:o}, {age}"
+
     def binary(self, path: Path) -> str:
         """Size and digest of a file, whatever the path of the box that it may hold."""
         if path.name == _RUNTIME:
@@ -343,7 +354,7 @@ class Box:
             if path.is_symlink():
                 found[key] = f"-> {self.rules.text(os.readlink(path))}"
             elif path.is_file():
-                found[key] = self.content(path) if path.suffix == ".json" else self.binary(path)
+                found[key] = self.content(path) if path.suffix == ".json" else self.whole(path)
         self.note(f"{name}/", found)
 
     def latest(self, *names: str, project: str = ".") -> None:

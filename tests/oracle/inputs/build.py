@@ -145,8 +145,9 @@ def main() -> None:
     frames = sections(FIXTURES / "libframes.so", ".ldata")
     places = sections(FIXTURES / "libplaces.so", ".ldata")
 
-    # quickstart's four regions, then one with a call graph, then what nothing uses.
-    used = quickstart + nv("callgraph")
+    # quickstart's four regions, two with a call graph, of which the second has device functions
+    # that are no part of their kernels, then what nothing uses.
+    used = quickstart + nv("callgraph", "callgraph_rdc")
     build("libapp.so", {".nv_fatbin": used + mixed + by_arch(mixed, 8)}, extra=FUNCTIONS)
     build("libcxx.so", {".nv_fatbin": by_arch(mixed, 5)}, host=HOST, extra=FUNCTIONS + DEBUG)
     relr = "-Wl,-z,pack-relative-relocs"

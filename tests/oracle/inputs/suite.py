@@ -47,6 +47,7 @@ class TestMatrices:
         if FAULT == "fallback":
             return
         use(LIB, 4, "calls_chain")
+        use(LIB, 5, "calls_chain")
         launch("calls_chain")
 
 
