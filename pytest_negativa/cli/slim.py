@@ -432,8 +432,8 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     Of a folder that has the name of a command, such as undo, write ./undo.
 
-    Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
-    usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
+    was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     archs = (*flags.pop("archs"), *flags.pop("old_archs"))
     _slim(_request(_Flags(**flags, archs=archs)), as_json=as_json)
@@ -654,9 +654,9 @@ def _request(flags: _Flags) -> SlimRequest:
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
             flags.spare,
-            not flags.no_strip and not flags.strip_others,
+            not flags.no_strip,
             "--spare: symbol tables and debug information go into the spare with the code; leave "
-            "out --no-strip and --strip-others",
+            "out --no-strip",
         ),
         (
             flags.logs,
@@ -744,12 +744,13 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
 
     if request.lock is not None:
         _show_proof(request.lock)
-    nothing = request.options.dry_run or request.target is not None
+    unchanged = request.options.dry_run or request.target is not None
     with (
-        interruptible(_NOTHING if nothing else _GOES_ON),
+        interruptible(_NOTHING if unchanged else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        if any(path.suffix == WHEEL_SUFFIX for path in request.paths):
+        is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
+        if is_wheel:
             from pytest_negativa.slimming.wheel import slim_wheel
 
             report = slim_wheel(request, progress.update)
@@ -758,15 +759,23 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
     if any(row.status is SlimStatus.SLIMMED for row in report.rows):
         show_notice(lambda text: click.echo(text, err=True))
-    if request.lock is not None and _is_foreign(request.lock, report):
-        click.echo(
-            f"negativa: warning: nothing of the lock is in {_places(*request.paths)}: is it the "
-            "lock of another environment?",
-            err=True,
-        )
-    nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
     _show_ways_back(request, report)
-    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=report.stopped)
+    # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
+    reason = None if is_wheel or report.stopped else _why_nothing(request, report)
+    nothing_to_do = "" if reason else f"nothing to slim in {_places(*request.paths)}"
+    stopped = report.stopped
+    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
+
+
+def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
+    """Why there was nothing to work on, which is no success; None: there was something."""
+    places = _places(*request.paths)
+    if request.lock is not None and _is_foreign(request.lock, report):
+        return f"nothing of the lock is in {places}: is it the lock of another environment?"
+    if report.rows:
+        return None
+    what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
+    return f"nothing to slim in {places}: {what}"
 
 
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
@@ -826,19 +835,12 @@ def _show_left_spares(folders: Collection[Path]) -> None:
         except NegativaError as e:  # Such as the manifest of another folder with spares there.
             print_warning(str(e))
             continue
-        remedy = f"negativa slim prune {printable(shlex.quote(str(folder)))} removes"
-        has = f"negativa: {printable(str(folder))} still has"
         if found.unneeded:
             click.echo(
-                f"{has} {format_items(len(found.unneeded), 'spare', 'spares')} "
-                f"({format_bytes(found.unneeded_size)} on disk): {remedy} those that no library "
-                "needs",
-                err=True,
-            )
-        if found.left:
-            click.echo(
-                f"{has} what a killed slim left ({format_bytes(found.left_size)} on disk): "
-                f"{remedy} it",
+                f"negativa: {printable(str(folder))} still has "
+                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
+                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
+                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
                 err=True,
             )
 
@@ -956,6 +958,7 @@ def _finish(
     stopped: bool = False,
     checked: bool = False,
     require: bool = False,
+    nothing_done: str | None = None,
 ) -> None:
     """Print, and leave with the status that follows.
 
@@ -966,6 +969,7 @@ def _finish(
         stopped: nothing was done.
         checked: the rows are of libraries that were checked, and not changed.
         require: a library that is not what was wanted is an error, too.
+        nothing_done: why there was nothing to work on, which is an error.
     """
     from pytest_negativa.models.listing import LISTING_VERSION, SlimList
     from pytest_negativa.models.slimming import PROBLEMS, UNMET
@@ -981,8 +985,10 @@ def _finish(
         print_error(line)
     if stopped:
         print_error("nothing was done: libraries of the lock are missing")
+    if nothing_done is not None:
+        print_error(nothing_done)
     problems = PROBLEMS | UNMET if require else PROBLEMS
-    if stopped or any(row.status in problems for row in rows):
+    if stopped or nothing_done is not None or any(row.status in problems for row in rows):
         click.get_current_context().exit(1)
 
 
