@@ -229,7 +229,6 @@ class _Flags(NamedTuple):
     """The options of ``negativa slim``, by click's names."""
 
     paths: tuple[Path, ...]
-    sites: tuple[Path, ...]
     lock_file: Path | Url | None
     archs: tuple[str, ...]
     force_arch: bool
@@ -264,7 +263,6 @@ class _SlimGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        options = args[: args.index("--")] if "--" in args else args
         word = args[0] if args else ""
         known = word.startswith("-") or word in self.commands or os.path.lexists(word)
         if not known and (near := did_you_mean(word, self.commands)):
@@ -273,14 +271,6 @@ class _SlimGroup(click.Group):
         for name, command in self.commands.items():
             if args[:1] == [name]:
                 return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
-            # The flags of before 0.1.0, for one release.
-            if name in ("undo", "check") and (flag := f"--{name}") in options:
-                click.echo(
-                    f"negativa: note: {flag} is now: negativa {info_name} {name}; the flag will go",
-                    err=True,
-                )
-                rest = [arg for arg in options if arg != flag] + args[len(options) :]
-                return command.make_context(f"{info_name} {name}", rest, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -291,20 +281,11 @@ class _SlimGroup(click.Group):
 
 
 _paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
-_sites = click.option(
-    "--site-packages",
-    "sites",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Take this folder, like PATH.",
-)
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
 
 @click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
 @_paths
-@_sites
 @click.option(
     "--lock",
     "lock_file",
@@ -319,7 +300,6 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     multiple=True,
     help="Keep what GPUs of these archs can load (sm_80,sm_90).",
 )
-@click.option("--archs", "old_archs", multiple=True, hidden=True)  # Before 0.2.0.
 @click.option(
     "--force-arch",
     is_flag=True,
@@ -435,18 +415,14 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    archs = (*flags.pop("archs"), *flags.pop("old_archs"))
-    _slim(_request(_Flags(**flags, archs=archs)), as_json=as_json)
+    _slim(_request(_Flags(**flags)), as_json=as_json)
 
 
 @slim.command("undo")
 @_paths
-@_sites
 @_dry_run
 @as_json_option("slim")
-def slim_undo(
-    paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, as_json: bool
-) -> None:
+def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
@@ -462,23 +438,20 @@ def slim_undo(
 
     spares: set[Path] = set()
     with interruptible(_NOTHING if dry_run else _GOES_ON):
-        rows = undo_trees((*paths, *sites), dry_run=dry_run, on_spares=spares.update)
+        rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
     _show_left_spares(spares)
-    _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
+    _finish(rows, f"nothing was slimmed in {_places(*paths)}", as_json=as_json)
 
 
 @slim.command("check")
 @_paths
-@_sites
 @click.option(
     "--require",
     is_flag=True,
     help="Fail also if a library is another file, or its spare is not here.",
 )
 @as_json_option("slim")
-def slim_check(
-    paths: tuple[Path, ...], sites: tuple[Path, ...], require: bool, as_json: bool
-) -> None:
+def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
     A library with a spare and its spare must give the original back: check reads every byte of
@@ -494,17 +467,16 @@ def slim_check(
     from pytest_negativa.slimming.slim import scan
 
     with interruptible(_NOTHING):
-        rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    nothing = f"nothing was slimmed in {_places(*paths, *sites)}"
+        rows = [row for tree in scan(paths) for row in check_tree(tree)]
+    nothing = f"nothing was slimmed in {_places(*paths)}"
     _finish(rows, nothing, as_json=as_json, checked=True, require=require)
 
 
 @slim.command("push")
 @click.argument("url")
 @_paths
-@_sites
 @as_json_option("slim")
-def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
+def slim_push(url: str, paths: tuple[Path, ...], as_json: bool) -> None:
     """Send spares to URL, such as s3://bucket/spares.
 
     negativa-slim.json in each slimmed folder keeps the URL, for negativa slim fetch. Spares that
@@ -519,15 +491,12 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
     from pytest_negativa.slimming.remote_spares import push_spares
 
     with interruptible(_GOES_ON):
-        rows = push_spares((*paths, *sites), Url(url))
-    _finish(
-        rows, f"no library with a spare in {_places(*paths, *sites)}", as_json=as_json, checked=True
-    )
+        rows = push_spares(paths, Url(url))
+    _finish(rows, f"no library with a spare in {_places(*paths)}", as_json=as_json, checked=True)
 
 
 @slim.command("fetch")
 @_paths
-@_sites
 @click.option(
     "--spare",
     "folder",
@@ -548,7 +517,6 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
 @as_json_option("slim")
 def slim_fetch(
     paths: tuple[Path, ...],
-    sites: tuple[Path, ...],
     folder: Path,
     logs: tuple[Path, ...],
     as_json: bool,
@@ -573,19 +541,16 @@ def slim_fetch(
     found = read_logs(logs, print_warning)
     only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
-        rows = fetch_spares((*paths, *sites), _absolute(folder), only)
-    _finish(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json, checked=True)
+        rows = fetch_spares(paths, _absolute(folder), only)
+    _finish(rows, f"no spare to fetch in {_places(*paths)}", as_json=as_json, checked=True)
 
 
 @slim.command("prune")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @_paths
-@_sites
 @_dry_run
 @click.option("--force", is_flag=True, help="Remove them although a library may need them.")
-def slim_prune(
-    folder: Path, paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, force: bool
-) -> None:
+def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool) -> None:
     """Remove spares in DIR that no library needs.
 
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
@@ -600,7 +565,7 @@ def slim_prune(
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.slimming.prune import prune_spares
 
-    found = prune_spares(folder, (*paths, *sites), dry_run=dry_run, force=force)
+    found = prune_spares(folder, paths, dry_run=dry_run, force=force)
     for path in found.unneeded:
         click.echo(printable(path.name))
     spares = format_items(len(found.unneeded), "spare", "spares")
@@ -685,7 +650,7 @@ def _request(flags: _Flags) -> SlimRequest:
             raise click.UsageError(problem)
     aside = flags.keep_originals
     return SlimRequest(
-        paths=(*flags.paths, *flags.sites),
+        paths=flags.paths,
         lock=_load_lock(flags.lock_file) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
         force_archs=flags.force_arch,

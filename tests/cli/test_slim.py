@@ -87,7 +87,7 @@ class TestSlim:
     def test_slim_check_undo(self, site: Made, tmp_path: Path) -> None:
         before = digests(site.folder)
         lock, originals = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "aside")
-        result = negativa("slim", *lock, *originals, "--site-packages", site.folder)
+        result = negativa("slim", *lock, *originals, site.folder)
         assert "2 libraries" in result.stdout
         assert ONE in result.stdout
         assert digests(site.folder) != before
@@ -232,7 +232,7 @@ class TestSlim:
         assert "not found" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
 
     def test_archs(self, site: Made) -> None:
-        lists = ("--arch", "sm_90, 9.1", "--arch", "compute_80", "--archs", "75")
+        lists = ("--arch", "sm_90, 9.1", "--arch", "compute_80", "--arch", "75")
         result = negativa("slim", *lists, "--force-arch", "--strip-others", site.folder)
         assert HOST in result.stdout and ONE in result.stdout
         source = load_manifest(site.folder).slimmed[ONE].source
@@ -270,7 +270,6 @@ class TestSlim:
             (("--arch", "sm_90", "--target", "SITE/copy"), "can't be in"),
             (("--arch", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
             (("--arch", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
-            (("--lock", "LOCK", "--site-packages", "gone"), "does not exist"),
         ],
     )
     def test_wrong_usage(self, site: Made, arguments: tuple[str, ...], problem: str) -> None:
@@ -378,18 +377,6 @@ class TestSlim:
         assert "Usage: negativa slim [OPTIONS] [PATH]...\n" in done.stdout
         assert " slim undo [OPTIONS] [PATH]...\n" in negativa("slim", "undo", "--help").stdout
         assert "--dry-run" not in negativa("slim", "check", "--help").stdout
-
-    def test_flags_of_before(self, site: Made, tmp_path: Path) -> None:
-        before = digests(site.folder)
-        lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
-        negativa("slim", *lock, *keep, site.folder)
-        checked = negativa("slim", "--check", "--site-packages", site.folder)
-        assert checked.stdout == negativa("slim", "check", site.folder).stdout
-        assert "note: --check is now: negativa slim check" in checked.stderr
-        planned = negativa("slim", "--dry-run", site.folder, "--undo").stdout
-        assert "would be put back" in planned
-        assert "original is back" in negativa("slim", "--undo", site.folder).stdout
-        assert digests(site.folder) == before
 
     @pytest.mark.parametrize("name", ["undo", "check"])
     def test_folder_called_like_a_command(
