@@ -228,7 +228,6 @@ class _Flags(NamedTuple):
     """The options of ``negativa slim``, by click's names."""
 
     paths: tuple[Path, ...]
-    sites: tuple[Path, ...]
     lock_file: Path | Url | None
     archs: tuple[str, ...]
     force_arch: bool
@@ -281,20 +280,11 @@ class _SlimGroup(click.Group):
 
 
 _paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
-_sites = click.option(
-    "--site-packages",
-    "sites",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Take this folder, like PATH.",
-)
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
 
 @click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
 @_paths
-@_sites
 @click.option(
     "--lock",
     "lock_file",
@@ -421,20 +411,17 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     Of a folder that has the name of a command, such as undo, write ./undo.
 
-    Exit status: 0; 1 if a library failed or is damaged, or is missing with --require; 2 wrong
-    usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
+    was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     _slim(_request(_Flags(**flags)), as_json=as_json)
 
 
 @slim.command("undo")
 @_paths
-@_sites
 @_dry_run
 @as_json_option("slim")
-def slim_undo(
-    paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, as_json: bool
-) -> None:
+def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
@@ -450,23 +437,20 @@ def slim_undo(
 
     spares: set[Path] = set()
     with interruptible(_NOTHING if dry_run else _GOES_ON):
-        rows = undo_trees((*paths, *sites), dry_run=dry_run, on_spares=spares.update)
+        rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
     _show_left_spares(spares)
-    _finish(rows, f"nothing was slimmed in {_places(*paths, *sites)}", as_json=as_json)
+    _finish(rows, f"nothing was slimmed in {_places(*paths)}", as_json=as_json)
 
 
 @slim.command("check")
 @_paths
-@_sites
 @click.option(
     "--require",
     is_flag=True,
     help="Fail also if a library is another file, or its spare is not here.",
 )
 @as_json_option("slim")
-def slim_check(
-    paths: tuple[Path, ...], sites: tuple[Path, ...], require: bool, as_json: bool
-) -> None:
+def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
     A library with a spare and its spare must give the original back: check reads every byte of
@@ -482,17 +466,16 @@ def slim_check(
     from pytest_negativa.slimming.slim import scan
 
     with interruptible(_NOTHING):
-        rows = [row for tree in scan((*paths, *sites)) for row in check_tree(tree)]
-    nothing = f"nothing was slimmed in {_places(*paths, *sites)}"
+        rows = [row for tree in scan(paths) for row in check_tree(tree)]
+    nothing = f"nothing was slimmed in {_places(*paths)}"
     _finish(rows, nothing, as_json=as_json, checked=True, require=require)
 
 
 @slim.command("push")
 @click.argument("url")
 @_paths
-@_sites
 @as_json_option("slim")
-def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_json: bool) -> None:
+def slim_push(url: str, paths: tuple[Path, ...], as_json: bool) -> None:
     """Send spares to URL, such as s3://bucket/spares.
 
     negativa-slim.json in each slimmed folder keeps the URL, for negativa slim fetch. Spares that
@@ -507,15 +490,12 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
     from pytest_negativa.slimming.remote_spares import push_spares
 
     with interruptible(_GOES_ON):
-        rows = push_spares((*paths, *sites), Url(url))
-    _finish(
-        rows, f"no library with a spare in {_places(*paths, *sites)}", as_json=as_json, checked=True
-    )
+        rows = push_spares(paths, Url(url))
+    _finish(rows, f"no library with a spare in {_places(*paths)}", as_json=as_json, checked=True)
 
 
 @slim.command("fetch")
 @_paths
-@_sites
 @click.option(
     "--spare",
     "folder",
@@ -536,7 +516,6 @@ def slim_push(url: str, paths: tuple[Path, ...], sites: tuple[Path, ...], as_jso
 @as_json_option("slim")
 def slim_fetch(
     paths: tuple[Path, ...],
-    sites: tuple[Path, ...],
     folder: Path,
     logs: tuple[Path, ...],
     as_json: bool,
@@ -561,19 +540,16 @@ def slim_fetch(
     found = read_logs(logs, print_warning)
     only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
-        rows = fetch_spares((*paths, *sites), _absolute(folder), only)
-    _finish(rows, f"no spare to fetch in {_places(*paths, *sites)}", as_json=as_json, checked=True)
+        rows = fetch_spares(paths, _absolute(folder), only)
+    _finish(rows, f"no spare to fetch in {_places(*paths)}", as_json=as_json, checked=True)
 
 
 @slim.command("prune")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @_paths
-@_sites
 @_dry_run
 @click.option("--force", is_flag=True, help="Remove them although a library may need them.")
-def slim_prune(
-    folder: Path, paths: tuple[Path, ...], sites: tuple[Path, ...], dry_run: bool, force: bool
-) -> None:
+def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool) -> None:
     """Remove spares in DIR that no library needs.
 
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
@@ -588,7 +564,7 @@ def slim_prune(
     from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.slimming.prune import prune_spares
 
-    found = prune_spares(folder, (*paths, *sites), dry_run=dry_run, force=force)
+    found = prune_spares(folder, paths, dry_run=dry_run, force=force)
     for path in found.unneeded:
         click.echo(printable(path.name))
     spares = format_items(len(found.unneeded), "spare", "spares")
@@ -642,9 +618,9 @@ def _request(flags: _Flags) -> SlimRequest:
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
             flags.spare,
-            not flags.no_strip and not flags.strip_others,
+            not flags.no_strip,
             "--spare: symbol tables and debug information go into the spare with the code; leave "
-            "out --no-strip and --strip-others",
+            "out --no-strip",
         ),
         (
             flags.logs,
@@ -673,7 +649,7 @@ def _request(flags: _Flags) -> SlimRequest:
             raise click.UsageError(problem)
     aside = flags.keep_originals
     return SlimRequest(
-        paths=(*flags.paths, *flags.sites),
+        paths=flags.paths,
         lock=_load_lock(flags.lock_file) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
         force_archs=flags.force_arch,
@@ -734,12 +710,13 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
 
     if request.lock is not None:
         _show_proof(request.lock)
-    nothing = request.options.dry_run or request.target is not None
+    unchanged = request.options.dry_run or request.target is not None
     with (
-        interruptible(_NOTHING if nothing else _GOES_ON),
+        interruptible(_NOTHING if unchanged else _GOES_ON),
         ByteProgress("slimming") as progress,
     ):
-        if any(path.suffix == WHEEL_SUFFIX for path in request.paths):
+        is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
+        if is_wheel:
             from pytest_negativa.slimming.wheel import slim_wheel
 
             report = slim_wheel(request, progress.update)
@@ -748,15 +725,23 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
     if any(row.status is SlimStatus.SLIMMED for row in report.rows):
         show_notice(lambda text: click.echo(text, err=True))
-    if request.lock is not None and _is_foreign(request.lock, report):
-        click.echo(
-            f"negativa: warning: nothing of the lock is in {_places(*request.paths)}: is it the "
-            "lock of another environment?",
-            err=True,
-        )
-    nothing_to_do = f"nothing to slim in {_places(*request.paths)}"
     _show_ways_back(request, report)
-    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=report.stopped)
+    # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
+    reason = None if is_wheel or report.stopped else _why_nothing(request, report)
+    nothing_to_do = "" if reason else f"nothing to slim in {_places(*request.paths)}"
+    stopped = report.stopped
+    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
+
+
+def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
+    """Why there was nothing to work on, which is no success; None: there was something."""
+    places = _places(*request.paths)
+    if request.lock is not None and _is_foreign(request.lock, report):
+        return f"nothing of the lock is in {places}: is it the lock of another environment?"
+    if report.rows:
+        return None
+    what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
+    return f"nothing to slim in {places}: {what}"
 
 
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
@@ -816,19 +801,12 @@ def _show_left_spares(folders: Collection[Path]) -> None:
         except NegativaError as e:  # Such as the manifest of another folder with spares there.
             print_warning(str(e))
             continue
-        remedy = f"negativa slim prune {printable(shlex.quote(str(folder)))} removes"
-        has = f"negativa: {printable(str(folder))} still has"
         if found.unneeded:
             click.echo(
-                f"{has} {format_items(len(found.unneeded), 'spare', 'spares')} "
-                f"({format_bytes(found.unneeded_size)} on disk): {remedy} those that no library "
-                "needs",
-                err=True,
-            )
-        if found.left:
-            click.echo(
-                f"{has} what a killed slim left ({format_bytes(found.left_size)} on disk): "
-                f"{remedy} it",
+                f"negativa: {printable(str(folder))} still has "
+                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
+                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
+                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
                 err=True,
             )
 
@@ -946,6 +924,7 @@ def _finish(
     stopped: bool = False,
     checked: bool = False,
     require: bool = False,
+    nothing_done: str | None = None,
 ) -> None:
     """Print, and leave with the status that follows.
 
@@ -956,6 +935,7 @@ def _finish(
         stopped: nothing was done.
         checked: the rows are of libraries that were checked, and not changed.
         require: a library that is not what was wanted is an error, too.
+        nothing_done: why there was nothing to work on, which is an error.
     """
     from pytest_negativa.models.listing import LISTING_VERSION, SlimList
     from pytest_negativa.models.slimming import PROBLEMS, UNMET
@@ -971,8 +951,10 @@ def _finish(
         print_error(line)
     if stopped:
         print_error("nothing was done: libraries of the lock are missing")
+    if nothing_done is not None:
+        print_error(nothing_done)
     problems = PROBLEMS | UNMET if require else PROBLEMS
-    if stopped or any(row.status in problems for row in rows):
+    if stopped or nothing_done is not None or any(row.status in problems for row in rows):
         click.get_current_context().exit(1)
 
 

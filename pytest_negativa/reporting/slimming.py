@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,8 @@ _IN_TABLE = {
     SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY, SlimStatus.UNDONE,
     SlimStatus.WOULD_UNDO,
 }  # fmt: skip
+# As errors name the file that can't be written, which has another name for each library.
+_ITS_PATH = re.compile(r"/[^:]*: ")
 # From so many alike on, they share a line: small libraries that have nothing to remove.
 _MANY = 4
 
@@ -71,16 +74,18 @@ def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
     """Yield a line for each library that is an error of the command; many alike share one."""
-    alike: dict[tuple[SlimStatus, str | None], list[SlimRow]] = {}
+    alike: dict[tuple[SlimStatus, str], list[SlimRow]] = {}
     for row in rows:
         if row.status in PROBLEMS:
-            alike.setdefault((row.status, row.detail), []).append(row)
-    for first, *others in alike.values():
-        if len(others) + 1 < _MANY:
-            yield from map(_line, (first, *others))
+            alike.setdefault((row.status, _ITS_PATH.sub("", row.detail or "")), []).append(row)
+    for (_status, common), alike_rows in alike.items():
+        first, *others = alike_rows
+        if len(alike_rows) < _MANY:
+            yield from dict.fromkeys(map(_line, alike_rows))
         else:
             more = format_items(len(others), "more library", "more libraries")
-            yield _line(replace(first, path=f"{first.path} and {more}"))
+            detail = first.detail if len({row.detail for row in alike_rows}) == 1 else common
+            yield _line(replace(first, path=f"{first.path} and {more}", detail=detail))
 
 
 def _cells(row: SlimRow) -> tuple[str, ...]:
@@ -137,7 +142,8 @@ def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
 def _united(lines: Sequence[tuple[str, str]], title: str) -> Iterator[str]:
     """The lines, each with its kind; many of a kind become one line."""
     counts = Counter(kind for kind, _ in lines)
-    yield from (printable(line) for kind, line in lines if counts[kind] < _MANY)
+    # Two folders may have the same library.
+    yield from dict.fromkeys(printable(line) for kind, line in lines if counts[kind] < _MANY)
     for kind, count in counts.items():
         if count >= _MANY:
             yield f"{count:,} {title}: {printable(kind)}"

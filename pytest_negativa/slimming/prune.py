@@ -18,7 +18,6 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import (
     hold_alone,
-    is_in_use,
     note_of,
     noted_trees,
     remove_unchecked,
@@ -98,7 +97,7 @@ def find_unneeded(
     Args:
         folder, paths: see ``prune_spares``.
         by_manifests: look at no library: what manifests name is needed.
-        is_alone: the caller holds the folder alone.
+        is_alone: the caller holds the folder alone, so what runs left is of killed ones.
 
     Raises:
         NegativaError: a path is wrong, or a file can't be read.
@@ -139,7 +138,7 @@ def find_unneeded(
         else:
             unneeded.append(path)
             unneeded_size += on_disk
-    left = tuple(unchecked_in(folder)) if is_alone or not is_in_use(folder) else ()
+    left = tuple(unchecked_in(folder)) if is_alone else ()
     return Spares(
         tuple(needed),
         tuple(unneeded),

@@ -62,6 +62,7 @@ class Removal:
         state: of the file before it was read, if the plan knows no digest.
         trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
             smaller they get, others by the code that is taken out.
+        strips: nothing goes but what is never loaded, for which there is no spare.
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
     """
@@ -71,6 +72,7 @@ class Removal:
     edits: Edits | None = None
     state: FileState | None = None
     trimmed: int = 0
+    strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -320,7 +322,7 @@ def slim_library(
     removal = recipe.plan_removal(path)
     if isinstance(removal, NotSlimmed):
         return removal
-    if recipe.spare is not None:
+    if recipe.spare is not None and not removal.strips:
         assert unchecked is not None, "the folder of spares is held"
         return _cut(
             recipe, recipe.spare, removal, path, target, name, unchecked, load_check=load_check
@@ -408,7 +410,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
     removal = recipe.plan_removal(path)
     if isinstance(removal, NotSlimmed):
         return removal
-    if recipe.spare is not None:
+    if recipe.spare is not None and not removal.strips:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
         try:
             return Foreseen(removal, foresee(path, planned, recipe.spare, name, recipe.source))
@@ -441,7 +443,7 @@ def _plan_by_headers(
     if not library_map.sections:
         traced = recipe.spare is not None and recipe.spare.may_know(state.size)
         wanted = recipe.strip_others or traced
-        return Removal(state=state) if wanted else NotSlimmed(NO_GPU_CODE)
+        return Removal(state=state, strips=not traced) if wanted else NotSlimmed(NO_GPU_CODE)
     return Removal(library_map, plan_for(library_map), state=state)
 
 

@@ -283,7 +283,7 @@ def keep_original(
             sync_file(target)
             sync_folder(target.parent)
     except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+        raise ReconstructError(f"{target.parent}: cannot be written: {e.strerror}") from e
     return state
 
 

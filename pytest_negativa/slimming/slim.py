@@ -13,6 +13,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifest, SlimRow
+from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
 from pytest_negativa.slimming.leftovers import remove_leftovers
@@ -22,6 +23,7 @@ from pytest_negativa.slimming.named_archs import refuse_impossible
 from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import (
+    ELF_MAGIC,
     MANIFEST_NAME,
     Tree,
     scan_files,
@@ -32,6 +34,11 @@ from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_l
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.shared_folders import refuse_shared
+
+_NO_LIBRARY = (
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
+    "--target; of an image, slim the folder of its packages while it is built"
+)
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
@@ -114,6 +121,7 @@ def slim_trees(
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
     roots = roots_of(request.paths)
+    _refuse_other_files(request.paths)
     for root in roots:
         _check_aside(request.options, root)
     if request.target is not None:
@@ -341,7 +349,20 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
     known = {name for entry in manifest.slimmed.values() for name in entry.names}
     for group in tree.groups:
         if not known.intersection(group.names) and not tree.is_library(group):
-            raise OptionError(f"{tree.root / group.name}: not a shared library (ELF, *.so*)")
+            raise OptionError(f"{tree.root / group.name}: {_NO_LIBRARY}")
+
+
+def _refuse_other_files(paths: Sequence[Path]) -> None:
+    """Refuse named files that can't be libraries, such as images.
+
+    Raises:
+        OptionError: one is. A damaged library, which the manifest beside it may name, is none.
+    """
+    for path in paths:
+        head = head_of(path) if path.is_file() else None
+        is_known = path.resolve().with_name(MANIFEST_NAME).exists()
+        if head is not None and not is_known and not head.startswith(ELF_MAGIC):
+            raise OptionError(f"{path}: {_NO_LIBRARY}")
 
 
 def _check_aside(options: SlimOptions, root: Path) -> None:

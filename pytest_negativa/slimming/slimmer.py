@@ -68,6 +68,8 @@ from pytest_negativa.slimming.replace import (
 )
 from pytest_negativa.slimming.spares import (
     SparePolicy,
+    clear_abandoned,
+    discard_unchecked,
     forget_tree,
     hold_folder,
     note_tree,
@@ -167,24 +169,28 @@ class Slimmer:
         if self.options.keep_originals is not None:
             return
         for task in self.work.tasks:
-            if task.before is None and task.recipe.spare is None and self._may_lose(task):
+            if task.before is None and self._may_lose_for_good(task):
                 yield self.origin_of(task)
         for package in self.work.packages:
             yield from (self._origin_of(group.names) for group in package.unused)
+
+    def _may_lose_for_good(self, task: Task) -> bool:
+        recipe = task.recipe
+        if recipe.spare is None:
+            return self._may_lose(task)
+        strips = isinstance(recipe, ByArchs | NeverLoaded) and recipe.strip_others
+        return strips and _has_code(task) is False
 
     def _may_lose(self, task: Task) -> bool:
         """Whether slimming may change a library: most of a site have no GPU code."""
         recipe = task.recipe
         if not isinstance(recipe, ByArchs | NeverLoaded) or recipe.strip_others:
             return True
-        try:
-            has_code = has_gpu_code(task.source)
-        except FormatError:
-            return False
-        if not has_code:
+        has_code = _has_code(task)
+        if has_code is False:
             # So that it is not searched again.
             self._without_code.add(task.name)
-        return has_code
+        return bool(has_code)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -204,6 +210,8 @@ class Slimmer:
                 self.rows.append(package.row(SlimStatus.WOULD_SLIM, count, size))
                 on_done(package.size)
             return self.rows
+        for killed in map(Path, self.manifest.run_spares):
+            clear_abandoned(killed)
         # Nothing to cut: the folder of spares may not be mounted.
         spares = {spare.folder for _task, spare in self._cuts()}
         root = self.named_root or self.root
@@ -262,6 +270,8 @@ class Slimmer:
             run = self.manifest.run
             raise
         finally:
+            for unchecked in self._unchecked.values():
+                discard_unchecked(unchecked)
             self.manifest = end_run(self.manifest, run)
             if begun or self.manifest != before:
                 save_manifest(self.root, self.manifest, self._token)
@@ -407,7 +417,7 @@ class Slimmer:
             refuse_shared(*{(self.root / name).parent for name in task.names})
         except ReconstructError:
             # Nothing would be written there.
-            if not self._may_lose(task):
+            if not self._may_lose(task) and task.name in self._without_code:
                 return NotSlimmed(NO_GPU_CODE)
             raise
         options = self.options
@@ -629,6 +639,14 @@ class Slimmer:
                 for record, path, line in lines_before(self.root, entry):
                     lines[record][path] = line
         return lines
+
+
+def _has_code(task: Task) -> bool | None:
+    """Whether a library has GPU code; None if it can't be read."""
+    try:
+        return has_gpu_code(task.source)
+    except FormatError:
+        return None
 
 
 def _why_slimmed(task: Task, removal: Removal) -> str | None:

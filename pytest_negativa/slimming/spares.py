@@ -293,8 +293,7 @@ def cut(
 def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     """Make a folder of spares while libraries are cut, and remove what killed runs left there.
 
-    Yields a folder in it for spares that are not checked yet. It goes at the end, also when threads
-    are still at work after an interrupt: they can make nothing there any more.
+    Yields a folder in it for spares that are not checked yet, which goes at the end.
 
     What was made for it goes again if no spare came.
 
@@ -330,8 +329,7 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
         try:
             yield unchecked
         finally:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
+            discard_unchecked(unchecked)
             with contextlib.suppress(OSError):
                 # A run on another folder may need what this one made.
                 if made and lock(descriptor, wait=False) and not _has_others(folder, made):
@@ -378,13 +376,19 @@ def remove_unchecked(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether a ``slim`` is at work in a folder of spares."""
-    try:
-        with hold_alone(folder):
-            return False
-    except ReconstructError:
-        return True
+def discard_unchecked(unchecked: Path) -> None:
+    """Remove the folder of ``hold_folder``, if it is still there.
+
+    After an interrupt, threads may still be at work: they can make nothing there any more.
+    """
+    with contextlib.suppress(OSError):
+        shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
+
+
+def clear_abandoned(folder: Path) -> None:
+    """Remove what killed runs left in a folder of spares, unless a run is at work there."""
+    with contextlib.suppress(ReconstructError), hold_alone(folder):
+        remove_unchecked(folder)
 
 
 def _share(descriptor: int, folder: Path) -> None:

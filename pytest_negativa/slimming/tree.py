@@ -40,7 +40,7 @@ _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
 _NOT_UTF8 = "its path is not UTF-8, and the manifest can't hold it; rename it"
-_ELF_MAGIC = b"\x7fELF"
+ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
 
@@ -227,7 +227,7 @@ class Tree:
             return False
         except OSError:
             return _LIBRARY_NAME.search(base_name) is not None
-        return start[:4] == _ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
+        return start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
 
 
 def scan_folder(folder: Path) -> Tree:

@@ -50,7 +50,13 @@ from pytest_negativa.slimming.put_back import lines_before, put_back
 from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
-from pytest_negativa.slimming.spares import find_spare, forget_tree, note_of, remove_unused_runtime
+from pytest_negativa.slimming.spares import (
+    clear_abandoned,
+    find_spare,
+    forget_tree,
+    note_of,
+    remove_unused_runtime,
+)
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
 from pytest_negativa.storage.attributes import set_mtime
@@ -132,6 +138,8 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
                 manifest.left.clear()
                 manifest.records.clear()
             killed = {Path(folder) for folder in manifest.run_spares}
+            for spares in killed:
+                clear_abandoned(spares)
             save_manifest(tree.root, end_run(manifest, run), token)
             # Without their entries nothing tells whether more libraries have spares there.
             needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))

@@ -87,7 +87,7 @@ class TestSlim:
     def test_slim_check_undo(self, site: Made, tmp_path: Path) -> None:
         before = digests(site.folder)
         lock, originals = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "aside")
-        result = negativa("slim", *lock, *originals, "--site-packages", site.folder)
+        result = negativa("slim", *lock, *originals, site.folder)
         assert "2 libraries" in result.stdout
         assert ONE in result.stdout
         assert digests(site.folder) != before
@@ -151,7 +151,7 @@ class TestSlim:
             size=2, unused_bytes=2, digest="0" * 64, kept=(),
         )  # fmt: skip
         save_lock(seal(replace(site.lock, files=(files,))), lock_file)
-        result = negativa("slim", "--lock", lock_file, tmp_path / "empty")
+        result = negativa("slim", "--lock", lock_file, tmp_path / "empty", code=1)
         fault.check(result.stderr)
         assert "it is not here (of gpu-code 1.0); install it" in result.stdout
         # Two folders with another version each give two rows for one distribution of the lock.
@@ -166,6 +166,34 @@ class TestSlim:
         result = negativa("slim", "--lock", lock_file, *places)
         assert result.stdout.count("not the files that were proved") == 2
         assert "nothing of" not in result.stderr
+
+    @pytest.mark.planted_fault(
+        "a folder without GPU code is slimmed, such as a misspelled one", says="nothing to slim in"
+    )
+    def test_nothing_to_work_on(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+        empty = site.folder / "host"
+        for flags in ((), ("--dry-run",), ("--json",), ("--spare", tmp_path / "spares")):
+            result = negativa("slim", "--arch", "sm_90", *flags, empty, code=1)
+            fault.check(result.stderr)
+            assert f"nothing to slim in {empty}: no library has GPU code" in result.stderr
+        assert json.loads(negativa("slim", "--arch", "sm_90", "--json", empty, code=1).stdout)
+        lock = seal(replace(site.lock, libraries=()))
+        save_lock(lock, tmp_path / "empty.lock")
+        result = negativa("slim", "--lock", tmp_path / "empty.lock", site.folder, code=1)
+        fault.check(result.stderr)
+        # What was slimmed before is something, and so is what saves too little.
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        assert "slimmed before" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
+
+    @pytest.mark.parametrize("command", ["--arch=sm_90", "--lock"])
+    def test_files_that_slim_does_not_take(self, site: Made, tmp_path: Path, command: str) -> None:
+        words = [command] if "=" in command else [command, site.lock_file]
+        for name, content in (("image.tar", b"\0" * 512), ("notes.txt", b"text"), ("x.so", b"")):
+            path = tmp_path / name
+            path.write_bytes(content)
+            problem = negativa("slim", *words, path, code=2).stderr
+            assert f"{path}: not a shared library (ELF, *.so*); slim takes folders" in problem
+            assert "of an image, slim the folder of its packages while it is built" in problem
 
     def test_note_is_shown_once(self, site: Made, tmp_path: Path) -> None:
         arguments = ("slim", "--lock", site.lock_file, site.folder)
@@ -242,7 +270,6 @@ class TestSlim:
             (("--arch", "sm_90", "--target", "SITE/copy"), "can't be in"),
             (("--arch", "sm_90", "--target", "SITE/../copy", "SITE/gpu"), "is in"),
             (("--arch", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
-            (("--lock", "LOCK", "--site-packages", "gone"), "does not exist"),
         ],
     )
     def test_wrong_usage(self, site: Made, arguments: tuple[str, ...], problem: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.slimming import render_problems
+from pytest_negativa.reporting.slimming import render_problems, render_rows
 
 
 def failed(path: str, detail: str) -> SlimRow:
@@ -18,4 +20,24 @@ def test_many_libraries_with_one_problem_share_a_line() -> None:
         "lib0.so and 3 more libraries: failed: install it again: pip install a",
         "one.so: failed: not the same",
         "two.so: failed: not the same",
+    ]
+
+
+def test_a_problem_that_names_each_library_is_one() -> None:
+    full = "cannot be written: No space left on device"
+    rows = [failed(f"a/lib{number}.so", f"/site/a/.lib{number}.so: {full}") for number in range(7)]
+    assert list(render_problems(rows)) == [f"a/lib0.so and 6 more libraries: failed: {full}"]
+    # The folder of spares is full, not that of the libraries.
+    rows = [failed(f"lib{number}.so", f"/spares: {full}") for number in range(7)]
+    assert list(render_problems(rows)) == [f"lib0.so and 6 more libraries: failed: /spares: {full}"]
+
+
+def test_a_line_comes_once() -> None:
+    """Two copies of a folder have the same libraries and distributions."""
+    left = SlimRow.unchanged("numba 1.0", SlimStatus.LEFT, 1, "a spare brings no files")
+    note = replace(failed("lib.so", "a"), status=SlimStatus.ALREADY, notes=("not load-checked",))
+    text = render_rows([left, note, left, note], "")
+    assert text.count(left.detail or "") == text.count("lib.so: not load-checked") == 1
+    assert list(render_problems([failed("lib.so", "it cannot be read")] * 2)) == [
+        "lib.so: failed: it cannot be read"
     ]

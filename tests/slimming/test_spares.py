@@ -11,6 +11,7 @@ import stat
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
-from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.models.slimming import Origin, SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
@@ -47,8 +48,8 @@ from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
 from tests.support.faults import PlantedFault
 from tests.support.libraries import PLAIN
-from tests.support.made_site import ONE, TWO, Made
-from tests.support.mounts import in_namespace, read_only, small_disk
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.mounts import in_namespace, leave, read_only, small_disk
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, snapshot, wrong_files
 from tests.support.slim_rows import statuses
@@ -426,6 +427,35 @@ def test_another_file_of_the_runtimes_name_is_never_replaced(site: Made, tmp_pat
     assert digests(site.folder) == before
 
 
+@pytest.mark.parametrize("by", ["archs", "lock", "both"])
+def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) -> None:
+    """What has GPU code gets a spare; the others lose what is never loaded, as without one."""
+    alone = tmp_path / "alone"
+    for path, spare in ((alone, None), (None, SparePolicy(tmp_path / "spares"))):
+        request = SlimRequest(
+            paths=(site.folder,),
+            lock=None if by == "archs" else site.lock,
+            devices=() if by == "lock" else (SM_80,),
+            force_archs=True,
+            strip_others=True,
+            target=path,
+            options=SlimOptions(spare=spare, load_check=False),
+        )
+        lost: list[Origin | None] = []
+        dry = slim_trees(replace(request, options=replace(request.options, dry_run=True)))
+        report = slim_trees(request, on_start=lost.extend)
+        assert {r.path: r.after for r in dry.rows} == {r.path: r.after for r in report.rows}
+        assert statuses(report.rows)[HOST] is SlimStatus.SLIMMED
+    assert note_of(site.one) is not None and note_of(site.host) is None
+    assert digest_of(site.host) == digest_of(alone / HOST)
+    assert not (site.host.parent / RUNTIME_NAME).exists()
+    # Nothing brings back what was stripped, and slim says so.
+    names = [one.name for one in lost if one is not None]
+    assert {*names} == {"host-code", *(["unrelated"] if by == "archs" else [])}
+    again = statuses(slim_trees(request).rows)
+    assert again[ONE] is again[HOST] is SlimStatus.ALREADY
+
+
 def test_a_copy_of_a_folder(site: Made, tmp_path: Path) -> None:
     before, target = digests(site.folder), tmp_path / "copy"
     policy = SparePolicy(tmp_path / "spares")
@@ -706,6 +736,41 @@ def test_a_folder_of_spares_that_is_read_only(
     library.unlink()
     undo_trees((site.folder,))
     assert digests(site.folder) == before
+
+
+@pytest.mark.planted_fault(
+    "the disks of a folder, of its spares and of its originals are full",
+    says="cannot be written: No space left on device",
+)
+@in_namespace
+def test_a_full_disk_is_one_line(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
+    """Of the folder of spares, of the libraries, and of the originals."""
+    for number in range(6):
+        shutil.copy(site.one, site.folder / f"lib{number}.so")
+    before = digests(site.folder)
+    words = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", "--jobs=2"]
+
+    def slim_fully(*more: str) -> str:
+        done = CliRunner().invoke(main, [*words, *more])
+        assert done.exit_code == 1
+        lines = [line for line in done.stderr.splitlines() if ": failed: " in line]
+        assert len(lines) == 1 and " and 7 more libraries: failed: " in lines[0], lines
+        fault.check(lines[0])
+        return lines[0]
+
+    with small_disk(tmp_path / "spares", 64 << 10) as disk:
+        disk.chmod(0o755)
+        assert f"{disk}: " in slim_fully(f"--spare={disk}", str(site.folder))
+    assert digests(site.folder) == before
+    with small_disk(tmp_path / "originals", 64 << 10) as disk:
+        disk.chmod(0o755)
+        assert f"{disk}: " in slim_fully(f"--keep-originals={disk}", str(site.folder))
+    assert {k: d for k, d in digests(site.folder).items() if k != MANIFEST_NAME} == before
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        disk.chmod(0o755)
+        shutil.copytree(site.folder, disk / "site")
+        with leave(disk, 8):
+            slim_fully(str(disk / "site"))
 
 
 @pytest.mark.planted_fault(
