@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
@@ -108,7 +109,7 @@ class AddressSpace:
 
     def next_stored(self, offset: int) -> tuple[int, int] | None:
         """The next addresses whose bytes lie in the file; see ``Readable``."""
-        at = bisect.bisect_right(self._stored, offset, key=_end)
+        at = bisect.bisect_right(self._stored, offset, key=itemgetter(1))
         if at == len(self._stored):
             return None
         start, end, _ = self._stored[at]
@@ -120,7 +121,7 @@ class AddressSpace:
 
     def is_mapped(self, start: int, end: int) -> bool:
         """Whether all of ``[start, end)`` is in segments."""
-        at = bisect.bisect_right(self._mapped, start, key=_start) - 1
+        at = bisect.bisect_right(self._mapped, start, key=itemgetter(0)) - 1
         return at >= 0 and start <= end <= self._mapped[at][1]
 
     def offset_of(self, address: int) -> int | None:
@@ -131,7 +132,7 @@ class AddressSpace:
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The parts of ``[start, end)`` that lie in the file: start, end, shift to the offset."""
-        at = bisect.bisect_right(self._stored, start, key=_end)
+        at = bisect.bisect_right(self._stored, start, key=itemgetter(1))
         while at < len(self._stored) and self._stored[at][0] < end:
             stored_start, stored_end, shift = self._stored[at]
             yield max(start, stored_start), min(end, stored_end), shift
@@ -144,14 +145,6 @@ class AddressSpace:
                 self.path, None, "states more zeros than any sound library; crafted or damaged"
             )
         return bytes(count)
-
-
-def _start(found: tuple[int, ...]) -> int:
-    return found[0]
-
-
-def _end(found: tuple[int, ...]) -> int:
-    return found[1]
 
 
 def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...]:

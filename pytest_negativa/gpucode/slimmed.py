@@ -20,8 +20,10 @@ SLIMMED = (
 WHOLE = ".whole"
 """Prefix of the name of a section that lost pages; its pieces have the name without it."""
 
-_MARKER = b".negativa"
-_MARKER_VERSION = 1
+MARKER = b".negativa"
+"""Name of a section, never loaded, with JSON about the original."""
+
+MARKER_VERSION = 1
 _MAX_MARKER_SIZE = 1 << 16
 _MAX_NAMES = 1 << 20
 
@@ -38,7 +40,7 @@ def is_slimmed(path: str | os.PathLike[str]) -> bool:
 def has_marker(source: ByteSource) -> bool:
     """Whether the names of the sections have the marker; False if they can't be read."""
     try:
-        return source.size >= EHDR.size and b"\0" + _MARKER + b"\0" in _names(source)
+        return source.size >= EHDR.size and b"\0" + MARKER + b"\0" in _names(source)
     except FormatError:
         return False
 
@@ -68,7 +70,7 @@ def _facts(source: ByteSource) -> dict[str, object]:
     names = _names(source)
     for index in range(header.e_shnum):
         section = _section(source, header, index)
-        if names.startswith(_MARKER + b"\0", section.sh_name):
+        if names.startswith(MARKER + b"\0", section.sh_name):
             return _parse_marker(source, section.sh_offset, section.sh_size)
     raise FormatError(
         source.path,
@@ -106,11 +108,11 @@ def _parse_marker(source: ByteSource, offset: int, size: int) -> dict[str, objec
             source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
         ) from e
     version = facts.get("compacted") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or version != _MARKER_VERSION:
+    if not isinstance(facts, dict) or version != MARKER_VERSION:
         raise FormatError(
             source.path,
             offset,
-            f"section .negativa is of version {version!r}, expected {_MARKER_VERSION}: damaged, or "
+            f"section .negativa is of version {version!r}, expected {MARKER_VERSION}: damaged, or "
             "slimmed by a later release of pytest-negativa",
         )
     return facts

@@ -6,24 +6,20 @@ library of 540 MB). Truncating the file meanwhile would raise SIGBUS instead of 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
 import zlib
-from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import BinaryIO, Protocol
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.archive import Member
-
-if TYPE_CHECKING:
-    import io
-    from zlib import _Decompress as Inflater
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",
@@ -43,9 +39,6 @@ MAX_IN_MEMORY = 4 << 30
 # Two bits of deflated data stand for 258 bytes at most (RFC 1951).
 _MAX_DEFLATE_RATIO = 1032
 _INFLATE_STEP = 16 << 10
-# Bytes. A copy of zlib's state takes 40 kB, so 1% of a library that is read in passing.
-_CHUNK = 4 << 20
-_MAX_CHUNKS = 4
 
 # Bytes. A region's header with the headers of its first elements, or one with its names.
 _AHEAD = 512
@@ -255,156 +248,78 @@ class MemorySource(ByteSource):
 
 
 class DeflatedMember(ByteSource):
-    """A file that is deflated in an archive; unpacked chunk by chunk, in any order.
-
-    Tables lie at the end of libraries, so all is unpacked before the code is read. The first pass
-    writes the chunks to a temporary file. If that has no room, a later read begins at a copy of
-    zlib's state before its chunk. A few chunks stay in memory. The last chunk is given out if the
-    checksum fits.
+    """A file that is deflated in an archive, unpacked once to a file without a name.
 
     Args:
         member: the file.
-        chunk: bytes of a chunk.
 
     Raises:
-        FormatError: the archive can't be opened, or can't hold what it says.
+        FormatError: the archive can't be opened or is damaged, or there is no room.
     """
 
-    def __init__(self, member: Member, chunk: int = _CHUNK) -> None:
-        self._chunk_size = chunk
+    def __init__(self, member: Member) -> None:
         self._packed = StoredMember(replace(member, size=member.packed_size, crc=None))
         self.path = self._packed.path
         self.size = member.size
         self.mtime_ns = self._packed.mtime_ns
         self.stamp = self._packed.stamp
-        self._wanted_crc = member.crc
-        self._crc = 0
-        # Before each chunk: zlib's state, and how many bytes it has read.
-        self._states = [(zlib.decompressobj(-zlib.MAX_WBITS), 0)]
-        self._chunks: OrderedDict[int, bytes] = OrderedDict()
-        self._written = _scratch_file(member.size)
-        if member.size > (member.packed_size + 1) * _MAX_DEFLATE_RATIO:
-            self.close()
-            problem = f"{member.packed_size:,} bytes can't unpack to {member.size:,}; damaged"
-            raise FormatError(self.path, None, problem)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See ``ByteSource.read``.
-
-        Raises:
-            FormatError: the range leaves the file, or the bytes are damaged.
-        """
-        self._check_range(offset, length)
-        parts = []
-        while length:
-            number, begin = divmod(offset, self._chunk_size)
-            part = self._chunk(number)[begin : begin + length]
-            parts.append(part)
-            offset += len(part)
-            length -= len(part)
-        return b"".join(parts)
-
-    def _chunk(self, number: int) -> bytes:
-        while len(self._states) <= number:
-            self._unpack(len(self._states) - 1)
-        if number not in self._chunks:
-            if written := self._read_written(number):
-                self._keep(number, written)
-            else:
-                self._unpack(number)
-        self._chunks.move_to_end(number)
-        return self._chunks[number]
-
-    def _unpack(self, number: int) -> None:
-        """Unpack a chunk; the first time, keep the state behind it, too."""
-        state, consumed = self._states[number]
-        state = state.copy()
-        wanted = min(self._chunk_size, self.size - number * self._chunk_size)
-        is_last = (number + 1) * self._chunk_size >= self.size
-        # Behind the last chunk, one byte more shows a file that is longer than the archive says.
-        data, consumed = self._inflate(state, consumed, wanted + is_last)
-        if len(data) != wanted:
-            raise FormatError(self.path, None, "has not the size that the archive says; damaged")
-        if len(self._states) == number + 1:
-            crc = zlib.crc32(data, self._crc)
-            if is_last and crc != self._wanted_crc:
-                problem = "does not match the archive's checksum; damaged"
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._packed.close)
+            if member.size > (member.packed_size + 1) * _MAX_DEFLATE_RATIO:
+                problem = f"{member.packed_size:,} bytes can't unpack to {member.size:,}; damaged"
                 raise FormatError(self.path, None, problem)
-            self._crc = crc
-            self._states.append((state, consumed))
-            self._write(number, data)
-        self._keep(number, data)
+            self._unpacked = closing.enter_context(_nameless_file(self.path, member.size))
+            self._fd = self._unpacked.fileno()
+            self._unpack(member.crc)
+            closing.pop_all()
 
-    def _write(self, number: int, data: bytes) -> None:
-        if self._written is None:
-            return
+    def _unpack(self, wanted_crc: int | None) -> None:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        size = crc = 0
         try:
-            fd, place = self._written.fileno(), number * self._chunk_size
-            is_whole = os.pwrite(fd, data, place) == len(data)
-        except OSError:
-            is_whole = False
-        if not is_whole:
-            self._forget_written()
-
-    def _read_written(self, number: int) -> bytes:
-        """The chunk; empty if it was not written, or can't be read."""
-        if self._written is None:
-            return b""
-        try:
-            return os.pread(self._written.fileno(), self._chunk_size, number * self._chunk_size)
-        except OSError:
-            return b""
-
-    def _forget_written(self) -> None:
-        if self._written is not None:
-            self._written.close()
-        self._written = None
-
-    def _keep(self, number: int, data: bytes) -> None:
-        self._chunks[number] = data
-        if len(self._chunks) > _MAX_CHUNKS:
-            self._chunks.popitem(last=False)
-
-    def _inflate(self, state: Inflater, consumed: int, most: int) -> tuple[bytes, int]:
-        """Unpack at most so many bytes; returns them, and how many are read then."""
-        parts, waiting = [], b""
-        try:
-            while most and not state.eof:
-                if not waiting:
-                    step = min(_INFLATE_STEP, self._packed.size - consumed)
-                    waiting = self._packed.read(consumed, step)
-                    consumed += step
-                part = state.decompress(waiting, most)
-                waiting = state.unconsumed_tail
-                if not part and not waiting and consumed == self._packed.size:
+            for start in range(0, self._packed.size, _INFLATE_STEP):
+                step = min(_INFLATE_STEP, self._packed.size - start)
+                data = inflater.decompress(self._packed.read(start, step))
+                size += len(data)
+                if size > self.size:
                     break
-                parts.append(part)
-                most -= len(part)
+                crc = zlib.crc32(data, crc)
+                self._unpacked.write(data)
+            self._unpacked.flush()
         except zlib.error as e:
             raise FormatError(self.path, None, f"cannot be unpacked: {e}; damaged") from e
-        return b"".join(parts), consumed - len(waiting)
+        except OSError as e:
+            problem = f"cannot be unpacked to the folder for temporary files: {e.strerror}"
+            raise FormatError(self.path, None, f"{problem}; set TMPDIR to another one") from e
+        if size != self.size:
+            raise FormatError(self.path, None, "has not the size that the archive says; damaged")
+        if crc != wanted_crc:
+            raise FormatError(self.path, None, "does not match the archive's checksum; damaged")
 
     def is_unchanged(self) -> bool:
         """See ``ByteSource.is_unchanged``; of the archive."""
         return self._packed.is_unchanged()
 
     def close(self) -> None:
-        self._forget_written()
+        self._unpacked.close()
         self._packed.close()
 
 
-def _scratch_file(size: int) -> io.FileIO | None:
-    """A file without a name for so many bytes; None if the folder for such files is short of room.
+def _nameless_file(path: str, size: int) -> BinaryIO:
+    """A file for so many bytes.
 
-    It may take a quarter of what is free: several libraries are read at a time.
+    It takes at most a quarter of the room in the folder for temporary files, because several
+    libraries are read at a time. Otherwise it lies in memory.
     """
     try:
-        folder = tempfile.gettempdir()
-        if shutil.disk_usage(folder).free < 4 * size:
-            return None
-        return tempfile.TemporaryFile(dir=folder, buffering=0)
+        if shutil.disk_usage(tempfile.gettempdir()).free >= 4 * size:
+            return tempfile.TemporaryFile()
     except OSError:
-        return None
+        pass
+    if size > MAX_IN_MEMORY:
+        problem = f"{size:,} bytes are more than is unpacked to memory; set TMPDIR to a folder"
+        raise FormatError(path, None, f"{problem} with four times the room")
+    return os.fdopen(os.memfd_create("unpacked"), "w+b")
 
 
 def open_source(where: Path | Member) -> ByteSource:

@@ -49,7 +49,7 @@ def _table(rows: Sequence[HostRow], top: int) -> str:
     shown = [_cells(printable(Path(row.path).name), [row]) for row in rows[:top]]
     if len(rows) > top:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
-    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows), drop=(5, 1, 6, 2))
+    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows), drop=((5, 6), 1, 2))
 
 
 def _variants(rows: Sequence[HostVariant], top: int) -> str:
@@ -66,7 +66,7 @@ def _variants(rows: Sequence[HostVariant], top: int) -> str:
         for row in rows[: top or len(rows)]
     ]
     headers = ("code for instruction sets", "", "runs here", "size", "functions", "touched at most")
-    return format_table("lllrrr", headers, shown, drop=(4, 5, 2, 3))
+    return format_table("lllrrr", headers, shown, drop=((4, 5), 2, 3))
 
 
 def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:

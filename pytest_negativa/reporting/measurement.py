@@ -99,7 +99,7 @@ def _result_table(result: LoadingResult) -> str:
         "", "original", "IQR", "min to max", "slim", "IQR", "min to max",
         "slim/original", "pairs", "",
     ]  # fmt: skip
-    table = format_table("lrrrrrrrrl", headers, rows, drop=(3, 6, 8, 2, 5, 9))
+    table = format_table("lrrrrrrrrl", headers, rows, drop=((3, 6), 8, (2, 5), 9))
     return (
         f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with interquartile range in "
         f"percent of the median, and ratio of medians and of the single pairs:\n\n{table}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_negativa.reporting.text import cut_middle, printable, terminal_width
 
@@ -21,9 +21,10 @@ def format_table(
     total: Sequence[str] | None = None,
     *,
     width: int | None = None,
-    drop: Sequence[int] = (),
+    drop: Sequence[int | tuple[int, ...]] = (),
     names: Sequence[int] = (0,),
     drop_empty: bool = False,
+    long_headers: Mapping[int, str] | None = None,
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
 
@@ -35,9 +36,11 @@ def format_table(
         rows: the cells.
         total: see above.
         width: columns of the terminal; 0 for no limit, None to ask the terminal.
-        drop: which columns of the table go if it is wider, in this order.
+        drop: which columns of the table go if it is wider, in this order; those in a tuple go
+            together, because one says little without the other.
         names: the columns whose cells are cut in the middle if it is wider then.
         drop_empty: whether columns go that have no value in any row; the first one stays.
+        long_headers: by column, for a table that they make no wider than ``width``.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
     from tabulate import tabulate
@@ -51,19 +54,22 @@ def format_table(
         if not (drop_empty and column) or any(row[column] not in _NOTHING for row in cells)
     ]
     width = terminal_width() if width is None else width
+    cut: dict[int, int] = {}
     if width:
         left, cut = _fit(
             headers,
             cells,
             width,
-            [column for column in drop if column in left],
+            [(one,) if isinstance(one, int) else one for one in drop],
             [column for column in names if column in left],
             left,
         )
-        cells = [
-            [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)]
-            for row in cells
-        ]
+    longer = [(long_headers or {}).get(n, header) for n, header in enumerate(headers)]
+    if not width or _width(_widths(longer, cells), left) <= width:
+        headers = longer
+    cells = [
+        [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)] for row in cells
+    ]
     table = tabulate(
         [[row[column] for column in left] for row in cells],
         headers=[headers[column] for column in left],
@@ -81,21 +87,19 @@ def _fit(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     width: int,
-    drop: Sequence[int],
+    drop: Sequence[tuple[int, ...]],
     names: Sequence[int],
     left: Sequence[int],
 ) -> tuple[Sequence[int], dict[int, int]]:
     """Which columns of ``left`` are shown, and the widths of those with names."""
     least = [len(header) + _HEADER_PADDING for header in headers]
-    widths = [
-        max([least[column], *(len(row[column]) for row in rows)]) for column in range(len(headers))
-    ]
+    widths = _widths(headers, rows)
     shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]
     left = list(left)
-    for column in drop:
+    for columns in drop:
         if _width(shortest, left) <= width:
             break
-        left.remove(column)
+        left = [column for column in left if column not in columns]
     room = width - _width([0 if n in names else one for n, one in enumerate(widths)], left)
     cut = {}
     # What a short name leaves is for the longer ones.
@@ -103,6 +107,13 @@ def _fit(
         cut[column] = min(widths[column], max(room // (len(names) - number), least[column]))
         room -= cut[column]
     return left, cut
+
+
+def _widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max([len(header) + _HEADER_PADDING, *(len(row[column]) for row in rows)])
+        for column, header in enumerate(headers)
+    ]
 
 
 def _width(widths: Sequence[int], left: Sequence[int]) -> int:

@@ -34,8 +34,9 @@ _HEADERS = (
     "used",
 )
 _ALIGN = "lrrrrrrrrrr"
-# What a narrow terminal does without, in this order: elements, kept, size, the two reasons.
-_DROP = (7, 8, 1, 5, 6, 9, 10)
+_LONG_HEADERS = {8: "elements kept", 10: "kernels used"}
+# What a narrow terminal does without, in this order: elements, size, the two reasons, kernels.
+_DROP = ((7, 8), 1, (5, 6), (9, 10))
 _MAX_COMPILED = 5
 
 
@@ -117,7 +118,13 @@ def _library_table(report: RunReport, top: int, width: int) -> str:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
     shown += [_cells(row.name, [row]) for row in report.code_files]
     return format_table(
-        _ALIGN, _HEADERS, shown, total=_cells("total", report.rows), width=width, drop=_DROP
+        _ALIGN,
+        _HEADERS,
+        shown,
+        total=_cells("total", report.rows),
+        width=width,
+        drop=_DROP,
+        long_headers=_LONG_HEADERS,
     )
 
 

@@ -34,7 +34,7 @@ from pytest_negativa.rewriting.compact.cut import (
     install_runtime,
 )
 from pytest_negativa.rewriting.compact.original_tables import Range
-from pytest_negativa.rewriting.compact.pages import merged
+from pytest_negativa.rewriting.compact.pages import merged, minus
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
@@ -230,14 +230,14 @@ def plan_cut(
             if policy.loaded is not None:
                 free = [(0, source.size)]
             back = policy.came_back.get(source.sha256(), ())
-            free = [rest for start, end in merged(free) for rest in _without(start, end, back)]
+            free = [rest for start, end in merged(free) for rest in minus(start, end, back)]
         elif policy.may_know(source.size):
             traced = policy.traced.get(source.sha256())
             if traced is not None:
                 touched = [(span.start, span.end) for span in traced.touched]
                 for watched in traced.watched:
-                    free += _without(watched.start, watched.end, touched)
-        return CutPlan(tuple(containers), tuple(_without(0, source.size, sorted(free))))
+                    free += minus(watched.start, watched.end, touched)
+        return CutPlan(tuple(containers), tuple(minus(0, source.size, sorted(free))))
 
 
 def cut(
@@ -502,20 +502,6 @@ def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str, source
     """
     options = policy.options_for(name, source)
     return foresee_cut(path, planned.needed, options, planned.containers)
-
-
-def _without(start: int, end: int, ranges: Iterable[Range]) -> Iterator[Range]:
-    """What of ``[start, end)`` lies outside of ascending ranges."""
-    for range_start, range_end in ranges:
-        if range_end <= start:
-            continue
-        if range_start >= end:
-            break
-        if start < range_start:
-            yield start, range_start
-        start = range_end
-    if start < end:
-        yield start, end
 
 
 # ---- The way back ----

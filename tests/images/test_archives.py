@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -12,10 +11,10 @@ import lzma
 import os
 import random
 import re
-import resource
 import shutil
 import struct
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,10 +33,12 @@ from pytest_negativa.gpucode.source import DeflatedMember
 from pytest_negativa.images import archives
 from pytest_negativa.images.contents import Contents, Question, map_archive, may_hold_code
 from pytest_negativa.images.report import report_image
+from pytest_negativa.models.archive import Member
 from pytest_negativa.models.image import Manager, Package
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
+from tests.support.mounts import free_pages, in_namespace, small_disk
 
 FRAMES = BIN / "libframes.so"
 FILES = {"ours/lib/libm.so": MULTIARCH, "ours/libframes.so": FRAMES, "ours/libplain.so": PLAIN}
@@ -450,16 +451,18 @@ class TestHostile:
             assert all(str(archive) in problem for problem in problems_of(contents))
 
 
-@pytest.mark.parametrize("room", [None, 25_000, 0])
-def test_reading_a_deflated_file_in_any_order(tmp_path: Path, room: int | None) -> None:
-    """With room for all, some and none of it in a temporary file."""
-    data = b"".join(os.urandom(500) * 3 for _ in range(200))
-    path = tmp_path / "x.zip"
+def deflated(folder: Path, data: bytes) -> Member:
+    path = folder / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("data", data)
     [entry] = archives.iter_archive(path, lambda problem: pytest.fail(str(problem)))
     assert entry.member is not None and entry.member.crc is not None
-    with limited_files(room), DeflatedMember(entry.member, chunk=10_000) as opened:
+    return entry.member
+
+
+def test_reading_a_deflated_file_in_any_order(tmp_path: Path) -> None:
+    data = b"".join(os.urandom(500) * 3 for _ in range(200))
+    with DeflatedMember(deflated(tmp_path, data)) as opened:
         for begin in [*sample(len(data), 200), len(data) - 1]:
             end = min(begin + begin % 25_000, len(data))
             assert opened.read(begin, end - begin) == data[begin:end]
@@ -468,15 +471,26 @@ def test_reading_a_deflated_file_in_any_order(tmp_path: Path, room: int | None) 
             opened.read(len(data) - 1, 2)
 
 
-@contextlib.contextmanager
-def limited_files(size: int | None) -> Iterator[None]:
-    """Let this process write no larger files."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before if size is None else (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+@in_namespace
+def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(300_000)
+    member = deflated(tmp_path, data)
+    for size, is_on_disk in ((4 << 20, True), (1 << 20, False)):
+        with small_disk(tmp_path / "disk", size) as disk:
+            monkeypatch.setattr(tempfile, "tempdir", str(disk))
+            before = free_pages(disk)
+            with DeflatedMember(member) as opened:
+                assert opened.read(0, len(data)) == data
+                assert (free_pages(disk) < before) is is_on_disk
+                assert not list(disk.iterdir())
+            assert free_pages(disk) == before
+    large = deflated(tmp_path, os.urandom(5 << 20))
+    large = msgspec.structs.replace(large, size=(4 << 30) + 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(FormatError, match="more than is unpacked to memory; set TMPDIR"):
+        DeflatedMember(large)
 
 
 def sample(size: int, count: int) -> Iterator[int]:

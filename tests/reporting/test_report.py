@@ -72,11 +72,11 @@ def test_row() -> None:
 GOLDEN = """\
 1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
 
-library       size    GPU code    unused           wrong arch    no used kernel    elements    kept    kernels    used
-----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ------  ---------  ------
-libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5       2      1,200       3
-----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ------  ---------  ------
-total       4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5       2      1,200       3
+library       size    GPU code    unused           wrong arch    no used kernel    elements    elements kept    kernels    kernels used
+----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
+libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5                2      1,200               3
+----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
+total       4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5                2      1,200               3
 
 Files in .negativa/run: usage.json, report.json"""  # noqa: E501
 

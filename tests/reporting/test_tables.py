@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.reporting.slimming import render_check, render_rows
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import fit
+from tests.support.reports import report, row
 
 HEADERS = ("library", "version", "before", "after")
 ROWS = [
@@ -36,6 +41,27 @@ def test_columns_go_before_names_get_short() -> None:
     assert found[0].split() == ["library", "before", "after"]
     assert found[2].split()[0] == "libtorch_cuda_li...f_a_long_name.so"
     assert max(map(len, found)) <= 54
+
+
+@pytest.mark.parametrize("width", range(24, 130))
+def test_a_figure_is_never_shown_without_what_it_is_of(width: int) -> None:
+    """``used 3`` beside ``elements 5`` would be read as of the elements."""
+    options = Reports(formats=(), top=20, demangle=True)
+    [found] = [t for t in render_report(report(row()), options, width) if t.startswith("library")]
+    header = re.split(r"\s{2,}", found.split("\n")[0])
+    for pair in (("elements", "kept"), ("kernels", "used"), ("wrong arch", "no used kernel")):
+        shown = [any(f" {name}".endswith(f" {word}") for name in header) for word in pair]
+        assert shown[0] == shown[1], header
+
+
+@pytest.mark.parametrize(("width", "header"), [(0, "files kept"), (28, "files kept"), (27, "kept")])
+def test_long_headers_need_room(width: int, header: str) -> None:
+    rows = [("libone.so", "3", "2")]
+    found = format_table(
+        "lrr", ("", "a", "kept"), rows, width=width, long_headers={2: "files kept"}
+    ).split("\n")
+    assert found[0].split("  ")[-1].strip() == header
+    assert max(map(len, found)) <= (width or 100)
 
 
 @pytest.mark.parametrize("width", [40, 44, 60, 61])

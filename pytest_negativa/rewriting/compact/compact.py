@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
@@ -28,7 +29,7 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
-from pytest_negativa.rewriting.compact.new_tables import MARKER, NewTables, append_tables
+from pytest_negativa.rewriting.compact.new_tables import NewTables, append_tables
 from pytest_negativa.rewriting.compact.original_tables import (
     MAX_HEADERS,
     ElfTables,

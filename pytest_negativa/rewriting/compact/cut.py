@@ -50,6 +50,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
     string_at,
 )
+from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.rewriting.compact.cut_check import check_cut
@@ -62,7 +63,7 @@ from pytest_negativa.rewriting.compact.guards import (
     refuse_programs,
 )
 from pytest_negativa.rewriting.compact.load_check import check_loading
-from pytest_negativa.rewriting.compact.new_tables import MARKER, aligned, append_headers
+from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     Range,
@@ -70,7 +71,7 @@ from pytest_negativa.rewriting.compact.original_tables import (
     read_tables,
     refuse_unnamed_data,
 )
-from pytest_negativa.rewriting.compact.pages import PageMap, merged, pages_without
+from pytest_negativa.rewriting.compact.pages import PageMap, merged, minus, pages_without
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Edits, Patch
 from pytest_negativa.rewriting.layout import (
@@ -470,7 +471,7 @@ def find_holes(
         else:
             own += _removable(tables, load, dynamic)
         for start, end in merged(own):
-            free += _minus(_up(start), end - end % PAGE_SIZE, used)
+            free += minus(_up(start), end - end % PAGE_SIZE, used)
     targets = guards.targets
     if targets and any(
         load.p_vaddr <= target < load.p_vaddr + load.p_filesz
@@ -508,7 +509,7 @@ def _old_strings(
             if load.p_offset <= start < end and not (
                 writable and guards.find_target(start + shift, end + shift) is not None
             ):
-                yield from _minus(start, end, holes)
+                yield from minus(start, end, holes)
 
 
 def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:
@@ -551,17 +552,6 @@ def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> boo
     return name in _NAMES or name == _CODE or name.startswith(_CODE + b".") or moved
 
 
-def _minus(start: int, end: int, used: Sequence[Range]) -> Iterator[Range]:
-    for used_start, used_end in used:
-        if used_end <= start or used_start >= end:
-            continue
-        if start < used_start:
-            yield start, used_start
-        start = used_end
-    if start < end:
-        yield start, end
-
-
 def _count_loads(tables: ElfTables, holes: Sequence[Range]) -> int:
     return sum(len(list(_runs(load, holes))) for load in tables.loads)
 
@@ -571,7 +561,7 @@ def _runs(load: ProgramHeader, holes: Sequence[Range]) -> Iterator[Range]:
     if not load.p_filesz:
         yield load.p_offset, load.p_offset
         return
-    yield from _minus(load.p_offset, load.file_end, holes)
+    yield from minus(load.p_offset, load.file_end, holes)
 
 
 def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:

@@ -21,9 +21,9 @@ from pytest_negativa.gpucode.elf_tables import (
     PT_GNU_EH_FRAME,
     PT_LOAD,
 )
+from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.guards import read_dynamic
-from pytest_negativa.rewriting.compact.new_tables import MARKER, MARKER_VERSION
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 

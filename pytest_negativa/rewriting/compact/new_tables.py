@@ -37,18 +37,13 @@ from pytest_negativa.gpucode.elf_tables import (
     ProgramHeader,
     SectionHeader,
 )
-from pytest_negativa.gpucode.slimmed import WHOLE
+from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION, WHOLE
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables
 from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Run
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.layout import LayoutBuilder
-
-MARKER = b".negativa"
-"""Name of a section, never loaded, with JSON about the original."""
-
-MARKER_VERSION = 1
 
 FAR = 1 << 40
 """Offset of sections that have no bytes in the file. Tools may add to the file."""

@@ -282,3 +282,17 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append((start, end))
     return found
+
+
+def minus(start: int, end: int, ranges: Iterable[Range]) -> Iterator[Range]:
+    """What of ``[start, end)`` lies outside of ascending ranges."""
+    for range_start, range_end in ranges:
+        if range_end <= start:
+            continue
+        if range_start >= end:
+            break
+        if start < range_start:
+            yield start, range_start
+        start = range_end
+    if start < end:
+        yield start, end
