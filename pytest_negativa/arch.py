@@ -252,14 +252,6 @@ def is_for_any(arch: SmArch, devices: Iterable[ComputeCapability], *, is_ptx: bo
     return any(serves(arch, device) for device in devices)
 
 
-LINKS_ANEW: bool | None = None
-"""Whether the driver links a library's relocatable code anew if no linked cubin fits the device.
-
-The manual of nvcc says so ("JIT linking"). That was not seen, so the answer is None: plans keep
-what such a link needs, and gates don't count on it. True: gates count on it. False: neither.
-"""
-
-
 class Candidate(Protocol):
     """The facts about an element that the driver's choice depends on."""
 
@@ -302,6 +294,16 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
         if usable := [i for i in fitting if candidates[i].kind is kind]:
             chosen += _best(candidates, usable)
     return tuple(sorted(chosen))
+
+
+def can_be_linked(candidates: Sequence[Candidate], device: ComputeCapability) -> bool:
+    """Whether the driver can link a relocatable region anew for ``device``.
+
+    Source: libraries of two objects on an H100, driver 580. The driver linked cubins for the
+    device, and PTX, which it compiled first. It took no LTO-IR.
+    """
+    chosen = choose_elements(candidates, device)
+    return any(candidates[index].kind is not ElementKind.LTO_IR for index in chosen)
 
 
 def _can_load(candidate: Candidate, device: ComputeCapability) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.arch import LINKS_ANEW, ComputeCapability, ElementKind, choose_elements
+from pytest_negativa.arch import ComputeCapability, ElementKind, can_be_linked, choose_elements
 from pytest_negativa.models.library import (
     RELOCATABLE,
     Cubin,
@@ -46,16 +46,19 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
 def loaded_sections(library_map: LibraryMap, device: ComputeCapability) -> Sequence[Section]:
     """The sections that a device loads code of; all of a file for linkers alone.
 
-    Relocatable code counts if the driver is known to link all of it for the device.
+    Relocatable code counts if the driver links all of it for the device. It does so only if there
+    is nothing else: see ``LibraryMap.linked_anew``.
     """
-    links_all = (
-        LINKS_ANEW
-        and library_map.linked_anew(device)
-        and all(choose_elements(r.elements, device) for r in library_map.relocatable_regions)
-    )
-    if links_all or library_map.library.file_kind.is_link_time:
+    if library_map.library.file_kind.is_link_time:
         return library_map.sections
-    return [section for section in library_map.sections if section.name != RELOCATABLE]
+    others = [section for section in library_map.sections if section.name != RELOCATABLE]
+    if (
+        library_map.linked_anew(device)
+        and all(can_be_linked(r.elements, device) for r in library_map.relocatable_regions)
+        and not any(choose_elements(r.elements, device) for s in others for r in s.regions)
+    ):
+        return library_map.sections
+    return others
 
 
 def _is_stub(code: Element | Frame) -> bool:

@@ -45,6 +45,7 @@ def unused_files(tree: Tree, kept: Mapping[str, AbstractSet[str]]) -> Iterator[t
             base = folder.rpartition("/")[0]
             for name, row in rows.items() if stays is not None else ():
                 path = f"{base}/{name}".lstrip("/")
+                path = tree.aliases.get(path, path)
                 file = tree.code_files.get(path)
                 if file is not None and file.size == int(row.size):
                     yield path, name not in (stays or ())

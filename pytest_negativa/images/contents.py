@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,8 +34,6 @@ from pytest_negativa.images.layers import (
 )
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
-
-_T = TypeVar("_T")
 
 _DIST_INFO = ".dist-info"
 # By its platform tags (PEP 425); one for another system besides has libraries that are read.
@@ -138,56 +136,39 @@ class Contents:
         return name.replace("_", "-"), version
 
 
+@dataclass(slots=True, eq=False)
+class _File:
+    """What is kept of a file or link of a layer; hard links to a file share it."""
+
+    member: Member | None = None
+    mapped: MappedLibrary | None = None
+    size: int = 0
+    code_file: CodeFile | None = None
+    target: str | None = None
+    text: bytes | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        return (self.member or self.mapped or self.code_file) is not None
+
+
+_NOTHING = _File()
+
+
 @dataclass(slots=True)
 class _Layer:
     """What a layer holds; an archive that is no image has one."""
 
-    names: set[str] = field(default_factory=set)
+    files: dict[str, _File] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
-    members: dict[str, Member] = field(default_factory=dict)
-    mapped: dict[str, MappedLibrary] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    code_files: dict[str, CodeFile] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    lists: dict[str, bytes] = field(default_factory=dict)
 
-    def forget(self, name: str) -> None:
-        """A file of the same name before this one is gone when the archive is unpacked."""
-        for found in self._by_name():
-            found.pop(name, None)
-
-    def link(self, name: str, other: str) -> None:
-        """Add another name of a file."""
-        for found in self._by_name():
-            if other in found:
-                found[name] = found[other]
-
-    def move(self, moved: Mapping[str, str]) -> None:
-        """Give files other names."""
-        self.names = {moved.get(name, name) for name in self.names}
-        self.folders = {moved.get(name, name) for name in self.folders}
-        for found in self._by_name():
-            for name in moved.keys() & found.keys():
-                found[moved[name]] = found.pop(name)
-
-    def files(self) -> dict[int, list[str]]:
-        """The names of each file that is listed, in the order in which a walk meets them."""
-        by_file: defaultdict[int, list[str]] = defaultdict(list)
-        for name in sorted({*self.sizes, *self.code_files}, key=_walk_order):
-            # Names of one file have one record.
-            found = self.members.get(name) or self.mapped.get(name) or self.code_files.get(name)
-            by_file[id(found)].append(name)
-        return by_file
-
-    def _by_name(self) -> tuple[dict[str, Any], ...]:
-        return (
-            self.members,
-            self.mapped,
-            self.sizes,
-            self.code_files,
-            self.links,
-            self.lists,
-        )
+    def follow(self, folders: LinkedFolders) -> None:
+        """Give the files that lie behind links of lower layers the names that they get."""
+        links = {name: f.target for name, f in self.files.items() if f.target is not None}
+        moved = folders.add(self.files.keys(), self.folders, links)
+        if moved:
+            self.files = {moved.get(name, name): file for name, file in self.files.items()}
+            self.folders = {moved.get(name, name) for name in self.folders}
 
 
 def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
@@ -252,51 +233,44 @@ def _find_image(path: Path) -> Image | None:
 def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, left: int) -> int:
     """Take a file of a layer; returns the bytes of lists that are kept."""
     name = entry.name
-    if entry.linked != name:
-        layer.forget(name)
     if entry.is_folder:
-        layer.names.discard(name)
+        layer.files.pop(name, None)
         layer.folders.add(name)
         return 0
-    layer.names.add(name)
     folder = name.rpartition("/")[0]
     if folder.endswith(_DIST_INFO):
         contents.dist_infos.add(folder)
-    if entry.target is not None:
-        layer.links[name] = entry.target
-        return 0
     if entry.linked is not None:
-        layer.link(name, entry.linked)
-        if ".so" in name and entry.linked not in layer.names:
-            problem = (
-                f"is a hard link to {entry.linked}, which is not before it; its code is not read"
-            )
+        linked = layer.files.get(entry.linked)
+        if linked is None and ".so" in name:
+            problem = f"is a hard link to {entry.linked}, which is not before it; it is not read"
             contents.problems.append(FormatError(Path(contents.path, name), None, problem))
+        layer.files[name] = linked or _NOTHING
         return 0
-    if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
-        if entry.size > min(left, _MAX_LIST):
-            return 0
-        try:
-            layer.lists[name] = _content(entry)
-        except FormatError as e:
-            contents.problems.append(e)
-        return entry.size
-    if question.with_lists and (code_file := code_file_of(entry.head, entry.size)) is not None:
-        layer.code_files[name] = code_file
-    if is_spare(name) or not question.wants(entry.head):
+    # A file of the same name before this one is gone when the archive is unpacked.
+    layer.files[name] = _NOTHING if entry.target is None else _File(target=entry.target)
+    if entry.target is not None:
         return 0
-    if entry.member is not None:
-        layer.sizes[name] = entry.size
-        layer.members[name] = replace(entry.member, shown_in=contents.path)
-        return 0
-    where = Path(contents.path, name)
     try:
-        source = MemorySource(str(where), entry.read(), 0)
+        if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
+            if entry.size > min(left, _MAX_LIST):
+                return 0
+            layer.files[name] = _File(text=_content(entry))
+            return entry.size
+        code_file = code_file_of(entry.head, entry.size) if question.with_lists else None
+        member = mapped = None
+        if question.wants(entry.head) and not is_spare(name):
+            if entry.member is not None:
+                member = replace(entry.member, shown_in=contents.path)
+            else:
+                where = Path(contents.path, name)
+                source = MemorySource(str(where), entry.read(), 0)
+                mapped = map_source(where, source, question.request(entry.size))
+        file = _File(member, mapped, entry.size, code_file)
+        if file.is_listed:
+            layer.files[name] = file
     except FormatError as e:
         contents.problems.append(e)
-    else:
-        layer.sizes[name] = entry.size
-        layer.mapped[name] = map_source(where, source, question.request(entry.size))
     return 0
 
 
@@ -311,29 +285,38 @@ def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
     """Put the layers over each other; returns the files that are still to be mapped."""
     cover, folders = Cover(), LinkedFolders()
     for _, layer in sorted(layers.items()):
-        layer.move(folders.add(layer.names, layer.folders, layer.links))
+        layer.follow(folders)
     members: dict[str, Member] = {}
     for _, layer in sorted(layers.items(), reverse=True):
-        seen = {name for name in layer.names if not cover.hides(name)}
-        for names in layer.files().values():
-            first, *others = [name for name in names if name in seen] or [""]
-            if not first and names[0] in layer.sizes:
-                contents.hidden.append((names[0], layer.sizes[names[0]]))
-            contents.aliases.update(dict.fromkeys(others, first))
-            seen.difference_update(others)
-        _put(layer.members, members, seen)
-        _put(layer.mapped, contents.libraries, seen)
-        _put(layer.sizes, contents.sizes, seen)
-        _put(layer.code_files, contents.code_files, seen)
-        _put(layer.links, contents.links, seen)
-        _put(layer.lists, contents.lists, seen)
-        cover.add(layer.names, layer.folders)
-    contents.libraries = {n: m.at(Path(contents.path, n)) for n, m in contents.libraries.items()}
-    return {n: m if m.name == n else replace(m, name=n) for n, m in members.items()}
+        listed: defaultdict[_File, list[str]] = defaultdict(list)
+        for name, file in layer.files.items():
+            if file.is_listed:
+                listed[file].append(name)
+            elif not cover.hides(name):
+                if file.target is not None:
+                    contents.links[name] = file.target
+                if file.text is not None:
+                    contents.lists[name] = file.text
+        for file, names in listed.items():
+            seen = sorted((n for n in names if not cover.hides(n)), key=_walk_order)
+            if seen:
+                _show(file, seen[0], contents, members)
+                contents.aliases.update(dict.fromkeys(seen[1:], seen[0]))
+            elif file.member is not None or file.mapped is not None:
+                contents.hidden.append((min(names), file.size))
+        cover.add(layer.files, layer.folders)
+    return members
 
 
-def _put(found: Mapping[str, _T], into: dict[str, _T], seen: Set[str]) -> None:
-    into.update((name, value) for name, value in found.items() if name in seen)
+def _show(file: _File, name: str, contents: Contents, members: dict[str, Member]) -> None:
+    if file.code_file is not None:
+        contents.code_files[name] = file.code_file
+    if file.member is not None:
+        members[name] = replace(file.member, name=name)
+    if file.mapped is not None:
+        contents.libraries[name] = file.mapped.at(Path(contents.path, name))
+    if file.member is not None or file.mapped is not None:
+        contents.sizes[name] = file.size
 
 
 def _map_members(

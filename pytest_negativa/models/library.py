@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pytest_negativa.arch import (
-    LINKS_ANEW,
     ComputeCapability,
     ElementKind,
     SmArch,
     can_be_compiled_for,
+    can_be_linked,
     choose_elements,
     cubin_runs_on,
 )
@@ -468,7 +468,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         )
 
     def needed_starts(self, devices: Iterable[ComputeCapability]) -> frozenset[int]:
-        """``loaded_starts``, and the linked regions that the driver may link code anew for."""
+        """``loaded_starts``, and the linked regions that the driver links code anew for."""
         devices = tuple(devices)
         return self.loaded_starts(devices).union(
             element.payload.start
@@ -478,15 +478,13 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         )
 
     def linked_anew(self, device: ComputeCapability) -> tuple[Region, ...]:
-        """The linked regions for which the driver may link relocatable code, see ``LINKS_ANEW``.
+        """The regions that may be linked ones for which the driver links relocatable code anew.
 
-        It does that only if a linked region has no code for the device: NCCL 2.28 on an H200 loaded
-        16 images. None of them lay in ``__nv_relfatbin``, though a linked region named all 127
-        regions there.
+        It does so if a linked region, which names the relocatable ones, has no code for the device.
+        The linked region must be there, though it may be empty. All the relocatable ones that it
+        names must have code to link. Source: see ``arch.can_be_linked``.
         """
-        if LINKS_ANEW is False or not any(
-            choose_elements(region.elements, device) for region in self.relocatable_regions
-        ):
+        if not any(can_be_linked(r.elements, device) for r in self.relocatable_regions):
             return ()
         return tuple(
             region

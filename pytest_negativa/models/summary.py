@@ -132,8 +132,8 @@ class LoadableCode(Record, frozen=True, kw_only=True):
     """What a device could load of a library.
 
     Regions of relocatable code, which must be linked first, count in files for linkers alone, and
-    if the driver links them (``arch.LINKS_ANEW``). A bare frame counts as a region if it runs on
-    the device.
+    if the driver links them because there is nothing else. A bare frame counts as a region if it
+    runs on the device.
 
     Attributes:
         device: its compute capability.

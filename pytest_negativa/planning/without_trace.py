@@ -4,7 +4,7 @@ The driver chooses among the elements of the regions in ``.nv_fatbin`` (``arch.c
 A library may read regions in other sections, and bare frames, by rules of its own. There all
 machine code that runs on one of the devices stays, and the PTX and LTO-IR nearest to it.
 Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays. So
-does a linked region that the driver could link it anew for.
+does a linked region that the driver links it anew for.
 
 All other code that can be read is labelled "wrong arch" (``_decide``). For a traced run the label
 comes from ``planning.decide``.

@@ -59,19 +59,43 @@ class TestRequired:
         ]
         assert row(done.stdout, "liblto.so")[0][-3:] == ["lto-ir", "sm_80", "0"]
 
-    def test_ptx_that_only_a_linker_reads(self, tmp_path: Path) -> None:
-        cubin = ElementSpec(content=build_cubin(CubinSpec(kernels={"k": b"code"})).data)
-        ptx = ElementSpec(content=build_ptx(), kind=PTX)
+    @pytest.mark.parametrize(
+        ("objects", "linked"),
+        [
+            (("cubin sm_90 ptx sm_90", "ptx sm_90"), True),
+            (("cubin sm_90 ptx sm_90", "cubin sm_120"), True),
+            (("cubin sm_90 ptx sm_90", "cubin sm_90"), False),
+            (("cubin sm_90 lto sm_90",), False),
+        ],
+    )
+    def test_relocatable_code_that_the_driver_links(
+        self, objects: tuple[str, ...], linked: bool, tmp_path: Path
+    ) -> None:
+        """As seen on a GPU: each object needs a cubin for it, or PTX."""
+
+        def element(kind: str, arch: str) -> ElementSpec:
+            number = int(arch.removeprefix("sm_"))
+            if kind == "cubin":
+                spec = CubinSpec(arch=number, kernels={"k": b"code"})
+                return ElementSpec(content=build_cubin(spec).data, arch=number)
+            code = build_ptx() if kind == "ptx" else b"\xed\x43\x4e\x7f" + bytes(60)
+            return ElementSpec(content=code, kind=PTX if kind == "ptx" else 8, arch=number)
+
+        regions = []
+        for words in (text.split() for text in objects):
+            pairs = zip(words[::2], words[1::2], strict=True)
+            regions.append(build_region([element(*pair) for pair in pairs]))
         sections = [
-            fatbin_section(build_region([cubin])),
-            fatbin_section(build_region([cubin, ptx]), name="__nv_relfatbin"),
+            fatbin_section(build_region([element("cubin", "sm_90")])),
+            fatbin_section(*regions, name="__nv_relfatbin"),
         ]
         path = tmp_path / "librdc.so"
         path.write_bytes(build_host(sections).data)
+        assert inspect(path, "--require-arch", "9.0").exit_code == 0
         done = inspect(path, "--require-arch", "12.0")
-        assert done.exit_code == 1
-        has = "it has cubin sm_90, and for a linker alone ptx sm_90\n"
-        assert done.stderr.endswith(f"no code that sm_120 can load; {has}")
+        assert done.exit_code == (0 if linked else 1)
+        if not linked:
+            assert "no code that sm_120 can load; it has cubin sm_90" in done.stderr
 
     def test_relocatable_code_alone(self) -> None:
         done = inspect(BIN / "librdc_unlinked.so", "--require-arch", "80")

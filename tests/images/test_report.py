@@ -447,6 +447,11 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     site = root / SITE
     files = {f"kernels/{n}.cubin": BIN / f"kernels.{n}.cubin" for n in ("sm_80", "sm_90", "sm_90a")}
     pip_install(site, make_wheel(tmp_path, "some-kernels", "1.0", files))
+    # As uv's cache has them.
+    for name in files:
+        cached = root / "cache" / Path(name).name
+        cached.parent.mkdir(exist_ok=True)
+        cached.hardlink_to(site / name)
     write(root / "opt/k.ptx", ".version 8.0\n.target sm_100\n")
     place: Path = root
     if packed:
