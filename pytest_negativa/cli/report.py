@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_negativa.cli.common import LIMITS, fail_for_limits, named_run, run_of, settings_of
-from pytest_negativa.errors import OptionError, did_you_mean
+from pytest_negativa.errors import did_you_mean
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
     BY_NAME,
@@ -54,12 +53,14 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     from pytest_negativa.analysis.reported import load_contents, with_limits
 
     named = words[:1] if words and not _is_type(words[0]) else ()
-    if named and not os.path.lexists(named[0]) and (near := did_you_mean(named[0], _TYPES)):
-        raise OptionError(f"{named[0]}: neither a run nor a type of report{near}")
     if types := words[len(named) :]:
         flags[_FORMATS.dest] = types
     settings = settings_of(flags)
-    run = named_run(named[0], settings, " or TYPE") if named else run_of(settings)
+    if named:
+        near = did_you_mean(named[0], _TYPES)
+        run = named_run(named[0], settings, f", and no such type of report{near}")
+    else:
+        run = run_of(settings)
     contents = with_limits(load_contents(run), settings)
     write_reports(contents, settings.reports, run)
     print_reports(contents, settings.reports)

@@ -38,6 +38,8 @@ class RoundHooks:
         self._round = round_spec
         # Whether the tests are those of the traced run, in its order.
         self._repeats = False
+        # Whether they are of its files alone.
+        self._skips_files = False
 
     @cached_property
     def _traced(self) -> SessionResult | None:
@@ -69,6 +71,7 @@ class RoundHooks:
         chosen = options_by_cache(config.option)
         # To read the traced run touches pages of CPU code, which a proof of it forbids.
         self._repeats = bool(chosen) and self._traced is not None
+        self._skips_files = self._repeats and "lf" in chosen
         for name in chosen if self._repeats else ():
             setattr(config.option, name, False)
 
@@ -76,8 +79,8 @@ class RoundHooks:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> pytest.CollectReport | None:
-        """Import no file that the traced run did not import: it may use the GPU."""
-        if not self._repeats or not isinstance(collector, pytest.File):
+        """Import no file that ``--lf`` skipped when traced: it may use the GPU."""
+        if not self._skips_files or not isinstance(collector, pytest.File):
             return None
         if (
             isinstance(collector, pytest.Package)

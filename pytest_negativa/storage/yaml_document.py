@@ -25,11 +25,13 @@ _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
 _SEPARATORS = ",\n\r\x85\u2028\u2029"
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
-# libyaml does not name the character, and a tab is invisible.
+# libyaml does not name the character, and a tab is invisible. A glob begins with *, as aliases do.
+_QUOTE_GLOB = "; quote a value that begins with * or &"
 _ADVICE = {
+    "did not find expected alphabetic or numeric character": _QUOTE_GLOB,
     "found character that cannot start any token": (
         "; indent with spaces, and quote a value that begins with @, % or `"
-    )
+    ),
 }
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -142,7 +144,7 @@ class _Composer:
                 _check_tag(event, place)
                 self._add_scalar(event, place)
             elif isinstance(event, yaml.AliasEvent):
-                raise YamlError("found an alias, expected a value", place)
+                raise YamlError(f"found an alias, expected a value{_QUOTE_GLOB}", place)
             elif isinstance(event, yaml.DocumentStartEvent) and self._root is not None:
                 raise YamlError("found a second document, expected one", place)
         return self._root

@@ -129,6 +129,8 @@ def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
         if not result.session.tests and result.died:
             how = f"signal {-result.status}" if result.status < 0 else f"status {result.status}"
             how = "no test began in time" if result.silent else how
+            if result.status == 0:
+                how = "status 0; tests that a conftest.py runs by pytest.main can't be seen"
             yield f"the session ended before its first test ({how})"
     if len(rounds) == MAX_ROUNDS and rounds[-1].goes_on:
         yield f"{MAX_ROUNDS} sessions in a row died or lost their CUDA context; no more were run"

@@ -801,6 +801,34 @@ def test_turns_of_a_measurement_are_of_the_same_tests(cached: VerifiedProject) -
     assert not (cached.folder / "order.txt").exists()
 
 
+NUMBERS = """
+import os, pytest, sys
+
+class Numbers:
+    @pytest.fixture
+    def number(self):
+        return 3
+"""
+
+
+@pytest.mark.slow
+def test_a_conftest_that_runs_the_tests_itself(tmp_path: Path) -> None:
+    suite = "def test_use(number):\n    use(LIB)\n    assert number == 3\n"
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.write(
+        "conftest.py",
+        f"""{NUMBERS}
+def pytest_cmdline_main(config):
+    if os.environ.pop("OUTER", None):
+        return pytest.main(list(config.invocation_params.args), plugins=[Numbers()])
+""",
+    )
+    done = project.pytest("-q", "--negativa", "--negativa-verify", status=1, OUTER="1")
+    assert done.stdout.count("1 passed") == 2 and "failed" not in done.stdout
+    told = "tests that a conftest.py runs by pytest.main can't be seen"
+    assert f"- the session ended before its first test (status 0; {told})" in done.stdout
+
+
 @pytest.mark.parametrize("flags", [("--negativa", "--negativa-verify"), ("--negativa-measure",)])
 def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
     tmp_path: Path, flags: tuple[str, ...]
@@ -809,16 +837,7 @@ def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
     project = VerifiedProject(tmp_path / "project", suite)
     project.write(
         "run.py",
-        """
-import pytest, sys
-
-class Numbers:
-    @pytest.fixture
-    def number(self):
-        return 3
-
-sys.exit(pytest.main(["-q", *sys.argv[1:]], plugins=[Numbers()]))
-""",
+        f"{NUMBERS}\nsys.exit(pytest.main(['-q', *sys.argv[1:]], plugins=[Numbers()]))\n",
     )
     assert "1 passed" in project.run(sys.executable, "run.py", "--negativa").stdout
     done = project.run(sys.executable, "run.py", *flags, status=4)

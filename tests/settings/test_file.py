@@ -405,9 +405,16 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("keep:\n\tptx: all",
      ["negativa.yaml:2:1: found character that cannot start any token; indent with spaces, and "
       "quote a value that begins with @, % or `"]),
-    ("keep: *a", ["negativa.yaml:1:7: found an alias, expected a value"]),
+    ("keep: *a",
+     ["negativa.yaml:1:7: found an alias, expected a value; quote a value that begins with * or "
+      "&"]),
+    ("libraries: {include: [*torch*]}",
+     ["negativa.yaml:1:29: did not find expected alphabetic or numeric character; quote a value "
+      "that begins with * or &"]),
     ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: found a second document, expected one"]),
-    ("keep: {kernels: &a [*a]}", ["negativa.yaml:1:21: found an alias, expected a value"]),
+    ("keep: {kernels: &a [*a]}",
+     ["negativa.yaml:1:21: found an alias, expected a value; quote a value that begins with * or "
+      "&"]),
 ]  # fmt: skip
 
 
