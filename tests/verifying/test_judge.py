@@ -12,9 +12,8 @@ from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import CodeRange, LibraryPlan
 from pytest_negativa.models.reconstruction import (
-    CodeRange,
     Reconstruction,
     RefusedLibrary,
     RepackedCubin,

@@ -21,7 +21,7 @@ class _Recorder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
-        assert spec is not None
+        assert spec is not None and spec.loader is not None
         self.loader = spec.loader
         spec.loader = self
         return spec
