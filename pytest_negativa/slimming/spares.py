@@ -387,8 +387,10 @@ def discard_unchecked(unchecked: Path) -> None:
 
 def clear_abandoned(folder: Path) -> None:
     """Remove what killed runs left in a folder of spares, unless a run is at work there."""
-    with contextlib.suppress(ReconstructError), hold_alone(folder):
-        remove_unchecked(folder)
+    # A manifest names the folder, and may have come with an image.
+    if (folder / ORIGINALS_MARK).is_file():
+        with contextlib.suppress(ReconstructError), hold_alone(folder):
+            remove_unchecked(folder)
 
 
 def _share(descriptor: int, folder: Path) -> None:

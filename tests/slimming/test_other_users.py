@@ -17,7 +17,7 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.replace import copy_file
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SparePolicy, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
@@ -218,3 +218,26 @@ def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> 
     assert (status.st_uid, status.st_mode & 0o777, status.st_mtime_ns) == (OTHER, 0o604, 7)
     copy_file(original, tmp_path / "other", mode=0o711)
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o711
+
+
+def test_spares_where_others_can_exchange_the_folder() -> None:
+    """Also without root. Who can exchange the libraries, too, needs no spare for that."""
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name, "shared")
+        for folder in (shared, shared / "spares", shared / "site"):
+            folder.mkdir()
+            os.chown(folder, OTHER, OTHER)
+        shared.chmod(0o777)
+        os.chmod(name, 0o755)
+        os.seteuid(OTHER)
+        try:
+            with hold_folder(shared / "spares", shared / "site"):
+                pass
+            with (
+                pytest.raises(ReconstructError, match=r"shared \(mode 777.*name another folder"),
+                hold_folder(shared / "spares", Path(name, "site")),
+            ):
+                pass
+        finally:
+            os.seteuid(0)
+        assert [path.name for path in (shared / "spares").iterdir()] == []
