@@ -164,6 +164,7 @@ def test_a_baseline_that_cannot_be_read_opens_no_gate(
     assert line.startswith(f"compare.baseline: {path}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "is_crossed"), [(1000, False), (1001, True)])
 def test_files_that_are_gpu_code_grow_like_a_library(
     libraries: tuple[AnalyzedLibrary, ...], size: int, is_crossed: bool

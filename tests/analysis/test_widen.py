@@ -108,6 +108,7 @@ def test_pages_that_elements_share(site: Made) -> None:
     assert missed(inside) == {other.payload.start}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_library_that_is_not_in_the_lock(site: Made) -> None:
     misses = Misses("libother.so", bytes(32), 8192, {0: Miss(1, 0, False)})

@@ -91,6 +91,7 @@ def test_slimmed_libraries(project: Project) -> None:
     assert found["libraries"] == [] and found["text"].startswith("Nothing was slimmed in ")
 
 
+@pytest.mark.slow
 def test_launches_of_children_are_not_counted(project: Project) -> None:
     """The tree of a trace without ranges has no line for what is outside of ranges."""
     folder = project.folder / "run" / "trace"

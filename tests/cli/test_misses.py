@@ -54,6 +54,7 @@ def sm_90_code() -> list[CodeBlock]:
     return [block for block in blocks if str(block.arch) == "sm_90"]
 
 
+@pytest.mark.slow
 def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> None:
     one, other = tmp_path / "logs", tmp_path / "of another machine"
     first, second, *_ = sm_90_code()
@@ -81,6 +82,7 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert any(line.split()[: len(row)] == row for line in lines), shown
 
 
+@pytest.mark.slow
 def test_gpu_code_that_could_not_come_back(project: Project, cut: Cut, tmp_path: Path) -> None:
     first, *_ = sm_90_code()
     logs = tmp_path / "logs"

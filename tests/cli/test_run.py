@@ -42,6 +42,7 @@ def test_exit_status_is_that_of_the_command(
     assert not (project.results / "latest").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["trace", "debloat"])
 def test_limits_do_not_pass_where_nothing_was_traced(project: Project, verb: str) -> None:
     project.write("negativa.yaml", "thresholds: {min_used_kernels: 1}\n")
@@ -277,6 +278,7 @@ def test_a_report_without_limits_shows_what_its_run_crossed(recorded: Project) -
     assert "'*other*'" in other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--max-unused-percent=100", "--max-gpu-code=1GB"])
 def test_limits_do_not_pass_where_nothing_is_counted(recorded: Project, flag: str) -> None:
     rewrite(recorded, ".negativa/run/trace/h200.jsonl")

@@ -327,6 +327,7 @@ class TestSlim:
         assert "differs from what was written; install it again" in result.stderr
         assert "libtwo.so: gone" in result.stderr
 
+    @pytest.mark.slow
     def test_check_and_explain_name_the_folder_to_undo(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, site.folder, "--keep-originals", tmp_path / "aside")
         negativa("slim", *words)

@@ -87,6 +87,7 @@ def test_fields_of_a_docstring(generate: ModuleType) -> None:
     ) == ("One line.\n\nMore.", {"a": "one and more.", "b": "two", "c": "two", "returns": "three."})
 
 
+@pytest.mark.slow
 def test_planted_faults_are_told_apart(generate: ModuleType) -> None:
     faults = list(generate.iter_planted_faults())
     assert len({fault.what for fault in faults}) == len(faults)

@@ -352,6 +352,7 @@ print(hits)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_folder(tmp_path: Path, folder: Path) -> None:
     names = ("libmultiarch.so", "libcallgraph.so", "libframes.so")
     libraries = [make_large(BIN / name, tmp_path / name) for name in names]

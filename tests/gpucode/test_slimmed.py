@@ -123,6 +123,7 @@ class TestHoles:
     def library(self, tmp_path: Path) -> Path:
         return build(tmp_path / "built")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kept", [{0}, {2, 6}, {10}, {13}, set(range(0, 28, 3)), set()])
     def test_pieces_are_one_section(self, library: Path, kept: set[int], tmp_path: Path) -> None:
         before = read(library)

@@ -142,7 +142,7 @@ def test_processors_are_listed_each_once() -> None:
     assert " on A, B." in text
 
 
-def test_touched_functions_are_shown_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_functions_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     row = HostRow(
         path="/lib/libcublasLt.so.13",
@@ -162,8 +162,11 @@ def test_touched_functions_are_shown_in_80_columns(monkeypatch: pytest.MonkeyPat
         incomplete=(),
     )
     _, table = render_host_report(report, top=0)
-    assert "touched at most" in table and "functions" not in table
+    assert "touched at most" not in table and "functions" not in table
     assert max(map(len, table.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "100")
+    _, table = render_host_report(report, top=0)
+    assert "functions" in table and "touched at most" in table
 
 
 @given(

@@ -133,6 +133,7 @@ def test_own_detector_that_fails(project: Project) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -175,6 +176,7 @@ def test_added_libraries(project: Project) -> None:
     assert not any(d[2] for d in project.plan("libmultiarch.so"))
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "A hook of conftest.py keeps code, and negativa locate plans the run again without the hook.",
     says="for the hook pytest_negativa_keep_element. Commands call no hooks",
@@ -213,6 +215,7 @@ def pytest_negativa_keep_element(settings, library, element):
     assert not any(d[3] == "hook" for d in project.plan())
 
 
+@pytest.mark.slow
 def test_added_report(project: Project) -> None:
     project.write("test_a.py", SUITE)
     with_plugin(

@@ -157,6 +157,7 @@ def test_who_used_what(tmp_path: Path) -> None:
         assert project.negativa("needs", *selection).stdout.startswith("1 of 3 tests")
 
 
+@pytest.mark.slow
 def test_without_launches_the_trace_tells_no_part(tmp_path: Path) -> None:
     project = traced(tmp_path, suite=re.sub(r"    launch\(.*", "", SUITE))
 

@@ -183,6 +183,7 @@ def test_unused_kernels_inside_kept_elements(quickstart: Project) -> None:
     assert [tuple(d[:2]) for d in quickstart.plan() if d[2]] == list(LOADED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "distribution", [(), pytest.param(("--dist", "loadfile"), marks=pytest.mark.slow)]
 )

@@ -73,6 +73,7 @@ def test_the_spy_sees_what_a_traced_session_imports(project: Project) -> None:
     assert loaded & MODULES == MODULES - {"cupti", "elftools"}
 
 
+@pytest.mark.slow
 def test_environment_switches_on_and_the_flag_off(project: Project) -> None:
     project.write("test_a.py", "def test_a():\n    pass\n")
 
@@ -85,6 +86,7 @@ def test_environment_switches_on_and_the_flag_off(project: Project) -> None:
     assert "NEGATIVA: found 'maybe'" in project.pytest("-q", NEGATIVA="maybe", status=4).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag",
     ["--collect-only", "--help", "--version", "--markers", "--fixtures", "--setup-plan",
@@ -115,6 +117,7 @@ def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
     assert "--negativa-keep-arch" in done.stderr and "ninety" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
@@ -141,6 +144,7 @@ def test_a_flag_without_effect_stops_the_session(
     assert "passed" not in done.stdout and not project.results.exists()
 
 
+@pytest.mark.slow
 def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
     words = ("--negativa", "--negativa-verify", "--negativa-run=.")
     assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
@@ -166,6 +170,7 @@ def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
     assert len(project.runs()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.planted_fault(
     "a variable of ours is misspelt",
     says="NEGATIVA_KEEP_KERNELS: no option has this variable; did you mean NEGATIVA_KEEP_KERNEL?",

@@ -98,8 +98,14 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
     [
         ("-m", "pytest", "-q", "--negativa-verify"),
         ("-m", "pytest", "-q", "--negativa-verify", "-n2"),
-        ("-m", "pytest", "--negativa-verify", "-s", "-x", "-p", "no:logging"),
-        ("-c", "import pytest, sys; sys.exit(pytest.main(['-q', '--negativa-verify']))"),
+        pytest.param(
+            ("-m", "pytest", "--negativa-verify", "-s", "-x", "-p", "no:logging"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("-c", "import pytest, sys; sys.exit(pytest.main(['-q', '--negativa-verify']))"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "workers", "options", "main"],
 )
@@ -177,6 +183,7 @@ def test_an_outcome_that_differs(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -605,6 +612,7 @@ def test_nested():
 # ---- Commands ----
 
 
+@pytest.mark.slow
 def test_a_trace_and_its_verification_in_one(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_a():\n    use(LIB)\n")
     shown = project.pytest("-q", "--negativa", "--negativa-verify").stdout
@@ -829,6 +837,7 @@ def pytest_cmdline_main(config):
     assert f"- the session ended before its first test (status 0; {told})" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--negativa", "--negativa-verify"), ("--negativa-measure",)])
 def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
     tmp_path: Path, flags: tuple[str, ...]

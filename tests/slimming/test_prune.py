@@ -239,6 +239,7 @@ def test_slim_shows_its_report_beside_a_damaged_manifest(
     assert f"negativa: warning: {target}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "then"),
     [

@@ -53,6 +53,7 @@ def upgraded(slimmed: Made, newer: Path) -> Made:
     return slimmed
 
 
+@pytest.mark.slow
 def test_a_newer_version_stays(upgraded: Made) -> None:
     before = upgraded.one.read_bytes()
     row = undo_all(upgraded)[ONE]

@@ -126,6 +126,7 @@ def test_need():
     assert "1 library," in project.negativa("lock", "-o", "lock").stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
     project = project_with(tmp_path, {})
     project.heal()

@@ -114,7 +114,13 @@ LAYOUTS = {
 LEFT_BY_PAGES = {4096: 60_000, 65536: 340_000}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        layout if number % 4 == 0 else pytest.param(layout, marks=pytest.mark.slow)
+        for number, layout in enumerate(LAYOUTS)
+    ],
+)
 def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     if layout == "relr" and not relocations_supported():
         pytest.skip("needs glibc 2.36")

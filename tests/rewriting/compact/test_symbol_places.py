@@ -43,6 +43,7 @@ def test_compacted_fixtures(library: Path, every: int, tmp_path: Path) -> None:
     assert wrong_places(library.read_bytes(), (tmp_path / "lib.so").read_bytes()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strip", [False, True])
 @pytest.mark.parametrize("flags", [(), ("-Wl,-z,noseparate-code",), ("-Wl,-z,now",)], ids=" ".join)
 def test_compacted_libraries_with_symbols_of_gpu_code(
@@ -155,6 +156,7 @@ def row_of(data: bytes | bytearray, name: str) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "field", "value", "problem"),
     [
