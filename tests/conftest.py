@@ -17,10 +17,10 @@ import pytest
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import HealthCheck, settings
 
-    # Hypothesis: a few examples for developers; HYPOTHESIS_PROFILE=thorough (CI) tries many. The
-    # examples are the same in every run, so that a pull request is not failed by another's bug:
-    # tests/fuzz/fuzz_readers.py is what searches. Nothing depends on the machine's load, and one
-    # folder for all examples of a test is wanted.
+    # Hypothesis: a few examples for developers; HYPOTHESIS_PROFILE=thorough (.ci/nightly) tries
+    # many. The examples are the same in every run, so that a pull request is not failed by
+    # another's bug: tests/fuzz/fuzz_readers.py is what searches. Nothing depends on the machine's
+    # load, and one folder for all examples of a test is wanted.
     _PROFILE = settings(
         derandomize=True,
         deadline=None,

@@ -35,6 +35,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("genhtml") is None, reason="needs genhtml (Debian: lcov)")
 def test_genhtml(sources: Path) -> None:
     report = sources / "k.lcov"
@@ -51,6 +52,7 @@ def test_genhtml(sources: Path) -> None:
     assert "hidden" in pages
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DIFF_COVER is None, reason="needs diff-cover (PyPI)")
 def test_diff_cover(sources: Path) -> None:
     """A change adds a kernel that no test uses."""

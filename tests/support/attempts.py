@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ RECORDED = Path(__file__).parent.parent / "data" / "attempts.jsonl.zst"
 
 _FOLDER = "RECORD_ATTEMPTS"
 _TEST = "RECORDED_TEST"
+_PROJECT = "RECORDED_PROJECT"
 # Attempts differ little, so a window over many of them makes the file small. Bytes.
 _WINDOW = 1 << 27
 # What two runs of one test never share: folders, ids of runs and processes, temporary names.
@@ -71,22 +72,28 @@ _encoder = msgspec.json.Encoder(enc_hook=_encode, order="sorted")
 _decoder = msgspec.json.Decoder(Recorded, dec_hook=_decode)
 
 
-def recording_environ(import_path: str | None) -> dict[str, str]:
-    """Variables by which a session records its attempts; none if nobody asks for it."""
+def recording_environ(project: Path, import_path: str | None) -> dict[str, str]:
+    """Variables by which a project's session records its attempts; none if nobody asks for it."""
     if _FOLDER not in os.environ:
         return {}
     paths = [str(RECORDER), *([import_path] if import_path else [])]
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
-    return {"PYTHONPATH": os.pathsep.join(paths), _TEST: test}
+    return {"PYTHONPATH": os.pathsep.join(paths), _TEST: test, _PROJECT: str(project)}
 
 
 def write_attempt(attempt: Attempt, verdict: Verdict) -> None:
-    """Write an attempt of the test that started this process."""
-    # The environment is nothing to judge, and names the machine.
+    """Write an attempt of the test that started this process; its paths name no machine."""
+    # The environment is nothing to judge.
     program = replace(attempt.program, environ={})
     recorded = Recorded(os.environ[_TEST], replace(attempt, program=program), verdict)
-    path = Path(os.environ[_FOLDER], f"{time.time_ns()}-{os.getpid()}.json")
-    path.write_bytes(_encoder.encode(recorded))
+    data = _encoder.encode(recorded).decode()
+    for folder, name in (
+        (os.path.dirname(os.environ[_PROJECT]), "/tests"),
+        (sys.prefix, "/venv"),
+        (str(Path(__file__).parents[2]), "/source"),
+    ):
+        data = data.replace(folder, name)
+    Path(os.environ[_FOLDER], f"{time.time_ns()}-{os.getpid()}.json").write_text(data)
 
 
 def read_recorded(path: Path = RECORDED) -> dict[str, list[Recorded]]:
@@ -128,14 +135,17 @@ def summarize(verdict: Verdict) -> Iterator[str]:
 
 
 def _compare(old: dict[str, list[Recorded]], new: dict[str, list[bytes]]) -> Iterator[str]:
-    """A line for each difference between two recordings, of the tests that both have."""
+    """A line for each difference between two recordings."""
+    yield from (f"{test}: was not run" for test in sorted(old.keys() - new.keys()))
+    yield from (f"{test}: is not recorded" for test in sorted(new.keys() - old.keys()))
     for test in sorted(old.keys() & new.keys()):
         before = [list(summarize(r.verdict)) for r in old[test]]
         after = [list(summarize(_decoder.decode(data).verdict)) for data in new[test]]
         if len(before) != len(after):
             yield f"{test}: {len(before)} attempts were recorded, now there are {len(after)}"
         for number, (was, now) in enumerate(zip(before, after, strict=False)):
-            for sign, lines in (("-", set(was) - set(now)), ("+", set(now) - set(was))):
+            gone, added = Counter(was) - Counter(now), Counter(now) - Counter(was)
+            for sign, lines in (("-", gone), ("+", added)):
                 yield from (f"{test} [{number}]: {sign} {line}" for line in sorted(lines))
 
 
@@ -151,12 +161,10 @@ def main() -> int:
     print(*differences, sep="\n")
     print(
         f"{len(new)} tests, {sum(map(len, new.values()))} attempts; {len(old)} tests are recorded; "
-        f"new {len(new.keys() - old.keys())}, not run {len(old.keys() - new.keys())}, "
         f"{len(differences)} differences"
     )
     if arguments.record:
-        kept = {t: [_encoder.encode(r) for r in of] for t, of in old.items() if t not in new}
-        lines = [line for _, of in sorted({**kept, **new}.items()) for line in of]
+        lines = [line for of in new.values() for line in of]
         parameters = zstandard.ZstdCompressionParameters.from_level(
             19, window_log=_WINDOW.bit_length() - 1
         )

@@ -105,7 +105,7 @@ class Project:
         return subprocess.Popen(
             [os.fspath(word) for word in command],
             cwd=self.folder,
-            env={**env, **recording_environ(env.get("PYTHONPATH"))},
+            env={**env, **recording_environ(self.folder, env.get("PYTHONPATH"))},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
