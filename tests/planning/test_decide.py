@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
@@ -204,6 +205,29 @@ def _changed(library_map: LibraryMap) -> LibraryPlan:
 
 def _unmatched(library_map: LibraryMap) -> LibraryPlan:
     return plan(library_map, usage_of(library_usage(library_map, {0x10: ["k"]})))
+
+
+@pytest.mark.parametrize("kind", [ElementKind.TILE_IR, ElementKind.BITCODE, ElementKind.UNKNOWN])
+def test_code_of_which_no_rule_tells_who_loads_it_is_kept(
+    multiarch: LibraryMap, kind: ElementKind
+) -> None:
+    region = regions(multiarch)[0]
+    opaque = replace(region.elements[0], kind=kind)
+    changed = replace(region, elements=(opaque, *region.elements[1:]))
+    [section] = [s for s in multiarch.sections if region in s.regions]
+    others = tuple(changed if r is region else r for r in section.regions)
+    library_map = replace(
+        multiarch,
+        sections=tuple(
+            replace(s, regions=others) if s is section else s for s in multiarch.sections
+        ),
+    )
+
+    found = plan(library_map, usage_of(library_usage(library_map, {})))
+
+    [kept] = [d for d in found.decisions if d.kept]
+    assert (kept.start, kept.reason) == (opaque.payload.start, KeepReason.UNREADABLE.value)
+    assert kept.detail == f"no rule tells which devices load {kind.value}"
 
 
 def _policy(library_map: LibraryMap) -> LibraryPlan:
