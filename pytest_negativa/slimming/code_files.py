@@ -545,7 +545,7 @@ def _put_back(path: Path, aside: Path, entry: RemovedFile, token: str) -> None:
     staged = staged_name(path.with_name("file"), token)
     try:
         # Not a link: a program that writes to the file must not change the kept one.
-        copy_file(aside, staged, mode=entry.mode, mtime_ns=entry.mtime_ns)
+        copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
         take_free(staged, path)
     finally:
         staged.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 from pytest_negativa.storage.shared_folders import refuse_shared
 
@@ -33,7 +34,8 @@ def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
     Raises:
         ReconstructError: a folder can't be opened, or another user can exchange what root works on.
     """
-    refuse_shared(*roots, *(() if shared is None else (shared,)))
+    manifests = (root / MANIFEST_NAME for root in roots)
+    refuse_shared(*roots, *manifests, *(() if shared is None else (shared,)))
     is_shared = dict.fromkeys(() if shared is None else (shared, *shared.parents), True)
     is_shared.update((folder, True) for root in roots for folder in root.parents)
     is_shared.update(dict.fromkeys(roots, False))

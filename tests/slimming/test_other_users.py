@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
+from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.slimming.replace import copy_file
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -21,6 +22,7 @@ from pytest_negativa.slimming.spares import SparePolicy, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
+from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, Made
@@ -51,6 +53,31 @@ def secret(theirs: Made) -> Path:
     path.write_bytes(b"secret")
     path.chmod(0o600)
     return path
+
+
+@pytest.mark.planted_fault(
+    "A manifest of another user in root's folder makes undo write a program that runs as root",
+    says="negativa-slim.json belongs to user 65533",
+)
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_manifest_of_another_user(tmp_path: Path, fault: PlantedFault, linked: bool) -> None:
+    folder = tmp_path / "site-packages"
+    (folder / "gpu").mkdir(parents=True)
+    path = folder / MANIFEST_NAME
+    place = folder / "theirs.json" if linked else path
+    removed = RemovedFile(
+        sha256=digest_of(Path("/bin/true")) or "", size=1, mtime_ns=0, mode=0o4755, source="x",
+        original=str(Path("/bin/true").resolve()),
+    )  # fmt: skip
+    manifest = SlimManifest(format_version=2, slimmed={}, left={}, removed={"gpu/k": removed})
+    write_record(place, manifest)
+    os.chown(place, OTHER, OTHER)
+    if linked:
+        path.symlink_to(place)
+    with pytest.raises(ReconstructError) as refused:
+        undo_trees((folder,))
+    fault.check(str(refused.value))
+    assert not (folder / "gpu" / "k").exists()
 
 
 def race(folder: Path, secret: Path, end: int) -> None:
