@@ -53,10 +53,12 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     assert usage.devices == (DEVICE,)
     assert not usage.incomplete and not usage.warnings
     third = write(tmp_path, header(9, Role.WORKER), records("k3", nodeid="c", time_ns=300))
-    (library,) = merge_traces([third, b, a]).libraries
-    assert library.processes == library.images[0].use.processes == (0, 1, 2)
-    by_kernel = {k.name: usage.contexts[k.first.context].nodeid for k in image.use.kernels}
-    assert by_kernel == firsts
+    usage = merge_traces([third, b, a])
+    (library,) = usage.libraries
+    (image,) = library.images
+    assert library.processes == image.use.processes == (0, 1, 2)
+    again = {k.name: usage.contexts[k.first.context].nodeid for k in image.use.kernels}
+    assert again == firsts
 
 
 @pytest.mark.planted_fault(
