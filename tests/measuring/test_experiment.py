@@ -257,7 +257,7 @@ def test_a_command_that_breaks_before_it_loads_anything(stage: Stage) -> None:
 @pytest.mark.slow
 def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
     done = stage.measure("--", "true", status=2)
-    assert "reconstructed: no slim libraries here; make some with negativa rec" in done.stderr
+    assert "reconstructed: no slim libraries here; make some with pytest --negativa" in done.stderr
     empty = tmp_path / "empty"
     empty.mkdir()
     done = stage.measure("--slim-dir", str(empty), "--", "true", status=2)
