@@ -61,7 +61,7 @@ def check_version(source: ByteSource) -> None:
             source.path,
             None,
             f"slimmed by an earlier release (section .negativa is of version {version}, expected "
-            f"{MARKER_VERSION}), so what is left can't be listed; undo and slim again",
+            f"{MARKER_VERSION}) and can't be read; undo or reinstall, and slim again",
         )
 
 

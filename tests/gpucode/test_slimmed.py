@@ -273,7 +273,7 @@ class TestDamaged:
             (b"\xff\xfe", "is no JSON"),
             (b"[" * 60_000, "is no JSON"),
             (b"[]", "is of version None, expected 2"),
-            (b'{"compacted": 1}', "slimmed by an earlier release .*; undo and slim again"),
+            (b'{"compacted": 1}', "slimmed by an earlier release .*; undo or reinstall, and slim"),
             (b'{"compacted": 3}', "is of version 3, expected 2"),
             (b" " * 70_000, "has 70,000 bytes"),
         ],
