@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
-from pytest_negativa.gpucode.slimmed import size_before, spare_name
+from pytest_negativa.gpucode.slimmed import check_version, size_before, spare_name
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.base import Span
 from pytest_negativa.models.file_kinds import is_spare
@@ -130,6 +130,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
     host = read_host_elf(source, with_segments=True)
+    check_version(source)
     before, spare = size_before(source), spare_name(source)
     space = AddressSpace(source, host.segments, host.zeros)
 

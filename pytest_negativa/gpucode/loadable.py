@@ -46,8 +46,9 @@ def loadable_code(library_map: LibraryMap, device: ComputeCapability) -> Loadabl
 def loaded_sections(library_map: LibraryMap, device: ComputeCapability) -> Sequence[Section]:
     """The sections that a device loads code of; all of a file for linkers alone.
 
-    Relocatable code counts if the driver links all of it for the device. It does so only if there
-    is nothing else: see ``LibraryMap.linked_anew``.
+    Relocatable code counts if the driver links it for the device and there is nothing else: see
+    ``LibraryMap.linked_anew``. Which of it a linked region names isn't known, so all of it must
+    have code to link: a gate counts on no code that may be missing.
     """
     if library_map.library.file_kind.is_link_time:
         return library_map.sections

@@ -23,7 +23,11 @@ WHOLE = ".whole"
 MARKER = b".negativa"
 """Name of a section, never loaded, with JSON about the original."""
 
-MARKER_VERSION = 1
+MARKER_VERSION = 2
+"""Of slimmed files. 1 has no sections ``.whole``, so the places of the old ones are not known."""
+SOUND_VERSIONS = (1, MARKER_VERSION)
+"""Of slimmed files that work; only those of the last version are read."""
+
 _MAX_MARKER_SIZE = 1 << 16
 _MAX_NAMES = 1 << 20
 
@@ -43,6 +47,22 @@ def has_marker(source: ByteSource) -> bool:
         return source.size >= EHDR.size and b"\0" + MARKER + b"\0" in _names(source)
     except FormatError:
         return False
+
+
+def check_version(source: ByteSource) -> None:
+    """Check that what is left in a slimmed library can be read.
+
+    Raises:
+        FormatError: the marker is damaged, or of another release.
+    """
+    version = _facts(source)["compacted"]
+    if version != MARKER_VERSION:
+        raise FormatError(
+            source.path,
+            None,
+            f"slimmed by an earlier release (section .negativa is of version {version}, expected "
+            f"{MARKER_VERSION}) and can't be read; undo or reinstall, and slim again",
+        )
 
 
 def size_before(source: ByteSource) -> int | None:
@@ -108,7 +128,7 @@ def _parse_marker(source: ByteSource, offset: int, size: int) -> dict[str, objec
             source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
         ) from e
     version = facts.get("compacted") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or version != MARKER_VERSION:
+    if not isinstance(facts, dict) or version not in SOUND_VERSIONS:
         raise FormatError(
             source.path,
             offset,

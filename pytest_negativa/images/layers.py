@@ -292,9 +292,11 @@ class LinkedFolders:
 
     A layer is unpacked over the lower ones, and links on the way to a file are followed: with
     ``lib -> usr/lib`` below, ``lib/x.so`` becomes ``usr/lib/x.so``. A folder of the layer takes the
-    place of a link instead. Source: ``applyNaive`` of containerd's package ``archive``.
+    place of a link instead. A link is gone where a lower file of its name would be hidden. Source:
+    ``applyNaive`` of containerd's package ``archive``.
     """
 
+    # Targets by name, which has no link in its folder.
     _links: dict[str, str] = field(default_factory=dict)
 
     def add(
@@ -307,23 +309,30 @@ class LinkedFolders:
             folders: that it has an entry for.
             links: targets of its links.
         """
-        for folder in folders:
-            self._links.pop(folder, None)
-        self._links.update(links)
-        moved: dict[str, str] = {}
+        for folder in sorted(folders):
+            self._links.pop(self._place(folder), None)
         if self._links:
-            real: dict[str, str] = {}
-            for name in (*names, *folders):
-                folder, _, base = name.rpartition("/")
-                if folder not in real:
-                    real[folder] = self._resolve(folder)
-                if real[folder] != folder:
-                    moved[name] = f"{real[folder]}/{base}".lstrip("/")
+            cover = Cover()
+            cover.add(self._places(names).values())
+            self._links = {n: to for n, to in self._links.items() if not cover.hides(n)}
+        for name, target in links.items():
+            self._links[self._place(name)] = target
+        places = self._places((*names, *folders)) if self._links else {}
+        return {name: place for name, place in places.items() if place != name}
+
+    def _places(self, names: Iterable[str]) -> dict[str, str]:
+        """Where files come to lie, for each name."""
+        real: dict[str, str] = {}
+        places: dict[str, str] = {}
         for name in names:
-            if name not in links:
-                folder, _, base = moved.get(name, name).rpartition("/")
-                self._links.pop(f"{folder}/{base.removeprefix(WHITEOUT)}".lstrip("/"), None)
-        return moved
+            folder, _, base = name.rpartition("/")
+            if folder not in real:
+                real[folder] = self._resolve(folder)
+            places[name] = f"{real[folder]}/{base}".lstrip("/")
+        return places
+
+    def _place(self, name: str) -> str:
+        return self._places((name,))[name]
 
     def _resolve(self, folder: str) -> str:
         above = folder

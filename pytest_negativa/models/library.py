@@ -483,6 +483,9 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         It does so if a linked region, which names the relocatable ones, has no code for the device.
         The linked region must be there, though it may be empty. All the relocatable ones that it
         names must have code to link. Source: see ``arch.can_be_linked``.
+
+        The map doesn't hold which region names which ones. So these are all regions without code
+        for the device, if any relocatable one can be linked: rather too many than too few.
         """
         if not any(can_be_linked(r.elements, device) for r in self.relocatable_regions):
             return ()
@@ -491,7 +494,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
             for section in self.sections
             if section.name == LINKED
             for region in section.regions
-            if region.elements and not choose_elements(region.elements, device)
+            if not choose_elements(region.elements, device)
         )
 
     @property

@@ -146,6 +146,11 @@ class _Planner:
         self._used_anywhere = located.used_kernels
         self._blocks = tuple(self._map.iter_code())
         self._any_frame_used = any(f.span.start in located.uses for f in self._map.iter_frames())
+        self._linked_anew = {
+            region.span.start
+            for device in {*devices, *policy.devices}
+            for region in self._map.linked_anew(device)
+        }
         # By offset of the region; only regions that the run loaded are in them.
         self._unexplained: dict[int, str] = {}
         self._relocatable: dict[int, str] = {}
@@ -367,8 +372,7 @@ class _Planner:
         """Whether the driver has no need to link the relocatable regions that a region names."""
         if self._policy.relocatable != "auto":
             return self._policy.relocatable == "drop"
-        devices = (*self._devices, *self._policy.devices)
-        return all(region not in self._map.linked_anew(device) for device in devices)
+        return region.span.start not in self._linked_anew
 
     def _ptx_to_keep(self, region: Region) -> Iterator[int]:
         """Starts of the PTX of a used region that the policy keeps."""

@@ -237,6 +237,7 @@ INSTALLED: Layer = {
     f"{SITE}/pack-1.0.dist-info/RECORD": RECORD.encode(),
 }
 BELOW: Layer = {"lib": "usr/lib", "usr/lib/libsuffix.so": SUFFIX, "lib64": "lib"}
+LINK: Layer = {"opt/a": "b", "opt/b/libsuffix.so": SUFFIX}
 
 
 @pytest.mark.parametrize(
@@ -267,6 +268,30 @@ BELOW: Layer = {"lib": "usr/lib", "usr/lib/libsuffix.so": SUFFIX, "lib64": "lib"
             {"usr/lib/libc.so": None},
             1,
             id="removed-through-a-link",
+        ),
+        pytest.param(
+            [LINK, {"opt/.wh..wh..opq": b"", "opt/a/libm.so": MULTIARCH}],
+            {"opt/a/libm.so": None},
+            1,
+            id="link-in-a-folder-made-anew",
+        ),
+        pytest.param(
+            [LINK, {".wh.opt": b""}, {"opt/a/libm.so": MULTIARCH}],
+            {"opt/a/libm.so": None},
+            1,
+            id="link-in-a-folder-that-is-gone",
+        ),
+        pytest.param(
+            [LINK, {".wh.opt": b"", "opt/a": "c", "opt/c/t": b""}, {"opt/a/libm.so": MULTIARCH}],
+            {"opt/c/libm.so": None},
+            1,
+            id="link-that-became-another",
+        ),
+        pytest.param(
+            [BELOW, {"lib/py": "python3", "lib/python3/t": b""}, {"lib64/py/libm.so": MULTIARCH}],
+            {"usr/lib/libsuffix.so": None, "usr/lib/python3/libm.so": None},
+            0,
+            id="through-a-link-made-through-a-link",
         ),
     ],
 )

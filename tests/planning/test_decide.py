@@ -302,12 +302,18 @@ def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -
 
 
 @pytest.mark.parametrize(
-    ("policy", "device", "kept_relocatable"),
-    [("auto", "9.0", 0), ("keep", "9.0", 2), ("drop", "9.0", 0)],
+    ("policy", "device", "is_empty", "kept_relocatable"),
+    [
+        ("auto", "9.0", False, 0),
+        ("auto", "9.0", True, 2),
+        ("keep", "9.0", False, 2),
+        ("drop", "9.0", True, 0),
+    ],
 )
 def test_relocatable_code_is_kept_where_the_driver_may_link_it(
-    policy: str, device: str, kept_relocatable: int
+    policy: str, device: str, is_empty: bool, kept_relocatable: int
 ) -> None:
+    """The linked region names it, also if it has no code at all."""
     library_map = read("librdc_linked.so", device)
     linked = [
         r
@@ -324,6 +330,17 @@ def test_relocatable_code_is_kept_where_the_driver_may_link_it(
         {start: kernels_for(library_map, linked[0])[:1]},
         prelinked={start: [r.span.start for r in relocatable]},
     )
+    if is_empty:
+        sections = tuple(
+            replace(
+                section,
+                regions=tuple(replace(r, elements=()) for r in section.regions)
+                if section.name == ".nv_fatbin"
+                else section.regions,
+            )
+            for section in library_map.sections
+        )
+        library_map = replace(library_map, sections=sections)
 
     found = plan(library_map, usage_of(used), KeepPolicy(relocatable=policy))
 

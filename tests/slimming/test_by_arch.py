@@ -191,6 +191,10 @@ def test_a_link_by_the_driver(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(library_map, sections=library_map.sections[1:])
     assert [s.name for s in gone.sections] == ["__nv_relfatbin"]
     assert loadable_code(gone, H200).is_missing
+    region = msgspec.structs.replace(library_map.sections[0].regions[0], elements=())
+    empty = msgspec.structs.replace(library_map.sections[0], regions=(region,))
+    there = msgspec.structs.replace(library_map, sections=(empty, *gone.sections))
+    assert loadable_code(there, H200) == loadable_code(library_map, H200)
     assert inspect(target, *dead).exit_code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
+from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME, SWAP_SUFFIX
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.sites import digests, snapshot, wrong_files
+from tests.support.sites import digest_field, digests, snapshot, wrong_files
 
 pytestmark = needs_compiler
 
@@ -246,3 +248,23 @@ def test_a_manifest_changes_the_times_of_no_other_file(
     status = other.stat()
     undo_all(site)
     assert digests(site.folder) == before and other.stat() == status
+
+
+def test_libraries_that_an_earlier_release_slimmed(slimmed: tuple[Made, dict[str, str]]) -> None:
+    """Their marker has version 1. Nothing else of them is asked."""
+    site, before = slimmed
+    new = site.one.read_bytes()
+    old = new.replace(b'"compacted": 2', b'"compacted": 1')
+    assert old != new
+    site.one.write_bytes(old)
+    manifest = site.folder / MANIFEST_NAME
+    digest, earlier = (hashlib.sha256(data).hexdigest() for data in (new, old))
+    manifest.write_text(manifest.read_text().replace(digest, earlier))
+    record = site.info / "RECORD"
+    lines = record.read_bytes().replace(digest_field(new).encode(), digest_field(old).encode())
+    record.write_bytes(lines)
+    [tree] = scan((site.folder,))
+    [found] = [row for row in check_tree(tree) if row.path == ONE]
+    assert found.status is SlimStatus.SOUND
+    assert undo_all(site)[ONE].status is SlimStatus.UNDONE
+    assert digests(site.folder) == before

@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.elf_tables import (
     PT_GNU_EH_FRAME,
     PT_LOAD,
 )
-from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION
+from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION, SOUND_VERSIONS
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.guards import read_dynamic
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at, read_tables
@@ -106,7 +106,7 @@ def _find_damage(source: ByteSource, tables: ElfTables) -> str | None:
         version, segments = facts["compacted"], facts["load_segments"]
     except (ValueError, KeyError, TypeError):
         return "its section .negativa is damaged"
-    if version != MARKER_VERSION:
+    if version not in SOUND_VERSIONS:
         return f"its section .negativa has version {version}, this release knows {MARKER_VERSION}"
     if len(tables.loads) < segments:
         return f"it has {len(tables.loads)} PT_LOADs of {segments} that it had"
