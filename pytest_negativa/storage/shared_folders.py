@@ -17,6 +17,8 @@ from pytest_negativa.errors import ReconstructError, StoreError
 ALONE = "NEGATIVA_NO_OTHER_USERS"
 """A variable: 1 says that no other user can do anything on this machine meanwhile."""
 
+_MOST_LINKS = 40  # path_resolution(7)
+
 
 def refuse_shared(*folders: Path) -> None:
     """As root, refuse folders in which another user can exchange names.
@@ -25,7 +27,7 @@ def refuse_shared(*folders: Path) -> None:
     system's root, by the number that all strangers have.
 
     Args:
-        folders: absolute paths; they need not be there yet.
+        folders: they need not be there yet.
 
     Raises:
         ReconstructError: another user can, and ``ALONE`` is not set.
@@ -44,25 +46,34 @@ def refuse_shared(*folders: Path) -> None:
 def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] = ()) -> str | None:
     """Who but some users can exchange names in a folder, or exchange the folder; None: nobody.
 
+    Each folder and each link that the kernel passes on the way counts.
+
     Args:
-        folder: absolute path; it need not be there yet.
+        folder: it need not be there yet.
         owners: users.
-        within: folders that don't matter, such as those around another one, too.
+        within: folders that don't matter, such as those around another one, too; real paths.
     """
-    for place in dict.fromkeys((folder, *folder.parents, *folder.resolve().parents)):
-        if place in within:
+    place, ahead, links = Path(), [*reversed(folder.absolute().parts)], 0
+    # The kernel passes 40 links and opens nothing behind more.
+    while ahead and links <= _MOST_LINKS:
+        name = ahead.pop()
+        place = place.parent if name == ".." else place / name
+        try:
+            status = place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if place not in within and status.st_uid not in owners:
+            return f"{place} belongs to user {status.st_uid}"
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            ahead += reversed(place.readlink().parts)
+            place = place.parent
             continue
-        with contextlib.suppress(FileNotFoundError):
-            # A link belongs to who can exchange it.
-            for status in (place.stat(), place.lstat()):
-                if status.st_uid not in owners:
-                    return f"{place} belongs to user {status.st_uid}"
-            # With the sticky bit, nobody can exchange what belongs to others.
-            mode = place.stat().st_mode
-            if mode & (stat.S_IWGRP | stat.S_IWOTH) and (
-                place == folder or not mode & stat.S_ISVTX
-            ):
-                return f"other users may write to {place} (mode {stat.S_IMODE(mode):o}; chmod go-w)"
+        # With the sticky bit, nobody can exchange what belongs to others.
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_open and place not in within and not (ahead and status.st_mode & stat.S_ISVTX):
+            mode = stat.S_IMODE(status.st_mode)
+            return f"other users may write to {place} (mode {mode:o}; chmod go-w)"
     return None
 
 

@@ -107,7 +107,7 @@ def test_root_refuses_folders_of_others(theirs: Made, fault: PlantedFault) -> No
         with pytest.raises(ReconstructError) as refused:
             work()
         fault.check(str(refused.value))
-        assert f"{theirs.folder} belongs to user {OTHER}" in str(refused.value)
+        assert f"{theirs.folder.parent} belongs to user {OTHER}" in str(refused.value)
     # It belongs to root, in a folder that doesn't.
     for path in (theirs.folder, *theirs.folder.rglob("*")):
         os.chown(path, 0, 0)
@@ -205,6 +205,25 @@ def test_links_on_the_way(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ReconstructError, match="other users may write to"):
         refuse_shared(folder)
+
+
+def test_links_on_the_way_to_others(tmp_path: Path) -> None:
+    """A link of root leads to one that another user can exchange, and that one to root's."""
+    folder, sticky, link = tmp_path / "folder", tmp_path / "sticky", tmp_path / "link"
+    folder.mkdir()
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    (sticky / "next").symlink_to("../folder")
+    for target in ("sticky/next", "folder/../sticky/next", sticky / "next"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        refuse_shared(link, link / "not there")
+    os.chown(sticky / "next", OTHER, OTHER, follow_symlinks=False)
+    for place in (link, link / "not there"):
+        with pytest.raises(ReconstructError, match=f"sticky/next belongs to user {OTHER}"):
+            refuse_shared(place)
+    (tmp_path / "loop").symlink_to("loop")
+    refuse_shared(tmp_path / "loop", tmp_path / "loop" / "not there")
 
 
 def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> None:
