@@ -77,6 +77,21 @@ def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] =
     return None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it.
+
+    Raises:
+        ReconstructError: it can't be made, or see ``refuse_shared``.
+    """
+    refuse_shared(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ReconstructError(f"{folder}: cannot be made: {e.strerror}") from e
+    # Another user may have made one of them meanwhile.
+    refuse_shared(folder)
+
+
 def make_logs_folder(logs: Path, base: Path) -> None:
     """Make the folder, below ``base``, in which processes of any user write their logs.
 
@@ -88,7 +103,7 @@ def make_logs_folder(logs: Path, base: Path) -> None:
     """
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        _set_mode(logs, 0o1777)
+        set_mode(logs, 0o1777)
     except OSError as e:
         raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
     make_passable(logs.parent, base)
@@ -104,12 +119,16 @@ def make_passable(folder: Path, base: Path) -> None:
     outside = {top} if Path(base).is_symlink() else set()
     for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
         with contextlib.suppress(OSError):
-            _set_mode(passed, 0o011, add=True)
+            set_mode(passed, 0o011, add=True)
 
 
-def _set_mode(folder: Path, mode: int, *, add: bool = False) -> None:
-    """Set the mode of a folder, or add to it; never that of what a link in its place leads to."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def set_mode(path: Path, mode: int, *, add: bool = False) -> None:
+    """Set a mode, or add to it; never that of what a link in the place of ``path`` leads to.
+
+    Raises:
+        OSError: it can't be set.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         before = stat.S_IMODE(os.fstat(descriptor).st_mode)
         if before | mode != before or not add:

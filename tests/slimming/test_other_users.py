@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import shutil
@@ -14,18 +15,22 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming.replace import copy_file
+from pytest_negativa.slimming import spares
+from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
+from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
-from pytest_negativa.storage.shared_folders import ALONE, refuse_shared
+from pytest_negativa.storage import shared_folders
+from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, make_wheel
 from tests.support.slim_rows import statuses
+from tests.support.stores import memory_url
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can harm other users")
 
@@ -190,6 +195,91 @@ def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made)
             slim_wheel(request)
     assert digests(site.folder) == before
     assert sorted(path.name for path in home.iterdir()) == ["site-packages"]
+
+
+@pytest.fixture
+def overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that another user makes as soon as root has looked at where it is to be."""
+    tmp_path.chmod(0o1777)
+    folder, look = tmp_path / "overtaken", shared_folders.why_shared
+
+    def look_and_wait(place: Path, owners: set[int], within: tuple[Path, ...] = ()) -> str | None:
+        reason = look(place, owners, within)
+        if folder in (place, *place.parents) and not folder.exists():
+            folder.mkdir()
+            os.chown(folder, OTHER, OTHER)
+        return reason
+
+    for module in (shared_folders, spares):
+        monkeypatch.setattr(module, "why_shared", look_and_wait)
+    return folder
+
+
+@pytest.mark.parametrize("below", [".", "more/of it"])
+def test_another_user_makes_the_folder_first(
+    site: Made, installed: Made, overtaken: Path, below: str
+) -> None:
+    folder, before = overtaken / below, digests(site.folder)
+    wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
+    copy = SlimRequest(paths=(site.folder,), lock=site.lock, target=overtaken / "copy" / below)
+
+    def hold_spares() -> None:
+        with hold_folder(folder):
+            pass
+
+    for work in (
+        hold_spares,
+        lambda: slim_wheel(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
+        lambda: slim_trees(copy),
+        lambda: keep_original(
+            site.one, folder / hashlib.sha256(site.one.read_bytes()).hexdigest(), "0", None
+        ),
+    ):
+        with pytest.raises(ReconstructError, match=f"{overtaken} belongs to user {OTHER}"):
+            work()
+        # Empty folders at most: those below were made when it was there.
+        assert not [path for path in overtaken.rglob("*") if not path.is_dir()]
+        shutil.rmtree(overtaken)
+    assert digests(site.folder) == before
+
+
+def test_spares_for_the_libraries_of_others(site: Made, tmp_path: Path) -> None:
+    kept, url = tmp_path / "spares", memory_url()
+    slim(site, spare=SparePolicy(kept), load_check=False)
+    push_spares([site.folder], url)
+    for spare in kept.glob("*.spare"):
+        spare.unlink()
+    os.chown(site.folder, OTHER, OTHER)
+    before = digests(tmp_path)
+    with pytest.raises(ReconstructError, match=f"{site.folder} belongs to user {OTHER}"):
+        fetch_spares([site.folder], kept)
+    assert digests(tmp_path) == before
+    os.chown(site.folder, 0, 0)
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, OTHER, OTHER)
+        rows = fetch_spares([site.folder], Path(name, "spares"))
+        assert {row.status for row in rows} == {SlimStatus.FAILED}
+        assert f"{name} belongs to user {OTHER}" in (rows[0].detail or "")
+        assert os.listdir(name) == []
+        # Nor where the libraries lie in it, too.
+        with (
+            pytest.raises(ReconstructError, match=f"{name} belongs to user {OTHER}"),
+            hold_folder(Path(name, "spares"), Path(name, "site")),
+        ):
+            pass
+    assert {row.status for row in fetch_spares([site.folder], kept)} == {SlimStatus.SOUND}
+
+
+def test_modes_are_not_those_behind_links(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        set_mode(link, 0o644)
+    assert is_untouched(file)
+    set_mode(file, 0o044, add=True)
+    assert file.stat().st_mode & 0o777 == 0o644
 
 
 def test_links_on_the_way(tmp_path: Path) -> None:
