@@ -322,8 +322,9 @@ def copy_file(
         hidden.unlink(missing_ok=True)
     with ByteSource(original) as source, new_file(target, hidden=hidden) as new:
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
-        copy_metadata(source.fileno(), new.fd, same_bytes=True)
-        if like is not None:
+        if like is None:
+            copy_metadata(source.fileno(), new.fd, same_bytes=True)
+        else:
             with ByteSource(like) as other:
                 copy_metadata(other.fileno(), new.fd)
         if mode is not None:

@@ -178,6 +178,17 @@ def test_one_folder_of_another_user(site: Made) -> None:
     }
 
 
+def test_a_copy_of_a_folder_with_one_of_another_user(site: Made) -> None:
+    folder, before = site.folder / "data" / "of", digests(site.folder)
+    folder.mkdir(parents=True)
+    os.chown(folder, OTHER, OTHER)
+    target = site.folder.parent / "copy"
+    with pytest.raises(ReconstructError, match=f"{folder} belongs to user {OTHER}"):
+        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, target=target))
+    assert not target.exists() and digests(site.folder) == before
+    assert [path.name for path in target.parent.iterdir()] == [site.folder.name]
+
+
 def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made) -> None:
     """Originals, spares, a copy and a wheel in a folder of another user."""
     home, before = theirs.folder.parent, digests(site.folder)
@@ -319,13 +330,17 @@ def test_links_on_the_way_to_others(tmp_path: Path) -> None:
 def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> None:
     original, like = tmp_path / "original", tmp_path / "like"
     original.write_bytes(b"bytes")
+    os.setxattr(original, "user.note", b"of the kept one")
     like.write_bytes(b"others")
     os.chown(like, OTHER, OTHER)
     like.chmod(0o604)
     copy_file(original, tmp_path / "copy", like=like, mtime_ns=7)
     status = (tmp_path / "copy").stat()
     assert (status.st_uid, status.st_mode & 0o777, status.st_mtime_ns) == (OTHER, 0o604, 7)
+    # What nobody gave to the library, nobody gets by the kept original.
+    assert "user.note" not in os.listxattr(tmp_path / "copy")
     copy_file(original, tmp_path / "other", mode=0o711)
+    assert "user.note" in os.listxattr(tmp_path / "other")
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o711
 
 
