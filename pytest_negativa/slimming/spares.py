@@ -489,9 +489,8 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
     """
     reason = None
     if os.environ.get(ALONE) != "1":
-        owners = {0, os.geteuid(), Path("/").stat().st_uid}
         within = () if tree is None or os.geteuid() == 0 else (tree, *tree.parents)
-        reason = why_shared(folder, owners, within)
+        reason = why_shared(folder, {0, os.geteuid()}, within)
     # The runtime would use no spare there, in any case.
     if reason is None and folder.exists() and (mode := folder.stat().st_mode) & _OTHERS_WRITE:
         reason = f"other users may write to it (mode {stat.S_IMODE(mode):o}; chmod go-w)"

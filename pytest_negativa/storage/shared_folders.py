@@ -23,8 +23,7 @@ _MOST_LINKS = 40  # path_resolution(7)
 def refuse_shared(*folders: Path) -> None:
     """As root, refuse folders in which another user can exchange names.
 
-    The owner of ``/`` is like root: all paths begin there. In a user namespace, that may be the
-    system's root, by the number that all strangers have.
+    In a user namespace, the system's root is another user, too: all strangers have one number.
 
     Args:
         folders: they need not be there yet.
@@ -34,9 +33,8 @@ def refuse_shared(*folders: Path) -> None:
     """
     if os.geteuid() != 0 or os.environ.get(ALONE) == "1":
         return
-    owners = {0, Path("/").stat().st_uid}
     for folder in folders:
-        if (reason := why_shared(folder, owners)) is not None:
+        if (reason := why_shared(folder, {0})) is not None:
             raise ReconstructError(
                 f"{reason}: who can write there can make root change any file; run negativa as its "
                 f"owner, or set {ALONE}=1 if nobody else can get in (an image build)"

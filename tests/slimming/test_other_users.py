@@ -327,6 +327,27 @@ def test_links_on_the_way_to_others(tmp_path: Path) -> None:
     refuse_shared(tmp_path / "loop", tmp_path / "loop" / "not there")
 
 
+def test_where_the_root_folder_belongs_to_a_stranger(tmp_path: Path) -> None:
+    """As in a user namespace: the system's root has the number there that all strangers have."""
+    os.chown(tmp_path, 65534, 65534)
+    (tmp_path / "folder").mkdir()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            os.chroot(tmp_path)
+            with pytest.raises(ReconstructError, match="/ belongs to user 65534"):
+                refuse_shared(Path("/folder"))
+            with (
+                pytest.raises(ReconstructError, match="/ belongs to user 65534"),
+                hold_folder(Path("/folder")),
+            ):
+                pass
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> None:
     original, like = tmp_path / "original", tmp_path / "like"
     original.write_bytes(b"bytes")
