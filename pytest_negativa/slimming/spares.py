@@ -423,10 +423,11 @@ def hold_alone(folder: Path) -> Iterator[None]:
     Raises:
         ReconstructError: one is at work there, or the folder can't be locked.
     """
-    refuse_shared(folder)
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            # Not before: until then, another user may make it.
+            refuse_shared(folder)
             if not lock(descriptor, wait=False):
                 raise ReconstructError(f"{folder}: in use by negativa slim; try again later")
         except OSError as e:

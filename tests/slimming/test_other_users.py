@@ -20,7 +20,7 @@ from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, hold_folder
+from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
@@ -252,6 +252,11 @@ def test_another_user_makes_the_folder_first(
         assert not [path for path in overtaken.rglob("*") if not path.is_dir()]
         shutil.rmtree(overtaken)
     assert digests(site.folder) == before
+
+
+def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) -> None:
+    with pytest.raises(ReconstructError, match="cannot be locked"), hold_alone(overtaken):
+        pass
 
 
 def test_spares_for_the_libraries_of_others(site: Made, tmp_path: Path) -> None:
