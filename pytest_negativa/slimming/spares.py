@@ -488,8 +488,9 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
     Raises:
         ReconstructError: see ``hold_folder``.
     """
-    reason = None
+    reason, remedy = None, "name another folder"
     if os.environ.get(ALONE) != "1":
+        remedy += f", or set {ALONE}=1 if nobody else can get in (an image build)"
         within = () if tree is None or os.geteuid() == 0 else (tree, *tree.parents)
         reason = why_shared(folder, {0, os.geteuid()}, within)
     # The runtime would use no spare there, in any case.
@@ -498,7 +499,7 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
     if reason is not None:
         raise ReconstructError(
             f"{folder}: {reason}, so spares, whose code processes run, could be exchanged there; "
-            "name another folder"
+            f"{remedy}"
         )
 
 
