@@ -34,7 +34,7 @@ _FILE_TYPES = {
 _HASH_STEP = 256 << 10
 
 MAX_IN_MEMORY = 4 << 30
-"""The most bytes of one library that are unpacked to memory."""
+"""The most bytes that are unpacked to memory at a time."""
 
 # Two bits of deflated data stand for 258 bytes at most (RFC 1951).
 _MAX_DEFLATE_RATIO = 1032
@@ -309,16 +309,18 @@ def _nameless_file(path: str, size: int) -> BinaryIO:
     """A file for so many bytes.
 
     It takes at most a quarter of the room in the folder for temporary files, because several
-    libraries are read at a time. Otherwise it lies in memory.
+    libraries are read at a time. Otherwise it lies in memory, if it takes no more than a core's
+    share of what may lie there.
     """
     try:
         if shutil.disk_usage(tempfile.gettempdir()).free >= 4 * size:
             return tempfile.TemporaryFile()
     except OSError:
         pass
-    if size > MAX_IN_MEMORY:
-        problem = f"{size:,} bytes are more than is unpacked to memory; set TMPDIR to a folder"
-        raise FormatError(path, None, f"{problem} with four times the room")
+    if size > (most := MAX_IN_MEMORY // len(os.sched_getaffinity(0))):
+        problem = f"{size:,} bytes are more than the {most:,} that are unpacked to memory"
+        remedy = "set TMPDIR to a folder with four times the room"
+        raise FormatError(path, None, f"{problem}; {remedy}")
     return os.fdopen(os.memfd_create("unpacked"), "w+b")
 
 

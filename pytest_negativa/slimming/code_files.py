@@ -51,7 +51,7 @@ from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, save_
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder
-from pytest_negativa.storage.shared_folders import refuse_shared
+from pytest_negativa.storage.shared_folders import make_folder
 
 _HEADERS = Scope(headers_only=True)
 _NOT_AGAIN = (
@@ -539,8 +539,7 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
 def _put_back(path: Path, aside: Path, entry: RemovedFile, token: str) -> None:
     if path.parent.resolve() != path.parent:
         raise ReconstructError(f"a link leads from {path.parent} to another folder now")
-    refuse_shared(path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Some names are so long that a hidden name made of them would be too long.
     staged = staged_name(path.with_name("file"), token)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming.replace import copy_file
 from pytest_negativa.slimming.tree import MANIFEST_NAME, is_unfinished_copy, temporary_at
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 
 def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
@@ -25,12 +26,13 @@ def copy_folder(source: Path, target: Path, skipped: Collection[str]) -> None:
         skipped: names below ``source`` that are not copied.
 
     Raises:
-        ReconstructError: something can't be read or written.
+        ReconstructError: something can't be read or written, or see ``refuse_shared``.
     """
     copied: dict[tuple[int, int], Path] = {}
     try:
         for folder, folders, files in os.walk(source, onerror=_raise):
             folders[:] = [name for name in folders if not is_unfinished_copy(name)]
+            refuse_shared(Path(folder))
             below = os.path.relpath(folder, source)
             new = target / below
             new.mkdir(parents=True, exist_ok=True)

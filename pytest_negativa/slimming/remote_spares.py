@@ -38,6 +38,7 @@ from pytest_negativa.spare.note import MAX_TRAILER, Note
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.published import fetch, publish
 from pytest_negativa.storage.published import load_manifest as load_published
+from pytest_negativa.storage.shared_folders import refuse_shared, set_mode
 from pytest_negativa.storage.urls import Url
 
 
@@ -97,8 +98,9 @@ def fetch_spares(
         A row for each library with a spare that is wanted.
 
     Raises:
-        NegativaError: a folder or manifest can't be read.
+        NegativaError: a folder or manifest can't be read, or see ``refuse_shared``.
     """
+    refuse_shared(*roots_of(paths))
     rows: list[SlimRow] = []
     with contextlib.ExitStack() as held:
         unchecked: Path | None = None
@@ -172,7 +174,7 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
         new.unlink()
         raise ReconstructError(f"{place}: not taken: {e}") from e
     # Processes of all users who can read the library need it.
-    new.chmod(0o644)
+    set_mode(new, 0o644)
     # First: a run that is killed in between must not leave a spare that prune takes.
     note_tree(folder, tree.root)
     new.replace(target)

@@ -23,7 +23,7 @@ from pytest_negativa.slimming.exchange import exchange, is_overlay
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 from pytest_negativa.storage.attributes import copy_metadata, set_mtime
-from pytest_negativa.storage.shared_folders import refuse_shared
+from pytest_negativa.storage.shared_folders import make_folder, refuse_shared
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _LONGEST_NAME = 255  # bytes; linux/limits.h
@@ -258,8 +258,7 @@ def keep_original(
         ReconstructError: it can't be written.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        refuse_shared(target.parent)
+        make_folder(target.parent)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
         if target.exists() and has_digest(target, target.name):
@@ -323,8 +322,9 @@ def copy_file(
         hidden.unlink(missing_ok=True)
     with ByteSource(original) as source, new_file(target, hidden=hidden) as new:
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
-        copy_metadata(source.fileno(), new.fd, same_bytes=True)
-        if like is not None:
+        if like is None:
+            copy_metadata(source.fileno(), new.fd, same_bytes=True)
+        else:
             with ByteSource(like) as other:
                 copy_metadata(other.fileno(), new.fd)
         if mode is not None:

@@ -33,7 +33,7 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
-from pytest_negativa.storage.shared_folders import refuse_shared
+from pytest_negativa.storage.shared_folders import make_folder, refuse_shared
 
 _NO_LIBRARY = (
     "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
@@ -309,7 +309,7 @@ def _build_copy(
     replaced = {name for task in slimmer.work.tasks for name in task.names}
     removed = {name for package in slimmer.work.packages for name in package.names}
     try:
-        growing.mkdir(parents=True, exist_ok=True)
+        make_folder(growing)
         with hold_new(growing):
             if any(growing.iterdir()) and not (growing / MANIFEST_NAME).is_file():
                 raise ReconstructError(

@@ -47,7 +47,7 @@ from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import RUNTIME_NAME, SPARE_FOLDER, Note, runtime_library
 from pytest_negativa.storage.atomic import new_file, remove_abandoned, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
-from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, why_shared
+from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode, why_shared
 from pytest_negativa.storage.system import read_regular
 
 UNCHECKED = ".unchecked-"
@@ -299,33 +299,28 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
 
     Args:
         folder: absolute path.
-        tree: the folder of the libraries. Who can exchange that one needs no spare to do harm.
+        tree: the folder of the libraries. Who can exchange that one needs no spare to do harm,
+            unless root is at work.
 
     Raises:
         ReconstructError: it can't be written, other users may write to it, or ``slim prune`` is at
             work there.
     """
     made: list[Path] = []
-    owners = {0, os.geteuid(), Path("/").stat().st_uid}
-    within = () if tree is None else (tree, *tree.parents)
-    if os.environ.get(ALONE) != "1" and (reason := why_shared(folder, owners, within)):
-        raise ReconstructError(
-            f"{folder}: {reason}, so spares, whose code processes run, could be "
-            "exchanged there; name another folder"
-        )
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _lock_folder(folder, stack, made)
-            _refuse_shared(folder)
+            descriptor = _lock_folder(folder, tree, stack, made)
             mark = folder / ORIGINALS_MARK
             # Spares begin like libraries: no scan may take them for some.
             if not mark.exists():
                 mark.touch()
                 made.append(mark)
             unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
-        except OSError as e:
+        except BaseException as e:
             _remove_made(made)
-            raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
+            if isinstance(e, OSError):
+                raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
+            raise
         try:
             yield unchecked
         finally:
@@ -336,24 +331,29 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
                     _remove_made(made)
 
 
-def _lock_folder(folder: Path, stack: contextlib.ExitStack, made: list[Path]) -> int:
+def _lock_folder(
+    folder: Path, tree: Path | None, stack: contextlib.ExitStack, made: list[Path]
+) -> int:
     """Make a folder, lock it, and remove what killed runs left; its descriptor.
 
     ``made`` gets the folders that were not there.
 
     Raises:
         OSError: it can't be made or opened.
-        ReconstructError: ``slim prune`` is at work there.
+        ReconstructError: see ``hold_folder``.
     """
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):
+        # Another process may make or remove it meanwhile.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
             for one in reversed((folder, *folder.parents)):
                 if not one.exists():
-                    one.mkdir()
+                    _refuse_shared(one, tree)
+                    one.mkdir(0o755)
                     made.append(one)
                     # Processes of all users who can read the libraries need it. setgid stays.
-                    one.chmod(one.stat().st_mode & ~0o022 | 0o755)
+                    set_mode(one, 0o755, add=True)
             descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            _refuse_shared(folder, tree)
             # Runs on other folders may put spares here, too.
             with contextlib.suppress(OSError):
                 if lock(descriptor, wait=False):
@@ -423,10 +423,11 @@ def hold_alone(folder: Path) -> Iterator[None]:
     Raises:
         ReconstructError: one is at work there, or the folder can't be locked.
     """
-    refuse_shared(folder)
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
+            # Not before: until then, another user may make it.
+            refuse_shared(folder)
             if not lock(descriptor, wait=False):
                 raise ReconstructError(f"{folder}: in use by negativa slim; try again later")
         except OSError as e:
@@ -481,17 +482,24 @@ def _note_for(folder: Path, tree: Path) -> Path:
     return folder / f"{_TREE}{hashlib.sha256(os.fsencode(tree)).hexdigest()[:16]}"
 
 
-def _refuse_shared(folder: Path) -> None:
-    """Refuse a folder in which other users could put spares: the runtime would use none there.
+def _refuse_shared(folder: Path, tree: Path | None) -> None:
+    """Refuse a folder, which need not be there yet, in which others could put or exchange spares.
 
     Raises:
-        ReconstructError: see above.
+        ReconstructError: see ``hold_folder``.
     """
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & _OTHERS_WRITE:
+    reason, remedy = None, "name another folder"
+    if os.environ.get(ALONE) != "1":
+        remedy += f", or set {ALONE}=1 if nobody else can get in (an image build)"
+        within = () if tree is None or os.geteuid() == 0 else (tree, *tree.parents)
+        reason = why_shared(folder, {0, os.geteuid()}, within)
+    # The runtime would use no spare there, in any case.
+    if reason is None and folder.exists() and (mode := folder.stat().st_mode) & _OTHERS_WRITE:
+        reason = f"other users may write to it (mode {stat.S_IMODE(mode):o}; chmod go-w)"
+    if reason is not None:
         raise ReconstructError(
-            f"{folder}: other users may write to it (mode {mode:o}), and replace spares, whose "
-            f"code processes run; chmod go-w {folder}, or name another folder"
+            f"{folder}: {reason}, so spares, whose code processes run, could be exchanged there; "
+            f"{remedy}"
         )
 
 

@@ -33,7 +33,7 @@ from pytest_negativa.slimming.code_files import is_named_like_code
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
-from pytest_negativa.storage.shared_folders import refuse_shared
+from pytest_negativa.storage.shared_folders import make_folder
 
 NOTICE = "NEGATIVA-NOTICE.txt"
 """Name of the notice, in the wheel's ``.dist-info`` folder."""
@@ -137,11 +137,7 @@ def _check(request: SlimRequest) -> tuple[Path, Path]:
     if os.path.lexists(target / wheel.name):
         raise OptionError(f"{target / wheel.name} exists; name another folder, or move it away")
     if not request.options.dry_run:
-        refuse_shared(target.absolute())
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise ReconstructError(f"{target}: cannot be made: {e.strerror}") from e
+        make_folder(target)
         if not os.access(target, os.W_OK | os.X_OK):
             raise ReconstructError(f"{target}: cannot be written: Permission denied")
     return wheel, target

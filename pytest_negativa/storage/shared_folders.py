@@ -17,24 +17,24 @@ from pytest_negativa.errors import ReconstructError, StoreError
 ALONE = "NEGATIVA_NO_OTHER_USERS"
 """A variable: 1 says that no other user can do anything on this machine meanwhile."""
 
+_MOST_LINKS = 40  # path_resolution(7)
+
 
 def refuse_shared(*folders: Path) -> None:
     """As root, refuse folders in which another user can exchange names.
 
-    The owner of ``/`` is like root: all paths begin there. In a user namespace, that may be the
-    system's root, by the number that all strangers have.
+    In a user namespace, the system's root is another user, too: all strangers have one number.
 
     Args:
-        folders: absolute paths; they need not be there yet.
+        folders: they need not be there yet.
 
     Raises:
         ReconstructError: another user can, and ``ALONE`` is not set.
     """
     if os.geteuid() != 0 or os.environ.get(ALONE) == "1":
         return
-    owners = {0, Path("/").stat().st_uid}
     for folder in folders:
-        if (reason := why_shared(folder, owners)) is not None:
+        if (reason := why_shared(folder, {0})) is not None:
             raise ReconstructError(
                 f"{reason}: who can write there can make root change any file; run negativa as its "
                 f"owner, or set {ALONE}=1 if nobody else can get in (an image build)"
@@ -44,26 +44,50 @@ def refuse_shared(*folders: Path) -> None:
 def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] = ()) -> str | None:
     """Who but some users can exchange names in a folder, or exchange the folder; None: nobody.
 
+    Each folder and each link that the kernel passes on the way counts.
+
     Args:
-        folder: absolute path; it need not be there yet.
+        folder: it need not be there yet.
         owners: users.
-        within: folders that don't matter, such as those around another one, too.
+        within: folders that don't matter, such as those around another one, too; real paths.
     """
-    for place in dict.fromkeys((folder, *folder.parents, *folder.resolve().parents)):
-        if place in within:
+    place, ahead, links = Path(), [*reversed(folder.absolute().parts)], 0
+    # The kernel passes 40 links and opens nothing behind more.
+    while ahead and links <= _MOST_LINKS:
+        name = ahead.pop()
+        place = place.parent if name == ".." else place / name
+        try:
+            status = place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if place not in within and status.st_uid not in owners:
+            return f"{place} belongs to user {status.st_uid}"
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            ahead += reversed(place.readlink().parts)
+            place = place.parent
             continue
-        with contextlib.suppress(FileNotFoundError):
-            # A link belongs to who can exchange it.
-            for status in (place.stat(), place.lstat()):
-                if status.st_uid not in owners:
-                    return f"{place} belongs to user {status.st_uid}"
-            # With the sticky bit, nobody can exchange what belongs to others.
-            mode = place.stat().st_mode
-            if mode & (stat.S_IWGRP | stat.S_IWOTH) and (
-                place == folder or not mode & stat.S_ISVTX
-            ):
-                return f"other users may write to {place} (mode {stat.S_IMODE(mode):o}; chmod go-w)"
+        # With the sticky bit, nobody can exchange what belongs to others.
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_open and place not in within and not (ahead and status.st_mode & stat.S_ISVTX):
+            mode = stat.S_IMODE(status.st_mode)
+            return f"other users may write to {place} (mode {mode:o}; chmod go-w)"
     return None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it.
+
+    Raises:
+        ReconstructError: it can't be made, or see ``refuse_shared``.
+    """
+    refuse_shared(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ReconstructError(f"{folder}: cannot be made: {e.strerror}") from e
+    # Another user may have made one of them meanwhile.
+    refuse_shared(folder)
 
 
 def make_logs_folder(logs: Path, base: Path) -> None:
@@ -77,7 +101,7 @@ def make_logs_folder(logs: Path, base: Path) -> None:
     """
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        _set_mode(logs, 0o1777)
+        set_mode(logs, 0o1777)
     except OSError as e:
         raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
     make_passable(logs.parent, base)
@@ -93,12 +117,16 @@ def make_passable(folder: Path, base: Path) -> None:
     outside = {top} if Path(base).is_symlink() else set()
     for passed in {inner, *(p for p in inner.parents if p.is_relative_to(top))} - outside:
         with contextlib.suppress(OSError):
-            _set_mode(passed, 0o011, add=True)
+            set_mode(passed, 0o011, add=True)
 
 
-def _set_mode(folder: Path, mode: int, *, add: bool = False) -> None:
-    """Set the mode of a folder, or add to it; never that of what a link in its place leads to."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def set_mode(path: Path, mode: int, *, add: bool = False) -> None:
+    """Set a mode, or add to it; never that of what a link in the place of ``path`` leads to.
+
+    Raises:
+        OSError: it can't be set.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         before = stat.S_IMODE(os.fstat(descriptor).st_mode)
         if before | mode != before or not add:

@@ -487,9 +487,10 @@ def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
                 assert not list(disk.iterdir())
             assert free_pages(disk) == before
     large = deflated(tmp_path, os.urandom(5 << 20))
-    large = msgspec.structs.replace(large, size=(4 << 30) + 1)
+    cores = len(os.sched_getaffinity(0))
+    large = msgspec.structs.replace(large, size=(4 << 30) // cores + 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(FormatError, match="more than is unpacked to memory; set TMPDIR"):
+    with pytest.raises(FormatError, match=r"more than the .* unpacked to memory; set TMPDIR"):
         DeflatedMember(large)
 
 

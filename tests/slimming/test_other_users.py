@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import shutil
@@ -14,20 +15,24 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
+from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.manifest import digest_of
-from pytest_negativa.slimming.replace import copy_file
+from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
+from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, hold_folder
+from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
+from pytest_negativa.storage import shared_folders
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.shared_folders import ALONE, refuse_shared
+from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, make_wheel
 from tests.support.slim_rows import statuses
+from tests.support.stores import memory_url
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can harm other users")
 
@@ -134,7 +139,7 @@ def test_root_refuses_folders_of_others(theirs: Made, fault: PlantedFault) -> No
         with pytest.raises(ReconstructError) as refused:
             work()
         fault.check(str(refused.value))
-        assert f"{theirs.folder} belongs to user {OTHER}" in str(refused.value)
+        assert f"{theirs.folder.parent} belongs to user {OTHER}" in str(refused.value)
     # It belongs to root, in a folder that doesn't.
     for path in (theirs.folder, *theirs.folder.rglob("*")):
         os.chown(path, 0, 0)
@@ -200,6 +205,17 @@ def test_one_folder_of_another_user(site: Made) -> None:
     }
 
 
+def test_a_copy_of_a_folder_with_one_of_another_user(site: Made) -> None:
+    folder, before = site.folder / "data" / "of", digests(site.folder)
+    folder.mkdir(parents=True)
+    os.chown(folder, OTHER, OTHER)
+    target = site.folder.parent / "copy"
+    with pytest.raises(ReconstructError, match=f"{folder} belongs to user {OTHER}"):
+        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, target=target))
+    assert not target.exists() and digests(site.folder) == before
+    assert [path.name for path in target.parent.iterdir()] == [site.folder.name]
+
+
 def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made) -> None:
     """Originals, spares, a copy and a wheel in a folder of another user."""
     home, before = theirs.folder.parent, digests(site.folder)
@@ -219,6 +235,96 @@ def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made)
     assert sorted(path.name for path in home.iterdir()) == ["site-packages"]
 
 
+@pytest.fixture
+def overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that another user makes as soon as root has looked at where it is to be."""
+    tmp_path.chmod(0o1777)
+    folder, look = tmp_path / "overtaken", shared_folders.why_shared
+
+    def look_and_wait(place: Path, owners: set[int], within: tuple[Path, ...] = ()) -> str | None:
+        reason = look(place, owners, within)
+        if folder in (place, *place.parents) and not folder.exists():
+            folder.mkdir()
+            os.chown(folder, OTHER, OTHER)
+        return reason
+
+    for module in (shared_folders, spares):
+        monkeypatch.setattr(module, "why_shared", look_and_wait)
+    return folder
+
+
+@pytest.mark.parametrize("below", [".", "more/of it"])
+def test_another_user_makes_the_folder_first(
+    site: Made, installed: Made, overtaken: Path, below: str
+) -> None:
+    folder, before = overtaken / below, digests(site.folder)
+    wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
+    copy = SlimRequest(paths=(site.folder,), lock=site.lock, target=overtaken / "copy" / below)
+
+    def hold_spares() -> None:
+        with hold_folder(folder):
+            pass
+
+    for work in (
+        hold_spares,
+        lambda: slim_wheel(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
+        lambda: slim_trees(copy),
+        lambda: keep_original(
+            site.one, folder / hashlib.sha256(site.one.read_bytes()).hexdigest(), "0", None
+        ),
+    ):
+        with pytest.raises(ReconstructError, match=f"{overtaken} belongs to user {OTHER}"):
+            work()
+        # Empty folders at most: those below were made when it was there.
+        assert not [path for path in overtaken.rglob("*") if not path.is_dir()]
+        shutil.rmtree(overtaken)
+    assert digests(site.folder) == before
+
+
+def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) -> None:
+    with pytest.raises(ReconstructError, match="cannot be locked"), hold_alone(overtaken):
+        pass
+
+
+def test_spares_for_the_libraries_of_others(site: Made, tmp_path: Path) -> None:
+    kept, url = tmp_path / "spares", memory_url()
+    slim(site, spare=SparePolicy(kept), load_check=False)
+    push_spares([site.folder], url)
+    for spare in kept.glob("*.spare"):
+        spare.unlink()
+    os.chown(site.folder, OTHER, OTHER)
+    before = digests(tmp_path)
+    with pytest.raises(ReconstructError, match=f"{site.folder} belongs to user {OTHER}"):
+        fetch_spares([site.folder], kept)
+    assert digests(tmp_path) == before
+    os.chown(site.folder, 0, 0)
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, OTHER, OTHER)
+        rows = fetch_spares([site.folder], Path(name, "spares"))
+        assert {row.status for row in rows} == {SlimStatus.FAILED}
+        assert f"{name} belongs to user {OTHER}" in (rows[0].detail or "")
+        assert os.listdir(name) == []
+        # Nor where the libraries lie in it, too.
+        with (
+            pytest.raises(ReconstructError, match=f"{name} belongs to user {OTHER}"),
+            hold_folder(Path(name, "spares"), Path(name, "site")),
+        ):
+            pass
+    assert {row.status for row in fetch_spares([site.folder], kept)} == {SlimStatus.SOUND}
+
+
+def test_modes_are_not_those_behind_links(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        set_mode(link, 0o644)
+    assert is_untouched(file)
+    set_mode(file, 0o044, add=True)
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
 def test_links_on_the_way(tmp_path: Path) -> None:
     folder, link = tmp_path / "folder", tmp_path / "link"
     folder.mkdir()
@@ -234,16 +340,60 @@ def test_links_on_the_way(tmp_path: Path) -> None:
         refuse_shared(folder)
 
 
+def test_links_on_the_way_to_others(tmp_path: Path) -> None:
+    """A link of root leads to one that another user can exchange, and that one to root's."""
+    folder, sticky, link = tmp_path / "folder", tmp_path / "sticky", tmp_path / "link"
+    folder.mkdir()
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    (sticky / "next").symlink_to("../folder")
+    for target in ("sticky/next", "folder/../sticky/next", sticky / "next"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        refuse_shared(link, link / "not there")
+    os.chown(sticky / "next", OTHER, OTHER, follow_symlinks=False)
+    for place in (link, link / "not there"):
+        with pytest.raises(ReconstructError, match=f"sticky/next belongs to user {OTHER}"):
+            refuse_shared(place)
+    (tmp_path / "loop").symlink_to("loop")
+    refuse_shared(tmp_path / "loop", tmp_path / "loop" / "not there")
+
+
+def test_where_the_root_folder_belongs_to_a_stranger(tmp_path: Path) -> None:
+    """As in a user namespace: the system's root has the number there that all strangers have."""
+    os.chown(tmp_path, 65534, 65534)
+    (tmp_path / "folder").mkdir()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            os.chroot(tmp_path)
+            with pytest.raises(ReconstructError, match="/ belongs to user 65534"):
+                refuse_shared(Path("/folder"))
+            with (
+                pytest.raises(ReconstructError, match=f"/ belongs to user 65534.*set {ALONE}=1"),
+                hold_folder(Path("/folder")),
+            ):
+                pass
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> None:
     original, like = tmp_path / "original", tmp_path / "like"
     original.write_bytes(b"bytes")
+    os.setxattr(original, "user.note", b"of the kept one")
     like.write_bytes(b"others")
     os.chown(like, OTHER, OTHER)
     like.chmod(0o604)
     copy_file(original, tmp_path / "copy", like=like, mtime_ns=7)
     status = (tmp_path / "copy").stat()
     assert (status.st_uid, status.st_mode & 0o777, status.st_mtime_ns) == (OTHER, 0o604, 7)
+    # What nobody gave to the library, nobody gets by the kept original.
+    assert "user.note" not in os.listxattr(tmp_path / "copy")
     copy_file(original, tmp_path / "other", mode=0o711)
+    assert "user.note" in os.listxattr(tmp_path / "other")
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o711
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from pytest_negativa.storage.shared_folders import ALONE
+
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # sched.h
 _PAGE = 4096
 
@@ -75,6 +77,9 @@ def _enter() -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    if user != 0:
+        # The system's root is a stranger there.
+        os.environ[ALONE] = "1"
 
 
 @contextmanager
