@@ -62,7 +62,7 @@ def secret(theirs: Made) -> Path:
 
 @pytest.mark.planted_fault(
     "A manifest of another user in root's folder makes undo write a program that runs as root",
-    says="negativa-slim.json belongs to user 65533",
+    says="belongs to user 65533: who can write there can make root change any file",
 )
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_manifest_of_another_user(tmp_path: Path, fault: PlantedFault, linked: bool) -> None:
