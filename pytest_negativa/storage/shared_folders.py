@@ -37,8 +37,8 @@ def refuse_shared(*folders: Path) -> None:
         if (reason := why_shared(folder, {0})) is not None:
             where = "" if str(folder) in reason else f"{folder}: "
             raise ReconstructError(
-                f"{where}{reason}: who can write there can make root change any file; run negativa as its "
-                f"owner, or set {ALONE}=1 if nobody else can get in (an image build)"
+                f"{where}{reason}: who can write there can make root change any file; run negativa "
+                f"as its owner, or set {ALONE}=1 if nobody else can get in (an image build)"
             )
 
 
