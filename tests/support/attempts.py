@@ -36,7 +36,7 @@ _PROJECT = "RECORDED_PROJECT"
 _WINDOW = 1 << 27
 # What two runs of one test never share: folders, ids of runs and processes, temporary names.
 _VARYING = re.compile(
-    r"/(?:[^\s/'\",:;()]+/)+|\d{8}T\d{6}Z-[0-9a-f]+|\b\d+\b|\bgw\d+\b|0x[0-9a-f]+"
+    r"python3[.\d]*|/(?:[^\s/'\",:;()]+/)+|\d{8}T\d{6}Z-[0-9a-f]+|\b\d+\b|\bgw\d+\b|0x[0-9a-f]+"
 )
 
 
