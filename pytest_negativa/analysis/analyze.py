@@ -310,7 +310,7 @@ class _Analyzer:
         return tuple(getattr(getattr(self._settings, section), key))
 
     def _unchecked(self) -> Iterator[str]:
-        """Why limits check less than the settings ask for."""
+        """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
         yield from self._unmatched("libraries.include", names)
         wanted = self._settings.libraries

@@ -734,7 +734,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
 
 
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
-    """Why there was nothing to work on, which is no success; None: there was something."""
+    """The reason that no library was slimmed, for an error; None if there was work."""
     places = _places(*request.paths)
     if request.lock is not None and _is_foreign(request.lock, report):
         return f"nothing of the lock is in {places}: is it the lock of another environment?"

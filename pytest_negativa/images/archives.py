@@ -1,8 +1,7 @@
 """The files in an archive: a wheel or other ZIP archive, a tar archive, a package.
 
-A file that lies in the archive as it is, or is deflated on its own (in a ZIP archive), is a
-``Member`` that can be read at any time. Files in a compressed tar archive can be read in passing
-alone.
+A ``Member`` is a file that can be read at any time: of a tar archive that is not compressed, or of
+a ZIP archive. Files in a compressed tar archive can be read in passing alone.
 
 Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
 specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as

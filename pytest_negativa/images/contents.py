@@ -138,7 +138,7 @@ class Contents:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """What is kept of a file or link of a layer; hard links to a file share it."""
+    """A file or link of a layer. All hard links to a file have the same record."""
 
     member: Member | None = None
     mapped: MappedLibrary | None = None

@@ -265,7 +265,7 @@ def resolve_links(path: str, target_of: Callable[[str], str | None]) -> str | No
 
     Args:
         path: below the root.
-        target_of: the target of a link as it is written; None for anything else.
+        target_of: returns the text of a link, and None for a path that is no link.
     """
     waiting = list(reversed(PurePosixPath(path).parts))
     found: list[str] = []

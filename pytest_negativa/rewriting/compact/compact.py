@@ -207,7 +207,6 @@ def _design(
             library_map,
             plan,
             guards.why_kept,
-            keep_region_headers=options.keep_region_headers,
         )
         ends = [zero for zero in ends if not _in_use(tables, guards, *zero)]
     changes = merge_edits(removal, edits)

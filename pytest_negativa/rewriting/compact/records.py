@@ -30,8 +30,6 @@ class CompactOptions:
         strip: drop symbol table and debug information.
         page_size: bytes; whole pages are taken out of the file. None means the largest page of a
             kernel for the library's machine.
-        keep_region_headers: leave an empty header of each region in ``.nv_fatbin``, for a driver
-            that reads the headers of all registered regions. Costs about 1% of the file.
         max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
             stack of the thread that calls dlopen. 1,000 of them fit 128 KiB, not 64 KiB. At most
             8,000.
@@ -42,7 +40,6 @@ class CompactOptions:
 
     strip: bool = True
     page_size: int | None = None
-    keep_region_headers: bool = False
     max_headers: int = 2000
     min_gain: int = 64 << 10
     load_check: bool = True

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.fatbin import (
     ElementHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import LINKED, Element, LibraryMap, Region, Section
+from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
@@ -40,8 +40,6 @@ def plan_removal(
     library_map: LibraryMap,
     plan: LibraryPlan,
     why_kept: WhyKept,
-    *,
-    keep_region_headers: bool = False,
 ) -> tuple[Edits, tuple[str, ...]]:
     """The edits that remove unused code: fills of zeros, which may leave the file, and new headers.
 
@@ -50,7 +48,6 @@ def plan_removal(
         library_map: of the library.
         plan: decisions on elements and frames; a missing decision means kept.
         why_kept: asked for each range before it changes.
-        keep_region_headers: leave the headers of regions in ``.nv_fatbin``.
 
     Returns:
         The edits, and notes on unused code that is not removed.
@@ -58,7 +55,7 @@ def plan_removal(
     Raises:
         CannotCompactError: the map contradicts itself.
     """
-    planner = _Planner(source, plan, why_kept, keep_region_headers)
+    planner = _Planner(source, plan, why_kept)
     for section in library_map.sections:
         planner.add_section(section)
     return planner.removal()
@@ -107,26 +104,22 @@ def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
 
 
 class _Planner:
-    def __init__(
-        self, source: ByteSource, plan: LibraryPlan, why_kept: WhyKept, keep_headers: bool
-    ) -> None:
+    def __init__(self, source: ByteSource, plan: LibraryPlan, why_kept: WhyKept) -> None:
         self._source = source
         self._unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
         # Of two decisions on the same bytes, keeping wins.
         self._unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
         self._why_kept = why_kept
-        self._keep_headers = keep_headers
         self._zeros: list[tuple[int, int]] = []
         self._changes: list[Change] = []
         self._guarded: list[str] = []
 
     def add_section(self, section: Section) -> None:
         shift = section.vaddr - section.span.start
-        keep_headers = self._keep_headers and section.name == LINKED
         for region in section.regions:
             unused = [(e.payload.start, e.payload.end) in self._unused for e in region.elements]
             if any(unused) and not self._is_guarded(region.span.start, region.span.end, shift):
-                self._add_region(region, unused, keep_headers)
+                self._add_region(region, unused)
         for frame in section.frames:
             span = frame.span
             if (span.start, span.end) in self._unused and not self._is_guarded(
@@ -174,9 +167,9 @@ class _Planner:
             self._guarded.append(f"at offset {start:#x}, {reason}")
         return reason is not None
 
-    def _add_region(self, region: Region, unused: Sequence[bool], keep_header: bool) -> None:
+    def _add_region(self, region: Region, unused: Sequence[bool]) -> None:
         start, end = region.span.start, region.span.end
-        if all(unused) and not keep_header:
+        if all(unused):
             self._zeros.append((start, end))
             return
         for run in _runs(region.elements, unused):

@@ -348,20 +348,6 @@ def test_strip_only(tmp_path: Path) -> None:
         assert not [name for name in kept if name.startswith(".debug")]
 
 
-def test_region_headers_can_be_kept(library: Path, tmp_path: Path) -> None:
-    library_map = read(library)
-    plan = plan_of(library_map, lambda i: False)
-    target = tmp_path / "small.so"
-    compact(library, target, library_map, plan, keep_region_headers=True)
-    memory = image(target).memory
-    sections = {s.name: s for s in library_map.sections}
-    for region in sections[".nv_fatbin"].regions:
-        assert chain(memory, vaddr_of(library_map, region.span.start)) == []
-    for region in sections[".ldata"].regions:
-        vaddr = vaddr_of(library_map, region.span.start)
-        assert memory[vaddr : vaddr + 16] == bytes(16)
-
-
 def test_edits_are_applied_to_kept_code(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, is_kept)
@@ -707,7 +693,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Many:
 @given(
     kept=st.sets(st.integers(0, 80)),
     strip=st.booleans(),
-    keep_region_headers=st.booleans(),
     page_size=st.sampled_from([4096, 16384, 65536]),
     max_headers=st.sampled_from([12, 20, 2000]),
 )
@@ -716,7 +701,6 @@ def test_any_plan_keeps_the_image(
     tmp_path: Path,
     kept: set[int],
     strip: bool,
-    keep_region_headers: bool,
     page_size: int,
     max_headers: int,
 ) -> None:
@@ -729,7 +713,6 @@ def test_any_plan_keeps_the_image(
         library_map,
         plan,
         strip=strip,
-        keep_region_headers=keep_region_headers,
         page_size=page_size,
         max_headers=max_headers,
         min_gain=-(1 << 30),
