@@ -85,7 +85,6 @@ def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     assert offsets[1][0] == offsets[0][1] + 4096
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("writable", [False, True])
 def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     """They get a new place, and the old one goes if other code does."""
@@ -267,9 +266,9 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("-Wl,-z,noseparate-code",), marks=pytest.mark.slow),
-        pytest.param(("-Wl,-z,max-page-size=2097152",), marks=pytest.mark.slow),
-        pytest.param(("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"), marks=pytest.mark.slow),
+        ("-Wl,-z,noseparate-code",),
+        ("-Wl,-z,max-page-size=2097152",),
+        ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
     ],
     ids=" ".join,

@@ -36,7 +36,7 @@ static void *run_loader(void *unused) {
 }
 
 static void *run_forker(void *unused) {
-    while (!ended) {
+    do { /* once at least, however late this thread starts */
         int status;
         pid_t child = fork();
         if (child == 0) {
@@ -47,7 +47,7 @@ static void *run_forker(void *unused) {
             _exit(0);
         }
         require(waitpid(child, &status, 0) == child && status == 0, 94);
-    }
+    } while (!ended);
     return unused;
 }
 
