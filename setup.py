@@ -25,9 +25,14 @@ LIBRARIES = {
     "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
     "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
+    "pytest_negativa.spare._stub": "pytest_negativa/spare/stub.c",
 }
-# The page faults that they serve are described to them in the way of this machine alone.
-X86_64_ONLY = {"pytest_negativa.processes._pages", "pytest_negativa.spare._runtime"}
+# They know the registers, system calls or relocations of this machine alone.
+X86_64_ONLY = {
+    "pytest_negativa.processes._pages",
+    "pytest_negativa.spare._runtime",
+    "pytest_negativa.spare._stub",
+}
 # What is missing where one of them is.
 MISSING = {
     "pytest_negativa.gpucode._search": "GPU code takes longer to find",
@@ -35,15 +40,25 @@ MISSING = {
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
     "pytest_negativa.processes._pages": "CPU code will not be traced",
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
-    "pytest_negativa.spare._runtime": "libraries can't be cut to have a spare",
+    "pytest_negativa.spare._runtime": "what libraries miss can't be logged page by page",
+    "pytest_negativa.spare._stub": "libraries can't be cut to have a spare",
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # CUPTI may call the tracer until the process is gone; the kernel and patched GOTs call the spare's
-# runtime. glibc can't keep an auditor that declines.
+# handler. glibc can't keep an auditor that declines.
 NEVER_UNLOADED = {"pytest_negativa.tracing._injection", "pytest_negativa.spare._runtime"}
 # Its handler must be there before any constructor runs.
 INITIALISED_FIRST = {"pytest_negativa.spare._runtime"}
+# Bare bytes, which are copied into libraries.
+STUB = "pytest_negativa.spare._stub"
+STUB_FLAGS = [
+    *("-std=gnu11", "-Os", "-fPIC", "-static", "-nostdlib", "-ffreestanding", "-Wall", "-Wextra"),
+    *("-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-fcf-protection"),
+    # No SSE, since callers may keep values there, and no calls of memcpy.
+    *("-mgeneral-regs-only", "-fno-tree-loop-distribute-patterns"),
+    *("-Wl,-T,pytest_negativa/spare/stub.ld", "-Wl,--build-id=none"),
+]
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
@@ -52,7 +67,8 @@ class BuildLibraries(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         # Without the suffix of an extension module, which names one version of Python.
-        return str(Path(*fullname.split(".")).with_suffix(".so"))
+        suffix = ".bin" if fullname.endswith(STUB.rpartition(".")[2]) else ".so"
+        return str(Path(*fullname.split(".")).with_suffix(suffix))
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name in X86_64_ONLY and not self.plat_name.endswith("x86_64"):
@@ -60,16 +76,17 @@ class BuildLibraries(build_ext):
             return
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            *shlex.split(os.environ.get("CC", "cc")),
-            *FLAGS,
-            *shlex.split(os.environ.get("CFLAGS", "")),
-            *("-o", str(target), *ext.sources),
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
+        link_flags = [
             *shlex.split(os.environ.get("LDFLAGS", "")),
             *LINK_FLAGS,
             *(["-Wl,-z,nodelete"] if ext.name in NEVER_UNLOADED else []),
             *(["-Wl,-z,initfirst"] if ext.name in INITIALISED_FIRST else []),
         ]
+        if ext.name == STUB:
+            flags, link_flags = STUB_FLAGS, []
+        command = [*compiler, *flags, "-o", str(target), *ext.sources, *link_flags]
         try:
             subprocess.run(command, check=True)
         except (OSError, subprocess.CalledProcessError) as e:

@@ -242,7 +242,6 @@ class _Flags(NamedTuple):
     spare: Path | None
     cpu_pages: Path | None
     logs: tuple[Path, ...]
-    spare_missing: str
     dry_run: bool
     no_load_check: bool
     jobs: int | None
@@ -352,12 +351,6 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     metavar="LOG",
     help="Keep code that came back, too (see negativa misses).",
 )
-@click.option(
-    "--spare-missing",
-    type=click.Choice(["fault", "error"]),
-    default="fault",
-    help="Set what a missing spare is: a fault at the first use, or an error. (default: fault)",
-)
 @_dry_run
 @click.option(
     "--no-load-check",
@@ -382,16 +375,14 @@ def slim(as_json: bool, **flags: Any) -> None:
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
-    changes no other files, except RECORD, and lists what it did in negativa-slim.json. With
-    --spare, it adds libnegativa_spare.so to the folders of the libraries. Without --spare, it also
-    removes cubin, fatbin and PTX files: those that the lock has as unused or, with --arch and
-    without a lock, that no such GPU can load. Run undo before you uninstall a distribution: pip
-    leaves the added files.
+    changes no other files, except RECORD, and lists what it did in negativa-slim.json. Without
+    --spare, it also removes cubin, fatbin and PTX files: those that the lock has as unused or, with
+    --arch and without a lock, that no such GPU can load. Run undo before you uninstall a
+    distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
-    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. If it finds
-    none, the first use of removed code prints what is missing, and the process dies of SIGSEGV.
-    With --spare-missing=error, a process that loads the library ends at once, with status 127.
+    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. Without it,
+    the library can't be loaded, and the error names the spare.
     A library that has a spare keeps one, also without --spare, unless --keep-originals is passed.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
@@ -629,11 +620,6 @@ def _request(flags: _Flags) -> SlimRequest:
             "see negativa lock --add-misses",
         ),
         (
-            flags.spare_missing == "error",
-            flags.spare is not None,
-            "--spare-missing=error goes with --spare",
-        ),
-        (
             flags.cpu_pages,
             flags.spare is not None,
             "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
@@ -670,7 +656,6 @@ def _request(flags: _Flags) -> SlimRequest:
                 flags.spare,
                 flags.cpu_pages,
                 flags.logs,
-                error=flags.spare_missing == "error",
                 by_arch=not by_lock,
             ),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
@@ -687,7 +672,7 @@ def _absolute(folder: Path) -> Path:
 
 
 def _spare(
-    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, error: bool, by_arch: bool
+    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
 ) -> SparePolicy:
     from pytest_negativa.hostcode.gather import load_usage
     from pytest_negativa.reporting.text import print_warning
@@ -697,7 +682,7 @@ def _spare(
     usage = None if cpu_pages is None else load_usage(cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
-    policy = SparePolicy.of(_absolute(folder), usage, missing_is_error=error, by_arch=by_arch)
+    policy = SparePolicy.of(_absolute(folder), usage, by_arch=by_arch)
     return policy.with_misses(read_logs(logs, print_warning))
 
 

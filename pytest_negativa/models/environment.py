@@ -39,5 +39,5 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_TRACE_DIR",
     }
 )
-"""Variables that are no options: processes of a session set them for each other, and the runtime of
-cut libraries reads two (``spare/runtime.c``)."""
+"""Variables that are no options: processes of a session set them for each other, and cut
+libraries read two (``spare/stub.c``)."""

@@ -105,7 +105,7 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
         return "it is a part of pytest-negativa"
     for name in (*(name.rpartition("/")[2] for name in names), soname_of(path) or ""):
         if name.startswith(_LIBC):
-            return "the runtime of a spare needs it"
+            return "it is a part of the C library"
         if name.startswith(_INTERPRETER):
             return "it is an interpreter of Python"
     return None

@@ -73,13 +73,10 @@ from pytest_negativa.slimming.spares import (
     forget_tree,
     hold_folder,
     note_tree,
-    put_runtime,
     rebuild,
-    remove_unused_runtime,
 )
 from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
-from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.atomic import remove_abandoned
 from pytest_negativa.storage.shared_folders import refuse_shared
 
@@ -254,10 +251,8 @@ class Slimmer:
                 self._known_sites = None
             self._forget_stale()
             try:
-                self._remove_abandoned_runtimes()
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
-                self._remove_unused_runtimes()
                 self._remove_files(on_done)
             finally:
                 # Also when interrupted: what was replaced must be in order. Only the entries of
@@ -333,19 +328,6 @@ class Slimmer:
             records=dict(self.manifest.records),
             removed=dict(self.manifest.removed),
         )
-
-    def _remove_abandoned_runtimes(self) -> None:
-        """Remove what killed runs left of runtimes; no thread writes one yet."""
-        for task, _spare in self._cuts():
-            for folder in self.tree.folders_of(task.names):
-                remove_abandoned(self.root / folder / RUNTIME_NAME)
-
-    def _remove_unused_runtimes(self) -> None:
-        """Remove the runtimes of libraries that were cut and failed a check."""
-        for task, _spare in self._cuts():
-            if task.name not in self.work.current:
-                for folder in self.tree.folders_of(task.names):
-                    remove_unused_runtime(self.root / folder)
 
     def _link_names(self) -> None:
         for name, result in self.work.links.items():
@@ -479,8 +461,6 @@ class Slimmer:
             self._note_left(task, entry.original_size, entry.mtime_ns, reason)
             for record, path, line in lines_before(self.root, entry):
                 self._lines_back[record][path] = line
-            for folder in self.tree.folders_of(task.names):
-                remove_unused_runtime(self.root / folder)
         self.rows.append(
             SlimRow(
                 path=task.name,
@@ -514,9 +494,6 @@ class Slimmer:
             # The file that is replaced is another one than the original made again.
             linked = None if task.is_cut else linked
             original = str(aside)
-        if made.spare is not None:
-            for folder in self.tree.folders_of(task.names):
-                put_runtime(self.root / folder)
         status = staged.stat()
         rows = self._rows_before(task) if task.before is None else task.before.rows
         self._remember_records(rows)
@@ -552,9 +529,6 @@ class Slimmer:
             raise
         self.work.current.update(task.names)
         self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, tuple(notes))
-        if task.is_cut and made.spare is None:
-            for folder in self.tree.folders_of(task.names):
-                remove_unused_runtime(self.root / folder)
 
     def _state(self, name: str) -> FileState | None:
         """The state of the file to replace; None if a copy grows where none is."""

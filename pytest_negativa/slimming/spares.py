@@ -31,7 +31,6 @@ from pytest_negativa.rewriting.compact.cut import (
     CutOptions,
     cut_library,
     foresee_cut,
-    install_runtime,
 )
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.pages import merged, minus
@@ -44,8 +43,8 @@ from pytest_negativa.rewriting.compact.rebuild import (
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import RUNTIME_NAME, SPARE_FOLDER, Note, runtime_library
-from pytest_negativa.storage.atomic import new_file, remove_abandoned, sync_folder
+from pytest_negativa.spare.note import SPARE_FOLDER, Note
+from pytest_negativa.storage.atomic import new_file, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode, why_shared
 from pytest_negativa.storage.system import read_regular
@@ -67,12 +66,10 @@ _MIN_CODE = 32 << 10
 _TRIES = 100
 _PAUSE_S = 0.05
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# All copies of the runtime export it.
-_RUNTIME_SYMBOL = b"negativa_spare_version"
 
 
 class SpareAwayError(ReconstructError):
-    """The spare of a library lies in no folder in which the runtime would look."""
+    """The spare of a library lies in no folder in which it would look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,6 @@ class SparePolicy:
         folder: absolute path; the libraries name it.
         traced: CPU code that a run touched, by SHA-256 of the library; the rest that the run
             watched goes. All CPU code of other libraries stays.
-        missing_is_error: libraries refuse to start without their spares.
         by_arch: GPU code goes by archs, and not by a lock.
         loaded: all libraries that the run of the trace loaded; None: there is no trace.
         came_back: pages that came back to libraries that were not traced, by SHA-256.
@@ -93,34 +89,26 @@ class SparePolicy:
 
     folder: Path
     traced: Mapping[str, HostLibrary] = field(default_factory=dict)
-    missing_is_error: bool = False
     by_arch: bool = False
     loaded: tuple[HostLibrary, ...] | None = None
     came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     unneeded: bool = False
 
     @classmethod
-    def of(
-        cls,
-        folder: Path,
-        usage: HostUsage | None,
-        *,
-        missing_is_error: bool = False,
-        by_arch: bool = False,
-    ) -> SparePolicy:
+    def of(cls, folder: Path, usage: HostUsage | None, *, by_arch: bool = False) -> SparePolicy:
         """The policy for a trace of CPU code, if there is one.
 
         Raises:
             OptionError: processes may have touched more than the trace has.
         """
         if usage is None:
-            return cls(folder, missing_is_error=missing_is_error, by_arch=by_arch)
+            return cls(folder, by_arch=by_arch)
         if usage.incomplete:
             raise OptionError(
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, missing_is_error, by_arch, loaded=usage.libraries)
+        return cls(folder, traced, by_arch, loaded=usage.libraries)
 
     def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
         """The policy that also keeps what came back.
@@ -150,7 +138,7 @@ class SparePolicy:
         """What the results depend on."""
         rows = sorted((sha256, one.watched, one.touched) for sha256, one in self.traced.items())
         digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-        common = str(self.folder), digest, "error" if self.missing_is_error else ""
+        common = str(self.folder), digest
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
@@ -168,8 +156,7 @@ class SparePolicy:
             min_gain=MIN_GAIN,
             name=name,
             folders=(str(self.folder),),
-            missing_is_error=self.missing_is_error,
-            # The runtime prints it as it is.
+            # ld.so prints it as it is.
             remedy=printable(
                 f"Slimmed by {source}. Put it into {self.folder} (negativa slim fetch can), or "
                 f"install the library again. {self._keeping}"
@@ -251,7 +238,7 @@ def cut(
     *,
     load_check: bool,
 ) -> Cut:
-    """Write a library without what may go, its spare, and the runtime beside it.
+    """Write a library without what may go, and its spare.
 
     Args:
         path: the original.
@@ -267,7 +254,6 @@ def cut(
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    _refuse_other_file(target.with_name(RUNTIME_NAME))
     options = replace(policy.options_for(name, source), load_check=load_check, takes_place=True)
     try:
         # A spare with its name is never removed: a copy of the library may use it already.
@@ -493,7 +479,7 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
         remedy += f", or set {ALONE}=1 if nobody else can get in (an image build)"
         within = () if tree is None or os.geteuid() == 0 else (tree, *tree.parents)
         reason = why_shared(folder, {0, os.geteuid()}, within)
-    # The runtime would use no spare there, in any case.
+    # No library would use a spare there, in any case.
     if reason is None and folder.exists() and (mode := folder.stat().st_mode) & _OTHERS_WRITE:
         reason = f"other users may write to it (mode {stat.S_IMODE(mode):o}; chmod go-w)"
     if reason is not None:
@@ -528,13 +514,13 @@ def note_of(library: Path) -> Note | None:
 
 
 def spare_folders(library: Path, note: Note) -> list[str]:
-    """The folders in which the runtime would look for the spare of a library."""
+    """The folders in which it would look for the spare of a library."""
     set_by_user = os.environ.get(SPARE_FOLDER)
-    return [*([set_by_user] if set_by_user else []), *note.folders, str(library.parent)]
+    return [*note.folders, str(library.parent), *([set_by_user] if set_by_user else [])]
 
 
 def why_untrusted(library: Path, spare: Path) -> str | None:
-    """Why the runtime would not use a spare of a library; None: it would. As open_spare judges.
+    """Why a library would not use a spare; None: it would. As open_spare of stub.c judges.
 
     Raises:
         OSError: a file is gone.
@@ -562,11 +548,11 @@ def why_untrusted(library: Path, spare: Path) -> str | None:
 
 
 def find_spare(library: Path, *, trusted: bool = False) -> Path:
-    """The spare of a library, where the runtime would find it.
+    """The spare of a library, where it would find it.
 
     Args:
         library: the library.
-        trusted: take none that the runtime would not use. Those others still give the original.
+        trusted: take none that it would not use. Those others still give the original.
 
     Raises:
         FormatError: the library is damaged.
@@ -619,15 +605,12 @@ def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
 
 
 def problem_of(library: Path) -> str | None:
-    """Why a library with a spare can't do its work here; None: library, runtime and spare fit.
+    """Why a library with a spare can't do its work here; None: the two fit.
 
     Raises:
         FormatError: the library can't be read.
         SpareAwayError: see ``find_spare``.
     """
-    runtime = library.with_name(RUNTIME_NAME)
-    if not is_runtime(runtime):
-        return f"{runtime} is gone or another file, so the library can't be loaded"
     try:
         check_pair(library, find_spare(library, trusted=True))
     except SpareAwayError:
@@ -635,58 +618,3 @@ def problem_of(library: Path) -> str | None:
     except (NegativaError, OSError) as e:
         return str(e).removeprefix(f"{library}: ")
     return None
-
-
-# ---- The runtime ----
-
-
-def put_runtime(folder: Path) -> None:
-    """Put the runtime into the folder of a library with a spare.
-
-    Raises:
-        ReconstructError: another file of that name is there, or it can't be written.
-    """
-    runtime = runtime_library()
-    assert runtime is not None, "it was there when the library was cut"
-    refuse_shared(folder)
-    target = folder / RUNTIME_NAME
-    _refuse_other_file(target)
-    try:
-        install_runtime(runtime, folder)
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
-
-
-def remove_unused_runtime(folder: Path) -> None:
-    """Remove the runtime from a folder in which no library needs it any more."""
-    target = folder / RUNTIME_NAME
-    remove_abandoned(target)
-    with contextlib.suppress(OSError, ReconstructError):
-        refuse_shared(folder)
-        if not is_runtime(target):
-            return
-        for path in folder.iterdir():
-            if ".so" in path.name and path.name != RUNTIME_NAME and _may_need_runtime(path):
-                return
-        target.unlink()
-
-
-def _refuse_other_file(path: Path) -> None:
-    if os.path.lexists(path) and not is_runtime(path):
-        raise ReconstructError(f"{path} is no runtime of a spare; move it away")
-
-
-def is_runtime(path: Path) -> bool:
-    """Whether a file is the runtime of libraries with a spare."""
-    try:
-        is_named = path.name == RUNTIME_NAME and path.is_file()
-        return is_named and _RUNTIME_SYMBOL in path.read_bytes()
-    except OSError:
-        return False
-
-
-def _may_need_runtime(path: Path) -> bool:
-    try:
-        return path.is_file() and note_of(path) is not None
-    except FormatError:
-        return True  # Without its runtime no cut library can be loaded.

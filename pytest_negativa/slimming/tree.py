@@ -161,12 +161,6 @@ class Tree:
     def group_of(self, name: str) -> FileGroup | None:
         return self._by_name.get(name)
 
-    def folders_of(self, names: Sequence[str]) -> set[str]:
-        """Folders below the root from which a file of these names may be loaded, by links, too."""
-        real = {str(self.root / name) for name in names}
-        links = (link for link, target in self.links.items() if target in real)
-        return {os.path.dirname(name) for name in (*names, *links)}  # noqa: PTH120
-
     def covers(self, names: Sequence[str]) -> bool:
         """Whether the tree tells if a file of these names is there."""
         return not self.partial or any(name in self._by_name for name in names)

@@ -55,7 +55,6 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     forget_tree,
     note_of,
-    remove_unused_runtime,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
@@ -117,8 +116,6 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
                 row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
             rows.append(row)
             if row.status is SlimStatus.UNDONE:
-                for folder in tree.folders_of(entry.names) if entry.spare else ():
-                    remove_unused_runtime(tree.root / folder)
                 for record, path, line in lines_before(tree.root, entry):
                     lines[record][path] = line
             if not dry_run and _is_done_with(row, entry):

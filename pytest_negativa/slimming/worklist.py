@@ -50,11 +50,9 @@ from pytest_negativa.slimming.spares import (
     SpareAwayError,
     SparePolicy,
     find_spare,
-    is_runtime,
     note_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
-from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.records import utf8
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
@@ -240,12 +238,7 @@ def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | Sl
     assert entry.spare is not None, "the caller looked"
     path = tree.root / library.results[0]
     try:
-        note = note_of(path)
-        spare = SparePolicy(
-            Path(entry.spare).parent,
-            missing_is_error=note is not None and note.missing_is_error,
-            by_arch=isinstance(recipe, ByArchs),
-        )
+        spare = SparePolicy(Path(entry.spare).parent, by_arch=isinstance(recipe, ByArchs))
         if (same := replace(recipe, spare=spare)).digest == entry.recipe:
             return same
         folder = find_spare(path).parent
@@ -522,9 +515,7 @@ def find_by_archs(
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
     folder = _Folder(tree, manifest, keeps_spares=keeps_spares)
     for group in tree.groups:
-        # Most names are others, and a path for each would take as long as listing them.
-        if not (group.name.endswith(RUNTIME_NAME) and is_runtime(tree.root / group.name)):
-            folder.add_group(group, recipe)
+        folder.add_group(group, recipe)
     devices, source = recipe.devices, recipe.source
     packages = packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
     if recipe.spare is None:

@@ -1,9 +1,9 @@
-"""The formats of a cut library and its spare, which ``runtime.c`` reads at run time.
+"""The formats of a cut library and its spare, which ``stub.c`` and ``runtime.c`` read at run time.
 
 A cut library is the original without pages. The *note* lies in a segment of its own, and the tag
 ``DT_NEGATIVA_NOTE`` of the dynamic section has its address. All numbers are little-endian::
 
-    Note      magic, version, flags, pair, original, original_size, slot,
+    Note      magic, version, 0, pair, original, original_size, 0,
               where the holes are, their number, where the strings are
     Hole      start, end, offset, protection, 0              one for each gap, ascending
     strings   name, name of the spare, folders of the spare, remedy
@@ -31,27 +31,30 @@ from typing import NamedTuple
 from pytest_negativa.errors import FormatError
 
 MAGIC = b"NEGSPARE"
-NOTE_VERSION = 2
-"""Of note and trailer; those of before can be read. History:
+NOTE_VERSION = 3
+"""Of note and trailer. Those of earlier versions can be read, for ``undo``. History:
 
 - 1: the first.
 - 2: holes in writable segments, which the first runtime would bring back read-only.
+- 3: the library maps its spare itself.
 """
 
 PAGE_SIZE = 4096
 DT_NEGATIVA_NOTE = 0x6E656761
 """Tag of the note's address: of those that are free for all (System V gABI, chapter 5)."""
 
-RUNTIME_NAME = "libnegativa_spare.so"
 SPARE_FOLDER = "NEGATIVA_SPARE_DIR"
-"""A variable: a folder in which the runtime looks for spares."""
+"""A variable: a folder in which libraries look for their spares, after all others."""
 
-MISSING_IS_ERROR = 1
+STUB_SECOND, STUB_START = 0x50, 0x60
+"""Places of the stub's functions, see ``stub.ld``; the parameters lie first."""
+_PARAMETERS = struct.Struct("<7Q6I")
 
 _NOTE = struct.Struct("<8sII32s32sQQIIIIII")
 _HOLE = struct.Struct("<QQQII")
 _TRAILER = struct.Struct("<8sII32s32sQ")
 _KEPT = struct.Struct("<QQQ")
+_STUB = Path(__file__).with_name("_stub.bin")
 # More than any library has; a damaged file may promise anything.
 _MAX_ROWS = 65_536
 MAX_TRAILER = 2 << 20
@@ -83,21 +86,17 @@ class Note:
         original: SHA-256 of the original.
         original_size: bytes.
         holes: ascending.
-        slot: address of the word through which the library's start calls.
         name: file name of the library.
         folders: where to look for the spare, before the library's own folder.
         remedy: what to do if the spare is missing, as a sentence.
-        missing_is_error: refuse to start without the spare.
     """
 
     original: bytes
     original_size: int
     holes: tuple[Hole, ...]
-    slot: int
     name: str
     folders: tuple[str, ...]
     remedy: str
-    missing_is_error: bool
 
     @property
     def pair(self) -> bytes:
@@ -120,8 +119,8 @@ class Note:
             places.append(position)
             position += len(text) + 1
         head = _NOTE.pack(
-            MAGIC, NOTE_VERSION, MISSING_IS_ERROR if self.missing_is_error else 0, self.pair,
-            self.original, self.original_size, self.slot, _NOTE.size, len(self.holes), *places,
+            MAGIC, NOTE_VERSION, 0, self.pair, self.original, self.original_size, 0,
+            _NOTE.size, len(self.holes), *places,
         )  # fmt: skip
         return head + holes + b"".join(text + b"\0" for text in texts)
 
@@ -137,9 +136,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
         FormatError: the note is damaged, or of another version.
     """
     try:
-        magic, version, flags, pair, original, size, slot, at, count, *places = _NOTE.unpack_from(
-            data
-        )
+        magic, version, _, pair, original, size, _, at, count, *places = _NOTE.unpack_from(data)
         if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(
                 path, offset, f"note {magic!r} of version {version}, expected {NOTE_VERSION}"
@@ -151,11 +148,9 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
             original=original,
             original_size=size,
             holes=tuple(Hole(*row[:4]) for row in rows),
-            slot=slot,
             name=name,
             folders=tuple(folder.decode() for folder in folders.split(b"\0") if folder),
             remedy=remedy,
-            missing_is_error=bool(flags & MISSING_IS_ERROR),
         )
     except (struct.error, ValueError) as e:
         raise FormatError(path, offset, f"its note is damaged: {e}") from e
@@ -214,14 +209,59 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
         raise FormatError(path, offset, f"its trailer is damaged: {e}") from e
 
 
-def runtime_library() -> Path | None:
-    """The library that brings pages back; None: it was not built."""
-    path = Path(__file__).with_name("_runtime.so")
-    return path if path.is_file() else None
+class StubParameters(NamedTuple):
+    """What the stub of a library knows: addresses as in the file, sizes in bytes.
+
+    Attributes:
+        own, note: of the stub and the note.
+        symbols: of the dynamic symbols.
+        symbols_start, symbols_size: the pages of their segment.
+        headers, header_count: the program headers.
+        messages: offsets in the dynamic strings, see ``PROBLEMS``.
+    """
+
+    own: int
+    note: int
+    symbols: int
+    symbols_start: int
+    symbols_size: int
+    headers: int
+    header_count: int
+    messages: tuple[int, ...]
 
 
-def why_no_runtime() -> str:
-    """Why there is no runtime on this machine."""
+PROBLEMS = (
+    "lies in none of its folders",
+    "can't be opened",
+    "is that of another library or of another cut",
+    "is not trusted: others than root and the library's owner may write to it or to its folder",
+    "lies where no code may run (a file system mounted noexec) and is too large to be copied",
+    "can't be mapped: no memory is left, or no more mappings (vm.max_map_count)",
+)
+"""What the stub says of a spare without which its library can't be loaded, in the stub's order."""
+
+
+def stub_for(parameters: StubParameters) -> bytes:
+    """The code that maps the spare while the library is relocated.
+
+    Raises:
+        FileNotFoundError: it was not built.
+    """
+    *numbers, messages = parameters
+    code = _STUB.read_bytes()
+    return _PARAMETERS.pack(*numbers, *messages) + code[_PARAMETERS.size :]
+
+
+def why_no_stub() -> str | None:
+    """Why no library can be cut on this machine; None: it can."""
     if platform.machine() != "x86_64":
         return f"spares need x86-64, and this machine is {platform.machine()}"
-    return "the spare's runtime was not built: it needs a C compiler"
+    if not _STUB.is_file():
+        return "the code that maps spares was not built: it needs a C compiler"
+    return None
+
+
+def handler_library() -> Path | None:
+    """The library to preload for a log of all that is missed; None: it was not built."""
+    path = Path(__file__).with_name("_runtime.so")
+    return path if path.is_file() else None

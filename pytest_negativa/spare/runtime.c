@@ -1,18 +1,14 @@
-/* Brings pages back that a library lost, when they are touched. Libraries cut by
- * rewriting/compact/cut.py name this file, libnegativa_spare.so, as their first dependency.
+/* Brings pages back that a library lost, when they are touched, and logs each. Programs preload it
+ * (LD_PRELOAD) with NEGATIVA_SPARE_LOG=DIR. Libraries that rewriting/compact/cut.py cut then leave their
+ * gaps as they are, instead of mapping their spares (stub.c).
  *
- * A cut library has gaps in its segments. glibc maps them with PROT_NONE, so touching one is a
- * SIGSEGV. The handler finds the library by _dl_find_object, the gap in the library's note
- * (format: note.py), and puts the page from the spare there. It needs no table of libraries: what
- * is unloaded or comes back elsewhere is found as the loader knows it.
+ * glibc maps the gaps with PROT_NONE, so touching one is a SIGSEGV. The handler finds the library by
+ * _dl_find_object, the gap in the library's note (format.h), and puts the page from the spare there. It
+ * needs no table of libraries: what is unloaded or comes back elsewhere is found as the loader knows it.
  *
- * The spare is mapped as a whole when its library starts. A page comes back by mremap with an old
+ * The spare is mapped as a whole at its library's first miss. A page comes back by mremap with an old
  * size of 0, which copies a part of a shared mapping (mremap(2)). So the handler needs no
  * descriptor, which a program may close or use for another file, and no path, which may be gone.
- *
- * The start of a library: its DT_INIT is a stub that calls through an empty slot, in a page that
- * is not there. The handler fills the slot with the address of start_library. So that function
- * runs in the library's own start, before its constructors, and outside the handler.
  *
  * The signal stays ours: see faults.h. Calls that were bound before the runtime came are replaced in
  * the GOTs of all objects.
@@ -29,6 +25,7 @@
  */
 #include "../processes/faults.h"
 #include "../processes/wiped.h"
+#include "format.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -43,13 +40,10 @@
 /* Loops stay loops: no calls of memcpy from the handler. */
 #pragma GCC optimize("no-tree-loop-distribute-patterns")
 
-#define EXPORT __attribute__((visibility("default")))
-
 enum {
-    VERSION = 2, /* and 1: it has no data that programs write to */
+    VERSION = 3,
     PAGE = 4096,
     DT_NEGATIVA_NOTE = 0x6e656761,
-    MISSING_IS_ERROR = 1,
     MAX_LIBRARIES = 2048,
     /* Each page that comes back parts a mapping in up to three; a process has 65,530
      * (vm.max_map_count). After so many misses, of a library or in all, more comes back at once. */
@@ -60,29 +54,6 @@ enum {
 };
 
 static const char MAGIC[8] = "NEGSPARE";
-
-/* ---- Formats of note.py ---- */
-
-typedef struct {
-    uint64_t start, end, offset; /* addresses as in the file; offset in the original */
-    uint32_t protection, reserved;
-} Hole;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, flags;
-    uint8_t pair[32], original[32];
-    uint64_t original_size, slot;
-    /* From the start of the note: the holes, their number, and strings. */
-    uint32_t holes, hole_count, name, spare, folders, remedy;
-} Note;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, kept_count;
-    uint8_t pair[32], original[32];
-    uint64_t original_size;
-} Trailer;
 
 typedef struct {
     char magic[8];
@@ -192,8 +163,6 @@ static const char *spare_folder, *log_folder; /* of the environment, or NULL */
 
 static int (*find_object)(void *, struct dl_find_object *);
 
-static bool is_known(uint32_t version) { return 1 <= version && version <= VERSION; }
-
 /* The note of a library, whose tables nobody has checked yet; NULL: it has none. */
 static const Note *note_of(const struct dl_find_object *found) {
     const struct link_map *map = found->dlfo_link_map;
@@ -203,7 +172,7 @@ static const Note *note_of(const struct dl_find_object *found) {
             uintptr_t place = map->l_addr + row->d_un.d_val;
             if (place % 8 || place < start || place > end || end - place < sizeof(Note)) return NULL;
             const Note *note = (const Note *)place;
-            bool known = same_bytes(note->magic, MAGIC, sizeof MAGIC) && is_known(note->version);
+            bool known = same_bytes(note->magic, MAGIC, sizeof MAGIC) && note->version == VERSION;
             return known ? note : NULL;
         }
     return NULL;
@@ -299,7 +268,7 @@ __attribute__((noinline)) static bool map_spare(Library *library, const Note *no
     uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
     Trailer found;
     bool fits = call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
-                same_bytes(found.magic, MAGIC, sizeof MAGIC) && is_known(found.version) &&
+                same_bytes(found.magic, MAGIC, sizeof MAGIC) && found.version == VERSION &&
                 same_bytes(found.pair, note->pair, sizeof note->pair) &&
                 found.original_size == note->original_size;
     long reserve = -1;
@@ -326,12 +295,12 @@ __attribute__((noinline)) static bool map_spare(Library *library, const Note *no
     return true;
 }
 
-/* The folders to look in: the environment's, those of the note, the library's own. */
+/* The folders to look in: those of the note, the library's own, the environment's. */
 static bool find_spare(Library *library, const Note *note, const char *file) {
-    if (spare_folder && map_spare(library, note, spare_folder, file, false)) return true;
     for (const char *folder = text_of(note, note->folders); *folder; folder += length(folder) + 1)
         if (map_spare(library, note, folder, file, false)) return true;
-    return map_spare(library, note, library->folder, file, true);
+    return map_spare(library, note, library->folder, file, true) ||
+           (spare_folder && map_spare(library, note, spare_folder, file, false));
 }
 
 /* Maps the log of this library; false: it can't be written. A full disk must not be a SIGBUS later:
@@ -389,7 +358,7 @@ static void put_folder(char *folder, const char *file) {
     for (size_t i = 0; i + 1 < slash && i + 1 < PATH_MAX; i++) folder[i] = file[i];
 }
 
-/* The entry of a library; made at its first fault or its start. NULL: its note can't be used, or
+/* The entry of a library; made at its first fault. NULL: its note can't be used, or
  * there are too many, and a message says so. */
 static Library *library_of(const Note *note, const struct dl_find_object *found) {
     const char *file = found->dlfo_link_map->l_name;
@@ -465,23 +434,19 @@ static const char *function_at(const struct link_map *map, uintptr_t address) {
     return NULL;
 }
 
-/* What was needed, or NULL at the library's start; and its offset in the original. */
+/* What was needed, and its offset in the original. */
 static void tell_missing(const Note *note, const char *file, const char *what, const char *name,
                          uint64_t offset) {
     Message message = {.count = 0};
     add(&message, "negativa: ");
     add(&message, file);
     add(&message, ": ");
-    if (what) {
-        add(&message, what);
-        if (name) add(&message, " of ");
-        if (name) add(&message, name);
-        add(&message, " at offset ");
-        add_hex(&message, offset);
-        add(&message, " of the original was taken out, and is needed now; its spare ");
-    } else {
-        add(&message, "code was taken out, and its spare ");
-    }
+    add(&message, what);
+    if (name) add(&message, " of ");
+    if (name) add(&message, name);
+    add(&message, " at offset ");
+    add_hex(&message, offset);
+    add(&message, " of the original was taken out, and is needed now; its spare ");
     add(&message, text_of(note, note->spare));
     add(&message, " can't be used: it is missing, of another version or of another user, or others may "
                   "write to it or to its folder. ");
@@ -642,20 +607,6 @@ static long put_missing(const Library *library, const char *from, uintptr_t page
     return done;
 }
 
-static void start_library(const Note *note);
-
-/* Fills the slot through which a library's DT_INIT calls. */
-static bool fill_slot(uintptr_t slot) {
-    uintptr_t page = slot & -(uintptr_t)PAGE;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    long made = map(0, PAGE, PROT_READ | PROT_WRITE, flags, -1);
-    if (failed(made)) return false;
-    *(uintptr_t *)((uintptr_t)made + slot - page) = (uintptr_t)start_library;
-    call3(SYS_mprotect, made, PAGE, PROT_READ);
-    int move = MREMAP_MAYMOVE | MREMAP_FIXED;
-    return !failed(call6(SYS_mremap, made, PAGE, PAGE, move, (long)page, 0));
-}
-
 /* Protection keys: linux/pkeys(7); the others are in faults.h. */
 enum { FAULT_KEY = 32 };
 
@@ -681,7 +632,6 @@ static bool bring_back(uintptr_t address, unsigned long error, int si_code) {
     const Note *note = note_of(&found);
     if (note == NULL || error & FAULT_KEY) return false;
     uintptr_t base = found.dlfo_link_map->l_addr;
-    if (address == base + note->slot && !(error & FAULT_WRITE)) return fill_slot(address);
     Library *library = library_of(note, &found);
     const Hole *hole = library ? hole_at(note, address - base) : NULL;
     if (hole == NULL || (error & FAULT_EXEC && !(hole->protection & PROT_EXEC)) ||
@@ -849,49 +799,6 @@ static int patch_object(struct dl_phdr_info *info, size_t size, void *data) {
 
 /* ---- Starts ---- */
 
-/* Called by the stub in a library's DT_INIT: on its stack, under the loader's lock. */
-static void start_library(const Note *note) {
-    struct dl_find_object found;
-    if (find_object((void *)note, &found) != 0) return;
-    const char *file = found.dlfo_link_map->l_name;
-    uintptr_t base = found.dlfo_link_map->l_addr;
-    Library *library = library_of(note, &found);
-    if (library == NULL) _exit(127);
-    if (note->flags & MISSING_IS_ERROR && !atomic_load(&library->reserve)) {
-        tell_missing(note, file, NULL, NULL, 0);
-        _exit(127);
-    }
-    /* The gaps are still parts of the library's first mapping, inaccessible. A debugger would see
-     * other bytes of the file there. Pages that other starts needed already stay. */
-    const Hole *holes = (const Hole *)((const char *)note + note->holes);
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-    uint64_t mask = enter();
-    if (atomic_load(&library->misses) == 0)
-        for (uint32_t i = 0; i < note->hole_count; i++)
-            map(base + holes[i].start, holes[i].end - holes[i].start, PROT_NONE, flags, -1);
-    leave(mask);
-}
-
-/* Another copy of this file, of another folder, may be at work in this process. If it is of an earlier
- * version, it does not know our libraries: then both work, and its handler calls ours as the program's
- * (see faults.h). */
-EXPORT int negativa_spare_version = 0;
-
-/* Not by dlopen: at a program's start that would run libc's constructor, without the environment. */
-static int collect_copy(struct dl_phdr_info *info, size_t size, void *working) {
-    (void)size;
-    const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    struct dl_find_object found;
-    if (slash == NULL || strcmp(slash + 1, "libnegativa_spare.so") != 0 ||
-        find_object((void *)info->dlpi_addr, &found) != 0)
-        return 0;
-    Symbols all = symbols_of(found.dlfo_link_map);
-    for (uint32_t i = 1; i < all.count; i++)
-        if (strcmp(all.strings + all.symbols[i].st_name, "negativa_spare_version") == 0)
-            *(bool *)working = *(const int *)(info->dlpi_addr + all.symbols[i].st_value) >= VERSION;
-    return *(bool *)working;
-}
-
 static const char *variable(char **environment, const char *name) {
     size_t size = strlen(name);
     for (; !getauxval(AT_SECURE) && *environment; environment++)
@@ -902,7 +809,7 @@ static const char *variable(char **environment, const char *name) {
 
 static void refuse(const char *reason) {
     Message message = {.count = 0};
-    add(&message, "negativa: libraries without their unused code can't run here: ");
+    add(&message, "negativa: what libraries miss can't be logged here: ");
     add(&message, reason);
     say(&message);
     _exit(127);
@@ -917,10 +824,7 @@ __attribute__((constructor)) static void begin(int count, char **words, char **e
     void *in_libc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
     struct dl_find_object libc;
     if (find_object == NULL || in_libc == NULL || find_object(in_libc, &libc) != 0)
-        refuse("they need glibc 2.35 or newer");
-    bool working = false;
-    dl_iterate_phdr(collect_copy, &working);
-    if (working) return;
+        refuse("it needs glibc 2.35 or newer");
     spare_folder = variable(environment, "NEGATIVA_SPARE_DIR");
     log_folder = variable(environment, "NEGATIVA_SPARE_LOG");
     if (log_folder) mkdir(log_folder, 0777);
@@ -939,5 +843,4 @@ __attribute__((constructor)) static void begin(int count, char **words, char **e
         sigdelset(&action.sa_mask, SIGSEGV);
         sigaction(number, &action, NULL);
     }
-    negativa_spare_version = VERSION;
 }

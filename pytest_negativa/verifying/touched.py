@@ -7,6 +7,7 @@ a hint: what it finds is given back, and proved like any other plan.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.planning.give_back import Part
 from pytest_negativa.processes.redirect import make_table, write_table
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, install_runtime
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.reconstruct import copy_path
 from pytest_negativa.spare.misses import LOG_SUFFIX, Misses, read_misses
-from pytest_negativa.spare.note import PAGE_SIZE, RUNTIME_NAME, runtime_library
+from pytest_negativa.spare.note import PAGE_SIZE, handler_library
 from pytest_negativa.verifying.verification import Verification
 
 _LOG_VARIABLE = "NEGATIVA_SPARE_LOG"
@@ -56,7 +57,7 @@ def find_touched(
     Returns:
         None if no library can be cut so.
     """
-    runtime = runtime_library()
+    handler = handler_library()
     wanted = {part.library for part in parts if part.code is None}
     libraries = [p for p in planned if p.plan.library.path in wanted]
     with tempfile.TemporaryDirectory(dir=verification.folder.folder, prefix="touched-") as name:
@@ -64,17 +65,22 @@ def find_touched(
         cut = {
             p.plan.library.path: done
             for p in libraries
-            if runtime and (done := _cut(p, folder / "copies", runtime))
+            if handler and (done := _cut(p, folder / "copies"))
         }
         if not cut:
             return None
         table, logs = folder / "table", folder / "logs"
         write_table(make_table(folder / "copies", list(cut)), table)
-        verification.run_once(RoundKind.TOUCH, tests, table, {_LOG_VARIABLE: str(logs)})
+        preloaded = os.environ.get("LD_PRELOAD")
+        logged = {
+            _LOG_VARIABLE: str(logs),
+            "LD_PRELOAD": f"{handler}:{preloaded}" if preloaded else str(handler),
+        }
+        verification.run_once(RoundKind.TOUCH, tests, table, logged)
         return _told(parts, libraries, cut, _read(logs))
 
 
-def _cut(planned: AnalyzedLibrary, copies: Path, runtime: Path) -> Cut | None:
+def _cut(planned: AnalyzedLibrary, copies: Path) -> Cut | None:
     """Write a copy without GPU code, and a spare; None: it can't be done."""
     library = planned.plan.library
     target = copy_path(copies, library.path)
@@ -83,18 +89,12 @@ def _cut(planned: AnalyzedLibrary, copies: Path, runtime: Path) -> Cut | None:
     code = sorted((span.start, span.end) for span in (*regions, *frames))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        install_runtime(runtime, copies.parent)
         done = cut_library(
             library.path,
             target,
             copies.parent,
             list(_between(code, library.size)),
-            # The loader takes all of the folder of copies for the originals' folders.
-            CutOptions(
-                min_hole=PAGE_SIZE,
-                folders=(str(copies.parent),),
-                runtime=str(copies.parent / RUNTIME_NAME),
-            ),
+            CutOptions(min_hole=PAGE_SIZE, folders=(str(copies.parent),)),
             code,
         )
     except (NegativaError, OSError):

@@ -27,7 +27,7 @@ from pytest_negativa.spare.misses import Miss, Misses, read_logs
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.compacting import needs_compiler, read, vaddr_of
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digest_field
 from tests.support.traces import header, records, write
@@ -48,7 +48,7 @@ def slim(site: Made, lock: Lock, spares: Path) -> None:
 
 
 @needs_compiler
-@needs_runtime
+@needs_stub
 @pytest.mark.slow
 def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     library_map = read(site.one)

@@ -14,11 +14,11 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
 from pytest_negativa.storage.records import shipped_schema
-from tests.support.cutting import OPTIONS, build_kit, needs_runtime
+from tests.support.cutting import OPTIONS, build_kit, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.sessions import Project
 
-pytestmark = needs_runtime
+pytestmark = needs_stub
 
 USE = """
 import ctypes, sys

@@ -21,7 +21,7 @@ from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
 from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
-from tests.support.cutting import build_kit, needs_runtime
+from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import DOCS, MULTIARCH
 from tests.support.sites import make_wheel
@@ -337,7 +337,7 @@ def test_a_list_that_is_none(vex: Vex, text: str, problem: str) -> None:
     assert result.exit_code == 1 and problem in result.stderr
 
 
-@needs_runtime
+@needs_stub
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "The CPU function of a CVE is in a spare, which brings it back", says="is in reach, and gives"

@@ -30,7 +30,7 @@ from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region, zstd_frame
 from tests.support.compacting import SHAPES, build, content, gpu_code, needs_compiler, plan_of
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.libraries import BIN, SHARED_OBJECTS
 from tests.support.slimmed import (
     check_left,
@@ -202,7 +202,7 @@ class TestHoles:
         assert removed.gone_bytes == done.gpu_code_removed > 5 * 4096
         assert (removed.elements, removed.stored_bytes) == (0, 0)
 
-    @needs_runtime
+    @needs_stub
     @pytest.mark.parametrize("kept", range(3))
     def test_frames_of_which_the_middle_is_in_a_spare(self, kept: int, tmp_path: Path) -> None:
         """The zeros of a hole would be an empty block every three bytes."""

@@ -12,10 +12,10 @@ import pytest
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.symbol_places import wrong_places
 
-pytestmark = [pytest.mark.real_libs, needs_runtime]
+pytestmark = [pytest.mark.real_libs, needs_stub]
 
 LIBRARIES = {
     "nvidia/cu13/lib/libcufft.so.12": "cufftGetVersion",

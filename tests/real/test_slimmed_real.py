@@ -11,7 +11,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.planning.without_trace import plan_for_devices
 from tests.support.compacting import plan_of
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.real import NEWEST, PINNED, Install
 from tests.support.slimmed import (
     check_left,
@@ -55,7 +55,7 @@ def test_thousands_of_regions(real_libs: Path, tmp_path: Path) -> None:
     assert removed.gone_bytes == done.gpu_code_removed
 
 
-@needs_runtime
+@needs_stub
 @pytest.mark.parametrize("packages", [PINNED, NEWEST], ids=["pinned", "newest"])
 def test_all_are_read_again_after_slimming_with_a_spare(
     packages: dict[str, str], install: Install, tmp_path: Path

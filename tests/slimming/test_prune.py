@@ -23,14 +23,14 @@ from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_alone,
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import Made
 from tests.support.sites import digests
 from tests.support.slim_rows import statuses
 
-pytestmark = [needs_compiler, needs_runtime]
+pytestmark = [needs_compiler, needs_stub]
 
 SM_80 = ComputeCapability(8, 0)
 

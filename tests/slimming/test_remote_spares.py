@@ -27,14 +27,14 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.published import publish
 from pytest_negativa.storage.urls import Url
 from tests.support.compacting import needs_compiler
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.mounts import in_namespace, read_only
 from tests.support.sites import digests
 from tests.support.stores import memory_url
 
-pytestmark = [needs_compiler, needs_runtime]
+pytestmark = [needs_compiler, needs_stub]
 
 READER = """
 import ctypes, hashlib, sys

@@ -45,7 +45,7 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import RUNTIME_NAME, runtime_library, trailer_offset
 from tests.support.compacting import SOURCE, build, needs_compiler
-from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
+from tests.support.cutting import PAGES, compile_library, needs_stub, trace_of
 from tests.support.faults import PlantedFault
 from tests.support.libraries import PLAIN
 from tests.support.made_site import HOST, ONE, TWO, Made
@@ -54,7 +54,7 @@ from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, snapshot, wrong_files
 from tests.support.slim_rows import statuses
 
-pytestmark = [needs_compiler, needs_runtime]
+pytestmark = [needs_compiler, needs_stub]
 
 DOCKERFILE = Path(__file__).parents[2] / "examples" / "docker" / "Dockerfile.spare"
 SM_80 = ComputeCapability(8, 0)

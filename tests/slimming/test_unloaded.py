@@ -28,11 +28,11 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
-from tests.support.cutting import PAGES, compile_library, needs_runtime, trace_of
+from tests.support.cutting import PAGES, compile_library, needs_stub, trace_of
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
 
-pytestmark = [needs_compiler, needs_runtime]
+pytestmark = [needs_compiler, needs_stub]
 
 OTHER = "other/libother.so"
 PAGES_NAME = "host/libpages.so"

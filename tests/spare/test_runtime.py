@@ -22,10 +22,10 @@ from pytest_negativa.spare import note as note_module
 from pytest_negativa.spare.misses import read_misses
 from pytest_negativa.spare.note import MAGIC, RUNTIME_NAME
 from tests.support.compiling import compile_c, compile_shared
-from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_runtime
+from tests.support.cutting import OPTIONS, Kit, build_kit, may_mount, needs_stub
 from tests.support.faults import PlantedFault
 
-pytestmark = needs_runtime
+pytestmark = needs_stub
 
 RUNTIME_SOURCE = Path(note_module.__file__).with_name("runtime.c")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
-from tests.support.cutting import OPTIONS, Kit, may_mount, needs_runtime
+from tests.support.cutting import OPTIONS, Kit, may_mount, needs_stub
 from tests.support.faults import PlantedFault
 
-pytestmark = needs_runtime
+pytestmark = needs_stub
 
 LIBPYTHON = Path(
     sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""

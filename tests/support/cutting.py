@@ -18,15 +18,15 @@ from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, Hos
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.slimming.manifest import digest_of
-from pytest_negativa.spare.note import runtime_library
+from pytest_negativa.spare.note import why_no_stub
 from tests.support.compiling import SOURCES, compile_c
 
 CXX = shutil.which("g++")
 PAGES = 200
 OPTIONS = CutOptions(min_hole=4096)
 
-needs_runtime = pytest.mark.skipif(
-    runtime_library() is None or CXX is None, reason="needs the spare's runtime and a C++ compiler"
+needs_stub = pytest.mark.skipif(
+    why_no_stub() is not None or CXX is None, reason="needs the code that maps spares, and a C++ compiler"
 )
 
 

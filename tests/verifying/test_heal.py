@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cutting import needs_runtime
+from tests.support.cutting import needs_stub
 from tests.support.verified import VerifiedProject, spawn
 
 # Payloads of libquickstart.so that an H200 does not load: sm_75 and sm_80 of the first region,
@@ -87,7 +87,7 @@ def test_what_is_needed_is_found_and_kept(
 
 
 @pytest.mark.slow
-@needs_runtime
+@needs_stub
 def test_pages_tell_at_once_what_is_needed(tmp_path: Path) -> None:
     """20 elements, each first on its page: one run to see them, one to try them."""
     starts = (20120, 30624, 35448, 39408, 43448, 46168, 51600, 57264, 60992, 64672)

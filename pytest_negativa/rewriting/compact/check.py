@@ -33,7 +33,7 @@ _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _REGION_HEADER_SIZE = 16
 _PT_LOAD, _PT_NULL, _PT_PHDR = 1, 0, 6
 _PF_X = 1
-_SHT_NULL, _SHT_DYNAMIC, _SHT_NOBITS = 0, 6, 8
+_SHT_NULL, _SHT_RELA, _SHT_DYNAMIC, _SHT_NOBITS = 0, 4, 6, 8
 _SHF_ALLOC, _SHF_TLS = 0x2, 0x400
 # Names of sections that may go, bytes of the longest, and the row without a name.
 _STRIPPED = r"(\.symtab|\.strtab|\.debug.*)?"
@@ -159,7 +159,7 @@ def misplaced_section(original: ByteSource, result: ByteSource) -> str | None:
 
     Tools take st_value - sh_addr + sh_offset for a symbol's place in the file. So a loaded section
     has its address and size, and all of its bytes; or none, and lies past the end of the file.
-    ld.so's own section and its strings may move: they hold no symbol.
+    ld.so's own section, its strings and relocations may move: they hold no symbol.
     """
     before, after = _section_headers(original), _section_headers(result)
     loads = sorted((s for s in read_segments(result) if s.type == _PT_LOAD), key=_vaddr)
@@ -167,7 +167,12 @@ def misplaced_section(original: ByteSource, result: ByteSource) -> str | None:
         number for i, row in enumerate(before) if row[1] == _SHT_DYNAMIC for number in (i, row[6])
     }
     for index, (was, now) in enumerate(zip(before, after, strict=False)):
-        if index in moved or was[2] & (_SHF_ALLOC | _SHF_TLS) != _SHF_ALLOC or not was[5]:
+        if (
+            index in moved
+            or was[1] == _SHT_RELA
+            or was[2] & (_SHF_ALLOC | _SHF_TLS) != _SHF_ALLOC
+            or not was[5]
+        ):
             continue
         where = f"section {index} at {was[3]:#x}"
         if (now[3], now[5]) != (was[3], was[5]):

@@ -1,14 +1,13 @@
-"""Cuts code out of a library: its pages lie in a spare, and come back when they are touched.
+"""Cuts code out of a library: its pages lie in a spare, which the library maps when it is loaded.
 
-The library keeps every address. The pages that go leave gaps in its segments, which ld.so maps
-without access. Three segments are new, behind the others: the note with the dynamic strings, a
-stub, and the dynamic section. The dynamic section names the runtime (``spare/runtime.c``) as the
-first dependency, and the stub as the start of the library (``DT_INIT``). Between them lies a page
-that is never in the file: the slot that the stub calls through.
+The library keeps every address. The pages that go leave gaps in its segments. While ld.so relocates
+the library, a stub (``spare/stub.c``) maps the spare into them; from then on the kernel brings the
+pages in. Four segments are new, behind the others: the note with the dynamic strings and the
+relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
+type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables and GPU code may go: programs and the driver read these by loads, which
-fault. A system call that reads a missing page fails instead of faulting, so constants stay. GPU
-code may lie in data that programs write to (``.ldata`` of cuFFT). Its pages come back as copies.
+Only code, unwind tables and GPU code may go, and the tables that got a new place. GPU code may lie
+in data that programs write to (``.ldata`` of cuFFT).
 """
 
 from __future__ import annotations
@@ -18,22 +17,25 @@ import dataclasses
 import itertools
 import os
 import stat
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import (
-    DF_1_INITFIRST,
     DF_TEXTREL,
     DT_FLAGS,
-    DT_FLAGS_1,
-    DT_INIT,
+    DT_JMPREL,
     DT_NEEDED,
     DT_NULL,
+    DT_PLTRELSZ,
+    DT_RELA,
+    DT_RELACOUNT,
+    DT_RELAENT,
+    DT_RELASZ,
     DT_STRSZ,
     DT_STRTAB,
+    DT_SYMTAB,
     DT_TEXTREL,
     DYN,
     EM_X86_64,
@@ -44,9 +46,12 @@ from pytest_negativa.gpucode.elf_tables import (
     PT_LOAD,
     PT_NULL,
     PT_PHDR,
+    R_X86_64_IRELATIVE,
+    RELA,
     SHT_DYNAMIC,
     DynamicEntry,
     ProgramHeader,
+    Relocation,
     SectionHeader,
     string_at,
 )
@@ -56,8 +61,7 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
-    defined_allocator,
-    has_resolvers,
+    exports_resolvers,
     read_dynamic,
     read_guards,
     refuse_programs,
@@ -83,15 +87,18 @@ from pytest_negativa.rewriting.layout import (
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PAGE_SIZE,
-    RUNTIME_NAME,
+    PROBLEMS,
     SPARE_FOLDER,
+    STUB_SECOND,
+    STUB_START,
     Hole,
     Kept,
     Note,
+    StubParameters,
     Trailer,
-    runtime_library,
+    stub_for,
     trailer_offset,
-    why_no_runtime,
+    why_no_stub,
 )
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.attributes import copy_metadata
@@ -99,12 +106,12 @@ from pytest_negativa.storage.attributes import copy_metadata
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
 _CODE = b".text"
-# endbr64; push rdi, rsi, rdx; lea rdi, [note]; call [slot]; pop rdx, rsi, rdi; jmp init or ret.
-_STUB = bytes.fromhex("f30f1efa 57 56 52 488d3d 00000000 ff15 00000000 5a 5e 5f")
-_STUB_NOTE, _STUB_SLOT = 10, 16
-_JUMP, _RETURN = b"\xe9", b"\xc3"
+# Of their tables, the library has new ones.
+_MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
 _MUSL, _OTHER_LIBCS = b"libc.musl-", {b"libc.so", b"libc.so.0"}
+# More than the stub has; a test looks.
+_STUB_ROOM = PAGE_SIZE
 _REMEDY = "Put the spare beside the library, or put the original back."
 
 
@@ -119,12 +126,9 @@ class CutOptions:
         min_gain: bytes; a library that would shrink by less stays as it is. None: any may grow.
         name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
-        missing_is_error: the library refuses to start without its spare.
         remedy: a sentence for the message of a missing spare.
         load_check: load the result in a child process.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
-        runtime: what the library names as its dependency. A library that is loaded under the name
-            of another one can't look beside itself.
     """
 
     min_hole: int = 16 << 10
@@ -132,11 +136,9 @@ class CutOptions:
     min_gain: int | None = None
     name: str | None = None
     folders: tuple[str, ...] = ()
-    missing_is_error: bool = False
     remedy: str = _REMEDY
     load_check: bool = False
     takes_place: bool = False
-    runtime: str = f"$ORIGIN/{RUNTIME_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +174,30 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """The new segments: their addresses, and the dynamic section.
+    """The new segments: their addresses, and what they hold.
 
     Attributes:
-        note, stub, slot, dynamic: addresses.
-        strings: address of the dynamic strings, behind the note.
-        string_bytes: the strings.
-        runtime: offset in the strings of the runtime's name.
-        init: address of the library's own start, or None.
+        note: address of the note, and of the segment with it.
+        strings, relocations: addresses of these tables, behind the note.
+        string_bytes, relocation_bytes: the tables.
+        stub: address of the stub.
+        dynamic: address of the dynamic section, with two words behind it.
+        dynamic_bytes: the section.
+        headers: address of the program headers.
+        messages: offsets in the strings, see ``StubParameters``.
     """
 
     note: int
     strings: int
-    stub: int
-    slot: int
-    dynamic: int
     string_bytes: bytes
-    runtime: int
-    init: int | None
+    relocations: int
+    relocation_bytes: bytes
+    jump_slots: int
+    stub: int
+    dynamic: int
+    dynamic_bytes: bytes
+    headers: int
+    messages: tuple[int, ...]
 
 
 def cut_library(
@@ -202,7 +210,7 @@ def cut_library(
 ) -> Cut:
     """Write a library without the pages that nothing needs, and the spare that holds them.
 
-    The spare gets its name first, then the runtime beside the library, then the library.
+    The spare gets its name first, then the library.
 
     Args:
         path: the original; it is only read.
@@ -256,7 +264,6 @@ def foresee_cut(
 class _Design:
     """A cut library before it is written."""
 
-    runtime: Path
     sha256: str
     holes: tuple[Range, ...]
     note: Note
@@ -270,9 +277,8 @@ def _design(
     options: CutOptions,
     containers: Iterable[Range],
 ) -> _Design:
-    runtime = runtime_library()
-    if runtime is None:
-        raise CannotCompactError(source.path, why_no_runtime())
+    if (reason := why_no_stub()) is not None:
+        raise CannotCompactError(source.path, reason)
     tables = read_tables(source)
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
@@ -288,14 +294,11 @@ def _design(
         original=bytes.fromhex(sha256),
         original_size=source.size,
         holes=tuple(_hole_rows(tables, holes)),
-        slot=0,
         name=options.name or os.path.basename(source.path),  # noqa: PTH119
         folders=options.folders,
         remedy=options.remedy,
-        missing_is_error=options.missing_is_error,
     )
-    addition = _place_addition(source, tables, dynamic, len(note.pack()), options.runtime)
-    note = dataclasses.replace(note, slot=addition.slot)
+    addition = _place_addition(source, tables, dynamic, note)
     builder = LayoutBuilder()
     for start, end in pages.kept:
         builder.append_copy(start, end)
@@ -309,7 +312,6 @@ def _design(
         )
     trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, pages)))
     return _Design(
-        runtime=runtime,
         sha256=sha256,
         holes=tuple(holes),
         note=note,
@@ -342,7 +344,6 @@ def _write(
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         with _naming(named):
             new_spare.publish(durable=True)
-        install_runtime(design.runtime, target.parent)
         if options.load_check:
             variables = {SPARE_FOLDER: str(spares)}
             checked = check_loading(source, read_tables(source), new_library.path(), variables)
@@ -375,25 +376,8 @@ def _naming(folder: Path) -> Iterator[None]:
         raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
 
 
-def install_runtime(runtime: Path, folder: Path) -> None:
-    """Put the runtime beside a cut library, where its dependency looks for it.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    data = runtime.read_bytes()
-    target = folder / RUNTIME_NAME
-    if target.is_file() and target.read_bytes() == data:
-        return
-    with new_file(target) as new:
-        with os.fdopen(os.dup(new.fd), "wb") as file:
-            file.write(data)
-        os.fchmod(new.fd, 0o755)
-        new.publish(durable=True)
-
-
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:
-    """Refuse libraries whose code the runtime can't bring back.
+    """Refuse libraries that can't map their spare.
 
     Raises:
         CannotCompactError: see above.
@@ -404,23 +388,17 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
         raise CannotCompactError(source.path, "is for another machine than x86-64")
     refuse_programs(source, tables)
     refuse_unnamed_data(source, tables)
-    if dynamic.get(DT_FLAGS_1, 0) & DF_1_INITFIRST:
-        raise CannotCompactError(source.path, "starts before its dependencies (DF_1_INITFIRST)")
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
     for name in _needed_names(source, tables, dynamic):
         if name in _OTHER_LIBCS or name.startswith(_MUSL):
             raise CannotCompactError(
                 source.path,
-                f"needs {name.decode(errors='replace')}, and pages come back in glibc only",
+                f"needs {name.decode(errors='replace')}, and only glibc's ld.so calls the stub",
             )
-    if (function := defined_allocator(source, tables)) is not None:
+    if exports_resolvers(source, tables):
         raise CannotCompactError(
-            source.path, f"defines {function}, which ld.so calls before a page can come back"
-        )
-    if has_resolvers(source, tables):
-        raise CannotCompactError(
-            source.path, "its code runs while it is relocated (IFUNC), before a page can come back"
+            source.path, "exports an IFUNC, whose code ld.so may run before the spare is mapped"
         )
 
 
@@ -482,23 +460,23 @@ def find_holes(
         raise CannotCompactError(source.path, "relocations write to pages that are read-only")
     holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
     if holes:
-        strings = _old_strings(tables, dynamic, holes, guards)
-        holes = sorted((*holes, *(s for s in strings if s[1] - s[0] >= options.min_hole)))
+        moved = _old_tables(tables, dynamic, holes, guards)
+        holes = sorted((*holes, *(s for s in moved if s[1] - s[0] >= options.min_hole)))
     while holes and (excess := _count_loads(tables, holes) - options.max_loads) > 0:
         holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
         holes = sorted(holes[excess:])
     return holes
 
 
-def _old_strings(
+def _old_tables(
     tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range], guards: Guards
 ) -> Iterator[Range]:
-    """The whole pages of the dynamic strings outside of the holes: the strings get a new place.
+    """The whole pages outside of the holes of the tables that get a new place.
 
     Tools that edit libraries, such as patchelf, put them into data that programs write to.
     """
     for section in tables.sections:
-        if section.sh_addr != dynamic.get(DT_STRTAB):
+        if not _is_moved(section, dynamic):
             continue
         for load in tables.loads:
             writable = bool(load.p_flags & PF_W)
@@ -547,9 +525,13 @@ def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) 
 
 
 def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> bool:
-    # The dynamic strings get a new place, so nothing needs the old one.
-    moved = section.sh_addr == dynamic.get(DT_STRTAB)
-    return name in _NAMES or name == _CODE or name.startswith(_CODE + b".") or moved
+    code = name == _CODE or name.startswith(_CODE + b".")
+    return code or name in _NAMES or _is_moved(section, dynamic)
+
+
+def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
+    """Whether nothing needs the old place of a section: its table gets a new one."""
+    return section.loaded and section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
 
 
 def _count_loads(tables: ElfTables, holes: Sequence[Range]) -> int:
@@ -581,54 +563,82 @@ def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
 
 
 def _place_addition(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note_size: int, runtime: str
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note: Note
 ) -> _Addition:
     strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    place = len(strings)
-    strings += runtime.encode() + b"\0"
-    note = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
-    string_address = note + -(-note_size // 16) * 16
-    stub = _up(string_address + len(strings))
+    messages = []
+    for problem in PROBLEMS:
+        messages.append(len(strings))
+        text = f"[negativa] its spare {note.spare_name} {problem}. {note.remedy}"
+        strings += text.encode() + b"\0"
+    start = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
+    string_address = start + _word(len(note.pack()))
+    relocations = string_address + _word(len(strings))
+    rows, before, jump_slots = _relocations(source, tables, dynamic)
+    stub = _up(relocations + len(rows) + 2 * RELA.size)
+    dynamic_address = _up(stub + _STUB_ROOM)
+    section = _dynamic_section(
+        source,
+        {
+            DT_STRTAB: string_address,
+            DT_STRSZ: len(strings),
+            DT_RELA: relocations,
+            DT_RELASZ: dynamic.get(DT_RELASZ, 0) + 2 * RELA.size,
+            DT_RELAENT: RELA.size,
+            **({DT_JMPREL: relocations + jump_slots} if DT_JMPREL in dynamic else {}),
+            DT_NEGATIVA_NOTE: start,
+        },
+        next(s for s in tables.segments if s.p_type == PT_DYNAMIC),
+    )
+    own = b"".join(
+        RELA.pack(Relocation(dynamic_address + len(section) + at, R_X86_64_IRELATIVE, stub + place))
+        for at, place in ((0, STUB_START), (8, STUB_SECOND))
+    )
     return _Addition(
-        note=note,
+        note=start,
         strings=string_address,
-        stub=stub,
-        slot=stub + PAGE_SIZE,
-        dynamic=stub + 2 * PAGE_SIZE,
         string_bytes=strings,
-        runtime=place,
-        init=dynamic.get(DT_INIT) or None,
+        relocations=relocations,
+        relocation_bytes=rows[:before] + own + rows[before:],
+        jump_slots=jump_slots,
+        stub=stub,
+        dynamic=dynamic_address,
+        dynamic_bytes=section,
+        headers=_up(dynamic_address + len(section) + 16),
+        messages=tuple(messages),
     )
 
 
-def _dynamic_section(
-    source: ByteSource, segment: ProgramHeader, dynamic: dict[int, int], addition: _Addition
-) -> bytes:
-    changed = {
-        DT_STRTAB: addition.strings,
-        DT_STRSZ: len(addition.string_bytes),
-        DT_INIT: addition.stub,
-    }
-    rows = [DynamicEntry(DT_NEEDED, addition.runtime)]
+def _relocations(
+    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
+) -> tuple[bytes, int, int]:
+    """All relocations in one piece; the place for ours; that of the jump slots, ours counted.
+
+    Ours come before all others that call functions, since those may lie in gaps. glibc before 2.23
+    takes jump slots that lie directly behind the others for a part of them, so all stay together.
+    """
+    rows = jumps = b""
+    if DT_RELA in dynamic:
+        rows = read_at(source, tables, dynamic[DT_RELA], dynamic.get(DT_RELASZ, 0))
+    before = dynamic.get(DT_RELACOUNT, 0) * RELA.size
+    inside = dynamic.get(DT_JMPREL, 0) - dynamic.get(DT_RELA, 0)
+    if DT_RELA in dynamic and 0 <= inside < len(rows):
+        return rows, before, inside + (2 * RELA.size if inside >= before else 0)
+    if DT_JMPREL in dynamic:
+        jumps = read_at(source, tables, dynamic[DT_JMPREL], dynamic.get(DT_PLTRELSZ, 0))
+    return rows + jumps, before, len(rows) + 2 * RELA.size
+
+
+def _dynamic_section(source: ByteSource, changed: dict[int, int], segment: ProgramHeader) -> bytes:
+    rows = []
     size = segment.p_filesz - segment.p_filesz % DYN.size
     for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
         if row.d_tag == DT_NULL:
             break
-        rows.append(DynamicEntry(row.d_tag, changed.get(row.d_tag, row.d_val)))
-    if DT_INIT not in dynamic:
-        rows.append(DynamicEntry(DT_INIT, addition.stub))
-    rows += [DynamicEntry(DT_NEGATIVA_NOTE, addition.note), DynamicEntry(DT_NULL, 0)]
-    return b"".join(DYN.pack(row) for row in rows)
-
-
-def _stub(addition: _Addition) -> bytes:
-    code = bytearray(_STUB)
-    for place, address in ((_STUB_NOTE, addition.note), (_STUB_SLOT, addition.slot)):
-        struct.pack_into("<i", code, place, address - (addition.stub + place + 4))
-    if addition.init is None:
-        return bytes(code) + _RETURN
-    behind = addition.stub + len(code) + len(_JUMP) + 4
-    return bytes(code) + _JUMP + struct.pack("<i", addition.init - behind)
+        if row.d_tag not in changed:
+            rows.append(row)
+    rows += [DynamicEntry(*row) for row in changed.items()]
+    return b"".join(DYN.pack(row) for row in (*rows, DynamicEntry(DT_NULL, 0)))
 
 
 def _append_tables(
@@ -639,39 +649,74 @@ def _append_tables(
     note: Note,
     addition: _Addition,
 ) -> None:
-    dynamic_segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
-    packed = note.pack()
-    texts = packed.ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
-    dynamic = _dynamic_section(source, dynamic_segment, read_dynamic(source, tables), addition)
+    texts = note.pack().ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
+    texts = texts.ljust(addition.relocations - addition.note, b"\0") + addition.relocation_bytes
+    others: list[ProgramHeader] = []
+    for segment in tables.segments:
+        if segment.p_type == PT_LOAD:
+            others += _load_headers(segment, pages, note)
+        elif segment.p_type not in (PT_NULL, PT_PHDR):
+            others.append(segment._replace(p_offset=pages.nearest_offset(segment.p_offset)))
+    symbols = read_dynamic(source, tables)[DT_SYMTAB]
+    around = next(
+        s for s in others if s.p_type == PT_LOAD and s.p_vaddr <= symbols < s.p_vaddr + s.p_filesz
+    )
+    first = around.p_vaddr - around.p_vaddr % PAGE_SIZE
+    stub = stub_for(
+        StubParameters(
+            own=addition.stub,
+            note=addition.note,
+            symbols=symbols,
+            symbols_start=first,
+            symbols_size=_up(around.p_vaddr + around.p_filesz) - first,
+            headers=addition.headers,
+            header_count=len(others) + 4,
+            messages=addition.messages,
+        )
+    )
+    assert len(stub) <= _STUB_ROOM
     new: list[ProgramHeader] = []
     for flags, address, data in (
         (PF_R, addition.note, texts),
-        (PF_R | PF_X, addition.stub, _stub(addition)),
-        (PF_R | PF_W, addition.dynamic, dynamic),
+        (PF_R | PF_X, addition.stub, stub),
+        (PF_R | PF_W, addition.dynamic, addition.dynamic_bytes + bytes(16)),
     ):
         offset, size = builder.append(data, PAGE_SIZE), len(data)
         new.append(ProgramHeader(PT_LOAD, flags, offset, address, address, size, size, PAGE_SIZE))
     texts_load, _, dynamic_load = new
-    segments: list[ProgramHeader] = []
-    for segment in tables.segments:
-        if segment.p_type == PT_LOAD:
-            segments += _load_headers(segment, pages, note)
-        elif segment.p_type == PT_DYNAMIC:
-            segments.append(dynamic_load._replace(p_type=PT_DYNAMIC, p_align=8))
-        elif segment.p_type not in (PT_NULL, PT_PHDR):
-            segments.append(segment._replace(p_offset=pages.nearest_offset(segment.p_offset)))
+    segments = [
+        dynamic_load._replace(
+            p_type=PT_DYNAMIC,
+            p_filesz=len(addition.dynamic_bytes),
+            p_memsz=len(addition.dynamic_bytes),
+            p_align=8,
+        )
+        if segment.p_type == PT_DYNAMIC
+        else segment
+        for segment in others
+    ]
+    dynamic = read_dynamic(source, tables)
+    places = {
+        dynamic[DT_STRTAB]: (addition.strings, len(addition.string_bytes)),
+        dynamic.get(DT_RELA): (
+            addition.relocations, dynamic.get(DT_RELASZ, 0) + 2 * RELA.size,
+        ),
+        dynamic.get(DT_JMPREL): (
+            addition.relocations + addition.jump_slots, dynamic.get(DT_PLTRELSZ, 0),
+        ),
+    }  # fmt: skip
     moved = {}
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_DYNAMIC:
             moved[index] = section._replace(
-                sh_addr=addition.dynamic, sh_offset=dynamic_load.p_offset, sh_size=len(dynamic)
+                sh_addr=addition.dynamic,
+                sh_offset=dynamic_load.p_offset,
+                sh_size=len(addition.dynamic_bytes),
             )
-            strings = tables.sections[section.sh_link]
-            moved[section.sh_link] = strings._replace(
-                sh_addr=addition.strings,
-                sh_offset=texts_load.p_offset + addition.strings - addition.note,
-                sh_size=len(addition.string_bytes),
-            )
+        elif _is_moved(section, dynamic):
+            address, size = places[section.sh_addr]
+            offset = texts_load.p_offset + address - addition.note
+            moved[index] = section._replace(sh_addr=address, sh_offset=offset, sh_size=size)
     append_headers(
         builder,
         source,
@@ -681,6 +726,7 @@ def _append_tables(
         strip=True,
         moved=moved,
         spare=note.spare_name,
+        loaded_at=addition.headers,
     )
 
 
@@ -722,6 +768,10 @@ def _spare_layout(source: ByteSource, trailer: Trailer) -> FileLayout:
     data = trailer.pack()
     start = trailer_offset(source.size)
     return FileLayout(tuple(copies), Edits.of(start + len(data), [Patch(start, data)]))
+
+
+def _word(value: int) -> int:
+    return -(-value // 16) * 16
 
 
 def _up(value: int) -> int:

@@ -75,7 +75,7 @@ class _Checker:
             self._check_load(load, new)
         end = max(load.vaddr + load.memory_size for load in loads)
         added = [s for s in new if s.vaddr >= end]
-        if len(added) != 3 or sum(s.memory_size for s in new) - sum(
+        if len(added) != 4 or sum(s.memory_size for s in new) - sum(
             s.memory_size for s in added
         ) + sum(hole.end - hole.start for hole in self._note.holes) != sum(
             s.memory_size for s in loads

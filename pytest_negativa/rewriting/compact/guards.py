@@ -65,14 +65,12 @@ from pytest_negativa.gpucode.elf_tables import (
     STT_SECTION,
     STT_TLS,
     SYM,
-    string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 _FUNCTIONS = {STT_FUNC, STT_GNU_IFUNC}
-_ALLOCATOR = {b"malloc", b"calloc", b"realloc", b"free"}
 
 # Tables of the loader, with the tag that holds their size if there is one.
 _TABLES = {
@@ -87,8 +85,6 @@ _ANDROID = {0x6000000F, 0x60000011, 0x6FFFE000}
 # (R_X86_64_TLSDESC, R_AARCH64_TLSDESC).
 _WORD = 8
 _TLS_DESCRIPTORS = {36, 1031}
-# R_X86_64_IRELATIVE
-_IRELATIVE = 37
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,42 +163,14 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
     )
 
 
-def has_resolvers(source: ByteSource, tables: ElfTables) -> bool:
-    """Whether code of the library runs while it is relocated (IFUNC), before it is started.
+def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:
+    """Whether code of the library (IFUNC) runs when a symbol of it is looked up.
 
     Raises:
         CannotCompactError, FormatError: see ``read_guards``.
     """
-    dynamic = read_dynamic(source, tables)
-    for tag, size_tag in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
-        data = (
-            read_at(source, tables, dynamic[tag], dynamic.get(size_tag, 0))
-            if tag in dynamic
-            else b""
-        )
-        whole = memoryview(data)[: len(data) - len(data) % RELA.size]
-        # The type is the lower half of r_info.
-        if _IRELATIVE in whole.cast("I")[2 :: RELA.size // 4].tolist():
-            return True
-    symbols = _defined_symbols(source, tables, dynamic)
+    symbols = _defined_symbols(source, tables, read_dynamic(source, tables))
     return any(kind == STT_GNU_IFUNC for kind, _, _ in symbols)
-
-
-def defined_allocator(source: ByteSource, tables: ElfTables) -> str | None:
-    """A function of the allocator that the library defines; None if it defines none.
-
-    ld.so calls them (elf/dl-minimal.c) before it starts any library.
-
-    Raises:
-        CannotCompactError, FormatError: see ``read_guards``.
-    """
-    dynamic = read_dynamic(source, tables)
-    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    for symbol in SYM.iter_unpack(_dynamic_symbols(source, tables, dynamic)):
-        name = string_at(strings, symbol.st_name)
-        if name is not None and name in _ALLOCATOR and symbol.st_shndx != SHN_UNDEF:
-            return name.decode()
-    return None
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
+    PF_R,
     PF_X,
     PHDR,
     PT_GNU_STACK,
@@ -104,6 +105,7 @@ def append_headers(
     strip: bool,
     moved: Mapping[int, SectionHeader] | None = None,
     spare: str | None = None,
+    loaded_at: int | None = None,
 ) -> NewTables:
     """As ``append_tables``, for program headers that are made already.
 
@@ -113,8 +115,17 @@ def append_headers(
         segments: the new program headers.
         moved: headers of loaded sections that have got another address, by index.
         spare: name of the file that has the rest, if there is one.
+        loaded_at: address of the program headers, which get a segment of their own; None: they are
+            not loaded.
     """
     new = NewTables(segments)
+    if loaded_at is not None:
+        place = -(-builder.size // pages.page_size) * pages.page_size
+        size = PHDR.size * (len(segments) + 1)
+        load = ProgramHeader(
+            PT_LOAD, PF_R, place, loaded_at, loaded_at, size, size, pages.page_size
+        )
+        new.segments = (*segments, load)
     phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), pages.page_size)
     shoff = names_index = 0
     if tables.sections:

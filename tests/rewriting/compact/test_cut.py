@@ -22,9 +22,9 @@ from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from tests.support.compiling import compile_shared
-from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_runtime
+from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
 
-pytestmark = needs_runtime
+pytestmark = needs_stub
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from tests.support.compacting import build, needs_compiler, plan_of, read
-from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_runtime
+from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
 from tests.support.libraries import SHARED_OBJECTS
 from tests.support.symbol_places import places, wrong_places
 
@@ -70,7 +70,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return build_kit(tmp_path_factory.mktemp("kit"))
 
 
-@needs_runtime
+@needs_stub
 class TestCut:
     @pytest.mark.parametrize("needed", NEEDED)
     def test_functions(self, kit: Kit, needed: str, tmp_path: Path) -> None:
