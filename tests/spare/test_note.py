@@ -23,11 +23,9 @@ NOTE = Note(
     original=bytes(range(32)),
     original_size=123_456,
     holes=(Hole(0x4000, 0x8000, 0x3000, 5), Hole(0x9000, 0xA000, 0x8000, 1)),
-    slot=0x21000,
     name="libé.so",
     folders=("/one", "/two folders"),
     remedy="Do something.",
-    missing_is_error=True,
 )
 TRAILER = Trailer(NOTE.pair, NOTE.original, NOTE.original_size, (Kept(4096, 8192, 4096),))
 
@@ -49,7 +47,7 @@ def test_the_pair_knows_the_original_and_the_holes() -> None:
         dataclasses.replace(NOTE, holes=NOTE.holes[:1]),
     )
     assert len({NOTE.pair, *(other.pair for other in others)}) == 3
-    assert dataclasses.replace(NOTE, slot=0, folders=()).pair == NOTE.pair
+    assert dataclasses.replace(NOTE, folders=()).pair == NOTE.pair
 
 
 @given(st.data())

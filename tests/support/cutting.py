@@ -18,7 +18,7 @@ from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, Hos
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.slimming.manifest import digest_of
-from pytest_negativa.spare.note import why_no_stub
+from pytest_negativa.spare.note import handler_library, why_no_stub
 from tests.support.compiling import SOURCES, compile_c
 
 CXX = shutil.which("g++")
@@ -26,8 +26,14 @@ PAGES = 200
 OPTIONS = CutOptions(min_hole=4096)
 
 needs_stub = pytest.mark.skipif(
-    why_no_stub() is not None or CXX is None, reason="needs the code that maps spares, and a C++ compiler"
+    why_no_stub() is not None or CXX is None,
+    reason="needs the code that maps spares, and a C++ compiler",
 )
+
+
+def logged(logs: Path | str) -> dict[str, str]:
+    """Variables with which the handler serves and logs what a program misses."""
+    return {"NEGATIVA_SPARE_LOG": str(logs), "LD_PRELOAD": str(handler_library())}
 
 
 def compile_library(folder: Path, *flags: str, pages: int = PAGES) -> Path:

@@ -57,7 +57,6 @@ def damage(path: Path, offset: int) -> None:
 def test_most_of_a_library_goes_and_comes_back_by_undo(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     assert cut.size_after < cut.size_before / 5
     assert cut.spare.stat().st_blocks * 512 < cut.size_before * 1.1
-    assert (tmp_path / "libnegativa_spare.so").stat().st_mode & 0o777 == 0o755
     rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == kit.library.read_bytes()
 
@@ -135,7 +134,7 @@ def test_readers_of_elf_files_take_it(cut: Cut) -> None:
         assert done.stderr == ""
         assert "constructed" in done.stdout
     done = subprocess.run(["ldd", cut.library], capture_output=True, text=True, check=True)
-    assert f"{cut.library.parent}/libnegativa_spare.so" in done.stdout
+    assert done.stderr == "" and "negativa" not in done.stdout
 
 
 @pytest.mark.parametrize("which", ["library", "spare"])
@@ -181,14 +180,51 @@ int chosen(void) __attribute__((ifunc("choose")));
 static int hidden(void) __attribute__((ifunc("choose")));
 int use(void) { return hidden(); }
 """
+HIDDEN_IFUNC = """
+#include <stdlib.h>
+#include <string.h>
+__attribute__((aligned(4096))) static int one(void) { return 42; }
+__attribute__((aligned(4096))) static int (*choose(void))(void) { return one; }
+static int hidden(void) __attribute__((ifunc("choose")));
+__attribute__((aligned(4096))) int use(void) { return hidden(); }
+"""
+ALLOCATOR = """
+#include <stddef.h>
+static char room[1 << 20];
+static size_t used;
+__attribute__((aligned(4096))) void *malloc(size_t size) {
+    used = (used + 15) / 16 * 16 + size;
+    return room + used - size;
+}
+__attribute__((aligned(4096))) void free(void *old) { (void)old; }
+__attribute__((aligned(4096))) int use(void) { return malloc(42) == NULL ? 0 : 42; }
+"""
 RELOCATED = '__asm__(".text\\n.quad use\\n"); int use(void) { return 1; }'
+
+
+@pytest.mark.parametrize(
+    ("source", "flags"),
+    [(HIDDEN_IFUNC, ()), (HIDDEN_IFUNC, ("-Wl,-z,initfirst",)), (ALLOCATOR, ())],
+)
+def test_its_code_may_run_before_its_constructors(
+    tmp_path: Path, source: str, flags: tuple[str, ...]
+) -> None:
+    """A resolver of its own; its functions, for libraries that start before it."""
+    (tmp_path / "library.c").write_text(source)
+    library = tmp_path / "library.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "library.c", *flags]
+    subprocess.run(command, check=True)
+    cut = cut_library(library, library, tmp_path, [], OPTIONS)
+    assert cut.removed >= 3 * 4096
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
+    words = [sys.executable, "-c", script, str(library)]
+    assert subprocess.run(words, capture_output=True, check=True).stdout == b"42\n"
 
 
 @pytest.mark.parametrize(
     ("source", "flags", "reason"),
     [
         (IFUNC, (), "IFUNC"),
-        ("int use(void) { return 1; }", ("-Wl,-z,initfirst",), "DF_1_INITFIRST"),
         (RELOCATED, ("-Wl,-z,notext",), "DT_TEXTREL"),
         ("int use(void) { return 1; }", (), "nothing to remove"),
         ("int main(void) { return 1; }", ("-pie",), "is a program"),
