@@ -332,8 +332,7 @@ def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
     if away:
         yield (
             f"{format_items(len(away), 'library lacks its spare', 'libraries lack their spares')}"
-            " here. A process that uses removed code dies of SIGSEGV. After --spare-missing=error, "
-            "one that loads the library ends with status 127."
+            " here. No process can load such a library."
         )
         yield from away
 

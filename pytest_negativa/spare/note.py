@@ -48,6 +48,8 @@ SPARE_FOLDER = "NEGATIVA_SPARE_DIR"
 
 STUB_SECOND, STUB_START = 0x50, 0x60
 """Places of the stub's functions, see ``stub.ld``; the parameters lie first."""
+STUB_SIZE = PAGE_SIZE
+"""Bytes; those that the compiler's code leaves are zero."""
 _PARAMETERS = struct.Struct("<7Q6I")
 
 _NOTE = struct.Struct("<8sII32s32sQQIIIIII")
@@ -248,8 +250,8 @@ def stub_for(parameters: StubParameters) -> bytes:
         FileNotFoundError: it was not built.
     """
     *numbers, messages = parameters
-    code = _STUB.read_bytes()
-    return _PARAMETERS.pack(*numbers, *messages) + code[_PARAMETERS.size :]
+    code = _STUB.read_bytes()[_PARAMETERS.size :]
+    return (_PARAMETERS.pack(*numbers, *messages) + code).ljust(STUB_SIZE, b"\0")
 
 
 def why_no_stub() -> str | None:

@@ -40,7 +40,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.spare.note import runtime_library, why_no_runtime
+from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded
 from tests.support.faults import PlantedFault
@@ -439,8 +439,8 @@ def test_an_original_of_which_nothing_may_go_any_more_comes_back(
     """Its slim file lacks code that the lock keeps now."""
     before, status = digests(site.folder), site.one.stat()
     spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
-    if spare is not None and runtime_library() is None:
-        pytest.skip(why_no_runtime())
+    if spare is not None and (reason := why_no_stub()) is not None:
+        pytest.skip(reason)
     kept = tmp_path / "originals" if way == "original" else None
     options = replace(FAST, keep_originals=kept, spare=spare)
     run(site, options)
@@ -471,8 +471,8 @@ def test_an_original_of_which_nothing_may_go_any_more_comes_back(
 def test_an_original_is_back_and_its_line_in_record_is_not(
     site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, how: str, then: str
 ) -> None:
-    if way == "spare" and runtime_library() is None:
-        pytest.skip(why_no_runtime())
+    if way == "spare" and (reason := why_no_stub()) is not None:
+        pytest.skip(reason)
     before, manifest = digests(site.folder), site.folder / MANIFEST_NAME
     spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
     kept = tmp_path / "originals" if way == "original" else None

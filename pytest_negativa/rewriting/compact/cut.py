@@ -90,6 +90,7 @@ from pytest_negativa.spare.note import (
     PROBLEMS,
     SPARE_FOLDER,
     STUB_SECOND,
+    STUB_SIZE,
     STUB_START,
     Hole,
     Kept,
@@ -110,8 +111,6 @@ _CODE = b".text"
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
 _MUSL, _OTHER_LIBCS = b"libc.musl-", {b"libc.so", b"libc.so.0"}
-# More than the stub has; a test looks.
-_STUB_ROOM = PAGE_SIZE
 _REMEDY = "Put the spare beside the library, or put the original back."
 
 
@@ -576,7 +575,7 @@ def _place_addition(
     relocations = string_address + _word(len(strings))
     rows, before, jump_slots = _relocations(source, tables, dynamic)
     stub = _up(relocations + len(rows) + 2 * RELA.size)
-    dynamic_address = _up(stub + _STUB_ROOM)
+    dynamic_address = stub + STUB_SIZE
     section = _dynamic_section(
         source,
         {
@@ -674,7 +673,6 @@ def _append_tables(
             messages=addition.messages,
         )
     )
-    assert len(stub) <= _STUB_ROOM
     new: list[ProgramHeader] = []
     for flags, address, data in (
         (PF_R, addition.note, texts),
