@@ -33,9 +33,8 @@ _LONG = 4_000
 """Characters of a list or text that is recorded whole; a longer one by its digest and ends."""
 _FEW = 12
 _RUN_OR_TIME = re.compile(rb"\d{8}T\d{6}Z-[0-9a-f]{8}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-# As this machine's compiler made it; libraries have it from behind its parameters on.
-_STUB = "pytest_negativa/spare/_stub.bin"
 _PARAMETERS = 80
+"""Bytes in front of the stub's code."""
 
 # Of this run, this machine or this process; all other values are compared.
 _CHANGING_KEYS = re.compile(
@@ -50,11 +49,13 @@ class Product(NamedTuple):
 
     Attributes:
         prefixes: folders of its Python.
+        stub: code that it puts into libraries, as this machine's compiler made it.
     """
 
     python: Path
     version: str
     prefixes: tuple[str, ...]
+    stub: bytes
 
 
 class Rules:
@@ -63,6 +64,7 @@ class Rules:
     def __init__(self, box: Path, product: Product) -> None:
         self._numbers: dict[str, str] = {}
         self._box = str(box)
+        self.stub = product.stub
         self._foreign = (*product.prefixes, "/usr/", "/lib")
         self.digests: dict[str, str] = {}
         """Of files that hold the path of the box: what stands for their SHA-256."""
@@ -338,7 +340,7 @@ class Box:
         """Size and digest of a file, whatever the path of the box that it may hold."""
         data = path.read_bytes()
         same = data.replace(str(self.folder).encode(), b"$" * len(str(self.folder)))
-        same = _RUN_OR_TIME.sub(b"", same)
+        same = _RUN_OR_TIME.sub(b"", same).replace(self.rules.stub, bytes(len(self.rules.stub)))
         if same != data:
             self.rules.digests[hashlib.sha256(data).hexdigest()] = f"of {digest(same)}"
         return f"{len(data)} bytes, {digest(same)}"
@@ -379,7 +381,9 @@ def find_product(python: Path) -> Product:
 
     version = words(python.parent / "negativa", "--version").split()[-1]
     prefixes = (f"{python.parent.parent}/", f"{words(python, '-c', code)}/", f"{ROOT}/")
-    return Product(python, version, prefixes)
+    code = "import pytest_negativa as p; print(*p.__path__)"
+    stub = Path(words(python, "-c", code), "spare", "_stub.bin").read_bytes()[_PARAMETERS:]
+    return Product(python, version, prefixes, stub)
 
 
 def run_case(name: str, case: Callable[[Box], None], product: Product) -> dict[str, Any]:
