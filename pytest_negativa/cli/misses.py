@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
+from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.flags import click_options
 
 _LOGS = "NEGATIVA_SPARE_LOG"
@@ -24,14 +25,23 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     metavar="DIR",
     help="Search the libraries here. (default: this interpreter's packages)",
 )
+@click.option(
+    "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
+)
 @as_json_option("misses")
 @click_options("config", "reports.top")
-def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
+def misses(
+    logs: tuple[Path, ...], folders: tuple[Path, ...], preload: bool, as_json: bool, **flags: Any
+) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    LOG is a log, or a folder of logs, as processes write them into the folder of
-    NEGATIVA_SPARE_LOG. By default it is that folder. Logs of several machines are added up, by the
-    content of the library.
+    Processes write logs into the folder of NEGATIVA_SPARE_LOG, if they preload the library that
+    --preload prints. LOG is such a log, or a folder of logs; by default it is that folder. Logs of
+    several machines are added up, by the content of the library.
+
+    \b
+    LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=logs python app.py
+    negativa misses logs
 
     misses names the function or the GPU code that was touched first on each page. It needs the
     libraries and their spares, or the originals.
@@ -43,7 +53,16 @@ def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **f
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.slim import default_paths
     from pytest_negativa.spare.misses import read_logs
+    from pytest_negativa.spare.note import handler_library
 
+    if preload:
+        handler = handler_library()
+        if handler is None:
+            raise click.ClickException(
+                "the handler was not built: it needs a C compiler, on x86-64"
+            )
+        click.echo(handler)
+        return
     settings = settings_of(flags)
     found = read_logs(logs or _default_logs(), print_warning)
     report = report_misses(found, folders or default_paths())

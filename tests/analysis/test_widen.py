@@ -27,7 +27,7 @@ from pytest_negativa.spare.misses import Miss, Misses, read_logs
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.compacting import needs_compiler, read, vaddr_of
-from tests.support.cutting import needs_stub
+from tests.support.cutting import logged, needs_stub
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digest_field
 from tests.support.traces import header, records, write
@@ -59,7 +59,7 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
 
     def use() -> list[Misses]:
         words = (site.one, str(vaddr_of(library_map, block.start)), str(block.size))
-        environ = {"NEGATIVA_SPARE_LOG": str(logs)}
+        environ = logged(logs)
         subprocess.run([sys.executable, "-c", READ, *words], env=environ, check=True)
         return [misses for misses in read_logs([logs]) if misses.pages]
 

@@ -14,7 +14,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
 from pytest_negativa.storage.records import shipped_schema
-from tests.support.cutting import OPTIONS, build_kit, needs_stub
+from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.sessions import Project
 
@@ -34,7 +34,7 @@ def use(cut: Cut, logs: Path, *blocks: CodeBlock) -> None:
     words = [str(place) for block in blocks for place in (block.start, block.end)]
     subprocess.run(
         [sys.executable, "-c", USE, cut.library, *words],
-        env={"NEGATIVA_SPARE_LOG": str(logs)},
+        env=logged(logs),
         check=True,
     )
 
@@ -109,7 +109,7 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
     cut = kit.cut(tmp_path / "cut")
     logs = tmp_path / "logs"
     logs.mkdir()
-    kit.run("plain", cut.library, environ={"NEGATIVA_SPARE_LOG": str(logs)})
+    kit.run("plain", cut.library, environ=logged(logs))
 
     def misses(folder: Path) -> str:
         return project.negativa(

@@ -14,6 +14,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.spare.misses import read_misses
+from tests.support.cutting import logged
 from tests.support.libraries import NEGATIVA
 from tests.support.many import KERNELS, LIBRARIES
 
@@ -39,8 +40,10 @@ def negativa(*words: str | Path) -> str:
     return done.stdout
 
 
-def results(folder: Path, logs: Path, loading: str) -> list[int]:
-    environ = {**os.environ, "NEGATIVA_SPARE_LOG": str(logs), "CUDA_MODULE_LOADING": loading}
+def results(folder: Path, logs: Path | None, loading: str) -> list[int]:
+    environ = {**os.environ, "CUDA_MODULE_LOADING": loading}
+    if logs is not None:
+        environ |= logged(logs)
     command = [sys.executable, "-c", SCRIPT, str(folder)]
     done = subprocess.run(
         command, env=environ, capture_output=True, text=True, check=False, timeout=300
@@ -71,6 +74,7 @@ def test_all_code_comes_back(built: Path, tmp_path: Path, loading: str) -> None:
     words = ("--arch", "sm_75", "--force-arch", "--spare", tmp_path / "spares")
     out = negativa("slim", *words, folder)
     assert out.count("slimmed") == LIBRARIES
+    assert results(folder, None, loading) == RESULTS
     assert results(folder, logs, loading) == RESULTS
     misses = [read_misses(path) for path in logs.glob("*.misses")]
     assert {log.name for log in misses} == set(before)
@@ -114,12 +118,13 @@ def test_code_in_data_that_programs_write_to_comes_back(program: str, tmp_path: 
     before = digests(folder)
     words = ("--arch", "sm_75", "--force-arch", "--spare", tmp_path / "spares")
     assert negativa("slim", *words, folder).count("slimmed") == 1
+    command: list[str | Path] = [tmp_path / "host", "2", library]
     for loading in ("LAZY", "EAGER"):
         logs = tmp_path / loading
-        environ = {"NEGATIVA_SPARE_LOG": str(logs), "CUDA_MODULE_LOADING": loading}
+        environ = {**logged(logs), "CUDA_MODULE_LOADING": loading}
         # Twice: the pages that came back stay.
-        command: list[str | Path] = [tmp_path / "host", "2", library]
-        subprocess.run(command, env={**os.environ, **environ}, check=True, timeout=300)
+        for more in ({"CUDA_MODULE_LOADING": loading}, environ):
+            subprocess.run(command, env={**os.environ, **more}, check=True, timeout=300)
         [log] = map(read_misses, logs.glob("*.misses"))
         assert any(miss.first in section for miss in log.pages.values())
     negativa("slim", "undo", folder)

@@ -410,8 +410,11 @@ def cpu(box: Box) -> None:
     box.negativa("slim", "--arch", "sm_90", *words, "site")
     box.binaries("site")
     box.binaries("spares")
-    logs: dict[str, Any] = {"NEGATIVA_SPARE_LOG": str(box.path("logs/log").parent)}
-    box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back", **logs)
+    box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back")
+    logs = box.path("logs/log").parent
+    log = f'LD_PRELOAD="$(negativa misses --preload)" NEGATIVA_SPARE_LOG="{logs}" exec "$@"'
+    calls = ("python", "-c", CALLS, "site/app", "1", "7")
+    box.run("sh", "-c", log, "sh", *calls, show="pages that come back, logged")
     box.negativa("misses", "logs", "--in", "site")
     box.negativa("misses", "logs", "--in", "site", "--json")
     box.negativa("slim", "undo", "site")

@@ -789,7 +789,7 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(3, 30))"
 
     def misses() -> list[Misses]:
-        environ = {"NEGATIVA_SPARE_LOG": str(logs)}
+        environ = logged(logs)
         subprocess.run([sys.executable, "-c", script, str(library)], env=environ, check=True)
         return [one for one in read_logs([logs]) if one.pages]
 

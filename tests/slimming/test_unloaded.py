@@ -28,7 +28,7 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
-from tests.support.cutting import PAGES, compile_library, needs_stub, trace_of
+from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
 
@@ -97,7 +97,7 @@ class Deployment:
         outputs = [
             subprocess.run(
                 [sys.executable, "-c", script, str(path), str(size)],
-                env={"NEGATIVA_SPARE_LOG": str(logs)},
+                env=logged(logs),
                 capture_output=True, text=True, check=True,
             ).stdout
             for script, path, size in ((USE, self.site.two, CODE), (SUM, self.pages, pages))
