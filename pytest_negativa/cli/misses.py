@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
-from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.flags import click_options
 
 _LOGS = "NEGATIVA_SPARE_LOG"
@@ -25,13 +24,26 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     metavar="DIR",
     help="Search the libraries here. (default: this interpreter's packages)",
 )
+@click.option("--pid", type=int, metavar="PID", help="Look at the pages of a running process.")
+@click.option(
+    "--save",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="With --pid, write logs into DIR, for --add-misses.",
+)
 @click.option(
     "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
 )
 @as_json_option("misses")
 @click_options("config", "reports.top")
 def misses(
-    logs: tuple[Path, ...], folders: tuple[Path, ...], preload: bool, as_json: bool, **flags: Any
+    logs: tuple[Path, ...],
+    folders: tuple[Path, ...],
+    pid: int | None,
+    save: Path | None,
+    preload: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
@@ -43,6 +55,9 @@ def misses(
     LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=logs python app.py
     negativa misses logs
 
+    --pid needs no log. It shows which pages of its spares a process has now, up to 16 around each
+    that it touched. That needs the rights of a debugger.
+
     misses names the function or the GPU code that was touched first on each page. It needs the
     libraries and their spares, or the originals.
 
@@ -52,8 +67,9 @@ def misses(
     from pytest_negativa.reporting.misses import render_misses
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import read_logs
+    from pytest_negativa.spare.misses import read_logs, write_misses
     from pytest_negativa.spare.note import handler_library
+    from pytest_negativa.spare.process_pages import pages_of_process
 
     if preload:
         handler = handler_library()
@@ -64,7 +80,13 @@ def misses(
         click.echo(handler)
         return
     settings = settings_of(flags)
-    found = read_logs(logs or _default_logs(), print_warning)
+    if pid is None:
+        found = read_logs(logs or _default_logs(), print_warning)
+    else:
+        found = pages_of_process(pid)
+        if save is not None:
+            for one in found:
+                write_misses(one, save)
     report = report_misses(found, folders or default_paths())
     if as_json:
         click.echo(encode_json(report), nl=False)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.spare.note import PAGE_SIZE
+from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
 _MAGIC = b"NEGMISS\0"
@@ -118,6 +119,25 @@ def read_misses(path: Path) -> Misses:
         if word
     }
     return Misses(name.split(b"\0")[0].decode(errors="replace"), original, size, pages)
+
+
+def write_misses(misses: Misses, folder: Path) -> None:
+    """Write a log into a folder, which is made if it is not there.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    head = _HEAD.pack(
+        _MAGIC, _VERSION, 0, misses.original, misses.original, misses.original_size,
+        misses.name.encode()[:255],
+    )  # fmt: skip
+    words = array.array("I", bytes(_WORD * -(-misses.original_size // PAGE_SIZE)))
+    for page, miss in misses.pages.items():
+        words[page] = miss.times | miss.first % PAGE_SIZE << 16 | miss.fetched << 28
+    if sys.byteorder == "big":
+        words.byteswap()
+    data = head.ljust(PAGE_SIZE, b"\0") + words.tobytes()
+    write_atomically(folder / f"{misses.original.hex()[:32]}{LOG_SUFFIX}", data)
 
 
 def read_logs(
