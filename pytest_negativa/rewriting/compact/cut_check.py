@@ -3,13 +3,15 @@
 The check is independent of the writer: it reads bare rows, and only the note's format is shared. It
 goes through every page of every segment of the original. The page is in the library at the same
 address, with the same protection and the same bytes, or it is in a hole of the note, and the spare
-has it. And the pair gives the original back, byte by byte.
+has it. The relocations are those of the original, but for two, and so are the names of the dynamic
+strings. And the pair gives the original back, byte by byte.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from typing import NoReturn
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
@@ -25,6 +27,13 @@ from pytest_negativa.spare.note import Hole, Note
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PT_NULL, _PT_LOAD, _PT_DYNAMIC, _PT_PHDR = 0, 1, 2, 6
 _PF_X, _PF_W, _PF_R = 1, 2, 4
+_DT_NULL, _DT_PLTRELSZ, _DT_STRTAB, _DT_RELA, _DT_RELASZ, _DT_STRSZ, _DT_JMPREL = (
+    0, 2, 5, 7, 8, 10, 23,
+)  # fmt: skip
+_DYNAMIC = struct.Struct("<qQ")
+# As R_X86_64_IRELATIVE, without a symbol; addend.
+_RESOLVED = struct.Struct("<QQq")
+_IRELATIVE = 37
 _PAGE = 4096
 _STEP = 1 << 20
 
@@ -86,8 +95,54 @@ class _Checker:
             s._replace(offset=0) for s in self._after if s.type not in others
         ]:
             self._fail("a segment is gone or another one")
+        self._check_tables()
         if (problem := misplaced_section(self._original, self._library)) is not None:
             self._fail(problem)
+
+    def _check_tables(self) -> None:
+        """The tables that got a new place."""
+        rows, ours = (self._table(*side, _DT_RELA, _DT_RELASZ) for side in self._sides())
+        for at in range(0, len(ours), _RESOLVED.size):
+            added = [_RESOLVED.unpack_from(ours, at + i * _RESOLVED.size) for i in range(2)]
+            if all(info == _IRELATIVE for _, info, _ in added):
+                break
+        else:
+            self._fail("nothing maps its spare")
+        if ours[:at] + ours[at + 2 * _RESOLVED.size :] != rows:
+            self._fail("its relocations are others")
+        jumps, new_jumps = (self._table(*side, _DT_JMPREL, _DT_PLTRELSZ) for side in self._sides())
+        if jumps != new_jumps:
+            self._fail("its jump slots are others")
+        strings, more = (self._table(*side, _DT_STRTAB, _DT_STRSZ) for side in self._sides())
+        if not more.startswith(strings):
+            self._fail("its dynamic strings are others")
+
+    def _sides(self) -> tuple[tuple[ByteSource, list[Segment]], tuple[ByteSource, list[Segment]]]:
+        return (self._original, self._before), (self._library, self._after)
+
+    def _table(self, source: ByteSource, segments: list[Segment], tag: int, size_tag: int) -> bytes:
+        """A table that the dynamic section names; empty if it names none."""
+        section = next(s for s in segments if s.type == _PT_DYNAMIC)
+        found: dict[int, int] = {}
+        size = section.file_size - section.file_size % _DYNAMIC.size
+        for key, value in _DYNAMIC.iter_unpack(source.read(section.offset, size)):
+            if key == _DT_NULL:
+                break
+            found[key] = value
+        if tag not in found:
+            return b""
+        address, size = found[tag], found.get(size_tag, 0)
+        load = next(
+            (
+                s
+                for s in segments
+                if s.type == _PT_LOAD and s.vaddr <= address <= s.vaddr + s.file_size - size
+            ),
+            None,
+        )
+        if load is None:
+            self._fail(f"no segment has its table at {address:#x}")
+        return source.read(load.offset + address - load.vaddr, size)
 
     def _check_load(self, load: Segment, new: list[Segment]) -> None:
         position, end = load.vaddr, load.vaddr + load.memory_size
@@ -137,5 +192,5 @@ class _Checker:
             if wanted != self._library.read(part.offset + done, size):
                 self._fail(f"the bytes at {part.vaddr + done:#x} and behind differ")
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str) -> NoReturn:
         raise CheckError(self._original.path, f"the cut library fails its check: {problem}")
