@@ -29,9 +29,13 @@ _LOGS = "NEGATIVA_SPARE_LOG"
 def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    LOG is a log, or a folder of logs, as processes write them into the folder of
-    NEGATIVA_SPARE_LOG. By default it is that folder. Logs of several machines are added up, by the
-    content of the library.
+    LOG is a log, or a folder of logs. By default it is the folder of NEGATIVA_SPARE_LOG. A program
+    writes them if it starts with both variables; that is for staging, not for production:
+
+    \b
+    LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR PROGRAM
+
+    Logs of several machines are added up, by the content of the library.
 
     misses names the function or the GPU code that was touched first on each page. It needs the
     libraries and their spares, or the originals.
