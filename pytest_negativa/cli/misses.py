@@ -29,8 +29,8 @@ _LOGS = "NEGATIVA_SPARE_LOG"
 def misses(logs: tuple[Path, ...], folders: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    LOG is a log, or a folder of logs. By default it is the folder of NEGATIVA_SPARE_LOG. A program
-    writes them if it starts with both variables; that is for staging, not for production:
+    LOG is a log, or a folder of logs. By default it is the folder of NEGATIVA_SPARE_LOG. Start a
+    program so to have logs of it, in staging and not in production:
 
     \b
     LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR PROGRAM
