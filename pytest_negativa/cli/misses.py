@@ -47,16 +47,16 @@ def misses(
 ) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    Processes write logs into the folder of NEGATIVA_SPARE_LOG, if they preload the library that
-    --preload prints. LOG is such a log, or a folder of logs; by default it is that folder. Logs of
-    several machines are added up, by the content of the library.
+    LOG is a log, or a folder of logs. By default it is the folder of NEGATIVA_SPARE_LOG. Start a
+    program so to have logs of it, in staging and not in production:
 
     \b
-    LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=logs python app.py
-    negativa misses logs
+    LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR PROGRAM
 
-    --pid needs no log. It shows which pages of its spares a process has now, up to 16 around each
-    that it touched. That needs the rights of a debugger.
+    Logs of several machines are added up, by the content of the library.
+
+    --pid needs no log, so it is for production. It shows which pages of its spares a process has
+    now: up to 16 around each that it touched. That needs the rights of a debugger.
 
     misses names the function or the GPU code that was touched first on each page. It needs the
     libraries and their spares, or the originals.

@@ -95,8 +95,8 @@ def lock(
     negativa slim applies it when an image is built.
 
     With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
-    with a spare. LOG is a log, or a folder of logs: see negativa misses. What the lock removes
-    is still what was proved, or less. With --add-uses, it keeps what another run used, such as the
+    with a spare. LOG is a log, or a folder of logs: see negativa misses. What the lock removes is
+    still what was proved, or less. With --add-uses, it keeps what another run used, such as the
     samples of a service: see negativa trace --attach-env. The same holds for what it removes.
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
@@ -381,9 +381,10 @@ def slim(as_json: bool, **flags: Any) -> None:
     distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
-    docs/explanation/spares.md. The library finds the spare in DIR, or beside itself. Without it,
-    the library can't be loaded, and the error names the spare.
-    A library that has a spare keeps one, also without --spare, unless --keep-originals is passed.
+    docs/explanation/spares.md. The library looks for its spare in DIR, then beside itself, then in
+    NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error names the
+    spare. A library that has a spare keeps one, also without --spare, unless --keep-originals is
+    passed.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
@@ -515,8 +516,8 @@ def slim_fetch(
 
     They come from the URL of negativa slim push. Run it before the program starts: a library looks
     for its spare when it is loaded. A spare is taken only if it gives the original back, by its
-    digest. LOG is a log of what came back, or a folder of logs. It has what was missing when a
-    process died of it, too.
+    digest. LOG is a log of what came back, or a folder of logs: see negativa misses. It has what
+    was missing when a process died of it, too.
 
     PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
     interpreter that runs negativa.
@@ -545,9 +546,9 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
 
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
     PATH needs, or in a folder that was slimmed into DIR. So name each copy of such a folder as
-    PATH: prune does not know of copies, and a program that lacks its spare dies when it uses
-    removed code. If such a folder is not here now, prune removes no spare without --force. What
-    a killed slim left goes in any case. It leaves all other files.
+    PATH: prune does not know of copies, and a library without its spare can't be loaded. If such
+    a folder is not here now, prune removes no spare without --force. What a killed slim left goes
+    in any case. It leaves all other files.
 
     Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
     """

@@ -22,7 +22,10 @@ def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
     """
     libraries = report.libraries
     if not libraries:
-        yield "Nothing came back: no process touched code that was removed."
+        yield (
+            "Nothing came back: no process that wrote a log touched code that was removed. "
+            "negativa misses --help shows how to have logs."
+        )
         return
     pages = sum(row.pages for row in libraries)
     misses = sum(row.misses for row in libraries)

@@ -126,7 +126,7 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
 
 
 def _judge_spare(path: Path) -> _Judgement | None:
-    """Judge the runtime and the spare of a library; None: they fit."""
+    """Judge the spare of a library; None: it fits."""
     try:
         problem = problem_of(path)
     except SpareAwayError as e:

@@ -173,14 +173,14 @@ class SparePolicy:
             ways.append("negativa lock --add-misses DIR, and slim again")
         if self.traced:
             ways.append("negativa slim with --cpu-pages and --add-misses DIR")
+        # stub.c asks for both variables.
+        logged = "run this with LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR"
         if not ways:
             return (
-                "To see what is needed, run this with NEGATIVA_SPARE_LOG=DIR, then negativa misses "
-                "DIR; negativa slim --arch can keep the code of more archs."
+                f"To see what is needed, {logged}, then negativa misses DIR; negativa slim --arch "
+                "can keep the code of more archs."
             )
-        return (
-            f"To keep such code, run this with NEGATIVA_SPARE_LOG=DIR, then {'; or '.join(ways)}."
-        )
+        return f"To keep such code, {logged}, then {'; or '.join(ways)}."
 
 
 @dataclass(frozen=True, slots=True)

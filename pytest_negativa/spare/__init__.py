@@ -1,1 +1,1 @@
-"""Pages that left a library and come back when they are touched: formats, and the runtime."""
+"""Pages that left a library: formats, the code that maps them, and a log of what is touched."""

@@ -264,7 +264,7 @@ def test_a_spare_of_another_cut_is_refused(kit: Kit, tmp_path: Path) -> None:
 
 
 @pytest.mark.planted_fault(
-    "a named pipe lies at the place of a spare, which a handler of SIGSEGV would wait for",
+    "a named pipe lies at the place of a spare, which the load of a library would wait for",
     says="is that of another library",
 )
 def test_a_pipe_for_a_spare(kit: Kit, tmp_path: Path, fault: PlantedFault) -> None:
