@@ -2,8 +2,8 @@
 
 The program header table comes behind everything that is mapped, in a page of its own. glibc takes
 a table within the last page of a PT_LOAD for mapped. If ld.so clears that page's end, the table is
-gone, and the first exception ends the process. GNU strip refuses such a file. A library with a spare
-changes its table in memory (``spare/stub.c``), so there it is a segment of its own.
+gone, and the first exception ends the process. GNU strip refuses such a file. A library with a
+spare changes its table in memory (``spare/stub.c``), so there it is a segment of its own.
 
 Symbols name sections by index, so section indices stay. A dropped section becomes SHT_NULL.
 
