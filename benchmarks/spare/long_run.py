@@ -16,7 +16,6 @@ Run: python benchmarks/spare/long_run.py PYTHON [--soak SECONDS] [--at-once N] [
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -28,15 +27,24 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-from driver_reads import HERE, SMALLEST, containers, cut, say
-
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
+from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.models.library import Scope
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.spare.misses import Misses, read_logs
+from pytest_negativa.spare.note import handler_library
 
+HERE = Path(__file__).parent
+BEGIN = time.monotonic()
+SMALLEST = 4 << 20  # bytes of a library that is cut
 PAIRS = 12
 STEPS, PARTS, WARM_UP = 10, 200, 20  # steps in a part, and parts of a process
 AT_ONCE = 3
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGIN:6.1f} s  {text}", flush=True)
 
 
 def command(
@@ -44,7 +52,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     environ = {**os.environ, "PYTHONPATH": str(tree)}
     if logs is not None:
-        environ["NEGATIVA_SPARE_LOG"] = str(logs)
+        environ |= {"NEGATIVA_SPARE_LOG": str(logs), "LD_PRELOAD": str(handler_library())}
     return [python, str(HERE / "worker.py"), *what], environ
 
 
@@ -73,19 +81,32 @@ def make_trees(folder: Path, python: str) -> dict[str, Path]:
         shutil.copy2(path, target)
     with ProcessPoolExecutor() as pool:
         targets = [trees["all came back"] / path.relative_to(site) for path in files]
-        done = list(pool.map(cut, files, targets, itertools.repeat("gpu+host")))
-        say(f"{sum(row[0] is not None for row in done)} libraries cut")
+        done = list(pool.map(cut, files, targets))
+        say(f"{sum(row is not None for row in done)} libraries cut")
         # What one pass of the steps touches stays in the third tree.
         words, environ = command(python, trees["all came back"], folder / "logs", "steps")
         subprocess.run(words, env=environ, input="100\n", text=True, check=True)
         missed = {misses.original: misses for misses in read_logs([folder / "logs"])}
-        logs = [
-            missed.get(bytes.fromhex(row[0].original_sha256)) if row[0] else None for row in done
-        ]
+        logs = [missed.get(bytes.fromhex(row.original_sha256)) if row else None for row in done]
         targets = [trees["kept"] / path.relative_to(site) for path in files]
         kept = sum(pool.map(cut_by_log, files, targets, logs))
     say(f"{kept} libraries cut with what {sum(len(m.pages) for m in missed.values()):,} pages hold")
     return trees
+
+
+def containers(path: Path) -> list[Range]:
+    """The regions of GPU code."""
+    found = read_library(path, Scope(headers_only=True))
+    return [(region.span.start, region.span.end) for region in found.iter_regions()]
+
+
+def cut(path: Path, target: Path) -> Cut | None:
+    """Cut all code of a library."""
+    options = CutOptions(min_hole=4096)
+    try:
+        return cut_library(path, target, target.parent, [], options, containers(path))
+    except NegativaError:
+        return None
 
 
 def cut_by_log(path: Path, target: Path, misses: Misses | None) -> bool:
