@@ -1,4 +1,4 @@
-"""Removes the temporary files that killed runs left. No other file is ever removed.
+"""Removes the temporary files and the runtimes that killed runs left, and no other file.
 
 A temporary file is ours if its name has the token of the run that the manifest of its folder notes.
 A run may have been killed right after an exchange: then the name may lead to a file that another
@@ -17,12 +17,14 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import digest_of, is_part_of_manifest, load_manifest
 from pytest_negativa.slimming.replace import give_back
+from pytest_negativa.slimming.spares import is_runtime, remove_unused_runtime
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, Temporary, Tree
+from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
 def remove_leftovers(tree: Tree) -> bool:
-    """Remove what killed runs left in a folder that this process holds.
+    """Remove what killed runs and uninstalled libraries left in a folder that this process holds.
 
     Returns:
         Whether a library may be another one than the tree says, or have another time of change: a
@@ -31,8 +33,15 @@ def remove_leftovers(tree: Tree) -> bool:
     Raises:
         StoreError: the manifest can't be read.
     """
-    if not tree.leftovers:
-        return False
+    changed = _remove_temporary(tree) if tree.leftovers else False
+    named = (tree.root / group.name for group in tree.groups if group.name.endswith(RUNTIME_NAME))
+    runtimes = [path for path in (tree.root / RUNTIME_NAME, *named) if is_runtime(path)]
+    for runtime in runtimes:
+        remove_unused_runtime(runtime.parent)
+    return changed or not all(map(is_runtime, runtimes))
+
+
+def _remove_temporary(tree: Tree) -> bool:
     manifest = load_manifest(tree.root)
     entries = {name: entry for entry in manifest.slimmed.values() for name in entry.names}
     changed = False

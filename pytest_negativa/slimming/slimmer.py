@@ -257,9 +257,9 @@ class Slimmer:
                 self._remove_abandoned_runtimes()
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
-                self._remove_unused_runtimes()
                 self._remove_files(on_done)
             finally:
+                self._remove_unused_runtimes()
                 # Also when interrupted: what was replaced must be in order. Only the entries of
                 # originals that are back know the lines of RECORD, so they go last.
                 self._update_records()
@@ -341,11 +341,10 @@ class Slimmer:
                 remove_abandoned(self.root / folder / RUNTIME_NAME)
 
     def _remove_unused_runtimes(self) -> None:
-        """Remove the runtimes of libraries that were cut and failed a check."""
-        for task, _spare in self._cuts():
-            if task.name not in self.work.current:
-                for folder in self.tree.folders_of(task.names):
-                    remove_unused_runtime(self.root / folder)
+        """Remove the runtimes of libraries that were cut before, or were to be, and are not now."""
+        cut = [task for task in self.work.tasks if task.before or task.recipe.spare]
+        for folder in {folder for task in cut for folder in self.tree.folders_of(task.names)}:
+            remove_unused_runtime(self.root / folder)
 
     def _link_names(self) -> None:
         for name, result in self.work.links.items():
@@ -479,8 +478,6 @@ class Slimmer:
             self._note_left(task, entry.original_size, entry.mtime_ns, reason)
             for record, path, line in lines_before(self.root, entry):
                 self._lines_back[record][path] = line
-            for folder in self.tree.folders_of(task.names):
-                remove_unused_runtime(self.root / folder)
         self.rows.append(
             SlimRow(
                 path=task.name,
@@ -552,9 +549,6 @@ class Slimmer:
             raise
         self.work.current.update(task.names)
         self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, tuple(notes))
-        if task.is_cut and made.spare is None:
-            for folder in self.tree.folders_of(task.names):
-                remove_unused_runtime(self.root / folder)
 
     def _state(self, name: str) -> FileState | None:
         """The state of the file to replace; None if a copy grows where none is."""

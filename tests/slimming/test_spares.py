@@ -27,6 +27,7 @@ from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import Origin, SlimStatus
 from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.slimming import slimmer
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import digest_of, load_manifest
@@ -96,6 +97,10 @@ def slim(
         options=SlimOptions(**options),
     )
     return slim_trees(request)
+
+
+def runtimes_in(site: Made) -> list[Path]:
+    return [*site.folder.rglob(RUNTIME_NAME)]
 
 
 def checked(site: Made) -> dict[str, tuple[SlimStatus, str | None]]:
@@ -260,7 +265,7 @@ def test_names_in_other_folders_get_the_runtime(site: Made, tmp_path: Path) -> N
     # The loader takes the link's folder for the library's.
     assert read_code(link).stdout == read_code(site.one).stdout
     undo_trees((site.folder,))
-    assert sorted(path.name for path in site.folder.rglob(RUNTIME_NAME)) == []
+    assert not runtimes_in(site)
 
 
 @pytest.mark.planted_fault("a page of a spare is damaged", says="one of the two is damaged")
@@ -552,6 +557,46 @@ def test_a_folder_with_a_library_that_can_not_be_read_keeps_its_runtime(tmp_path
     library.write_text("GROUP ( libc.so.6 )")
     remove_unused_runtime(tmp_path)
     assert not runtime.exists()
+
+
+def test_an_interrupted_slim_leaves_no_runtime(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is cut and its runtime is there; the manifest does not name it yet."""
+
+    def interrupt(*_: object) -> None:
+        assert runtimes_in(site)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slimmer, "replace_all", interrupt)
+    before, options = digests(site.folder), SlimOptions(spare=SparePolicy(tmp_path / "spares"))
+    request = SlimRequest((site.one,), devices=(SM_80,), force_archs=True, options=options)
+    with pytest.raises(KeyboardInterrupt):
+        slim_trees(request)
+    assert not runtimes_in(site)
+    undo_trees((site.one,))
+    undo_trees((site.one.parent,))
+    assert digests(site.folder) == before
+
+
+@pytest.mark.parametrize("command", ["slim", "undo", "undo of a file"])
+def test_a_runtime_that_no_library_needs_goes(site: Made, tmp_path: Path, command: str) -> None:
+    """A killed slim left it, or pip, which removed or replaced the libraries."""
+    original = site.one.read_bytes()
+    slim(site, tmp_path)
+    for path in (site.one, site.two):
+        path.unlink()
+    if "file" in command:
+        site.one.write_bytes(original)
+    else:
+        shutil.rmtree(site.info)
+    undo_trees((site.folder,), dry_run=True)
+    assert runtimes_in(site)
+    if command == "slim":
+        slim(site, tmp_path, spare=None)
+    else:
+        undo_trees((site.one if "file" in command else site.folder,))
+    assert not runtimes_in(site)
 
 
 @pytest.mark.slow
