@@ -567,6 +567,8 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
     found = prune_spares(folder, paths, dry_run=dry_run, force=force)
     for path in found.unneeded:
         click.echo(printable(path.name))
+    for path, library in found.needed.items():
+        click.echo(printable(f"{path.name} stays: {library} needs it"))
     spares = format_items(len(found.unneeded), "spare", "spares")
     is_held = bool(found.unknown) and not force
     verb = "would be removed" if dry_run and not is_held else "stay" if is_held else "removed"

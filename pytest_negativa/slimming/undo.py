@@ -121,7 +121,7 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
                     remove_unused_runtime(tree.root / folder)
                 for record, path, line in lines_before(tree.root, entry):
                     lines[record][path] = line
-            if not dry_run and _is_done_with(row, entry):
+            if not dry_run and _is_done_with(tree, row, entry, records):
                 manifest.slimmed.pop(key, None)
         rows += undo_files(tree, manifest, token, dry_run=dry_run)
     except KeyboardInterrupt:
@@ -217,12 +217,34 @@ def _restore_times(root: Path, manifest: SlimManifest, sites: Sequence[Site]) ->
                 set_mtime(file.fileno(), before.mtime_ns)
 
 
-def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
+def is_forgotten(tree: Tree, key: str, entry: SlimmedFile) -> bool:
+    """Whether undo would find that an entry's library was uninstalled, or is another one now."""
+    records = tree.recorded(set(entry.names))
+    try:
+        row = _undo_one(tree, key, entry, records, "", dry_run=True)
+    except NegativaError:
+        return False
+    return row.status is SlimStatus.LEFT and _is_done_with(tree, row, entry, records)
+
+
+def _is_done_with(
+    tree: Tree, row: SlimRow, entry: SlimmedFile, records: Mapping[str, Records]
+) -> bool:
     if row.status is SlimStatus.LEFT:
         # If the library comes back, its entry is the way to the original.
-        is_away = row.after == 0
+        is_away = row.after == 0 and not _is_removed(tree, entry, records)
         return not may_be_kept(entry) and not (is_away and entry.spare is not None)
     return row.status is not SlimStatus.FAILED
+
+
+def _is_removed(tree: Tree, entry: SlimmedFile, records: Mapping[str, Records]) -> bool:
+    """Whether a library that is not there was uninstalled, and not away with all of its site."""
+    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
+    return (
+        any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names)
+        and {Path(record).parents[1] for record in records_then} <= {tree.root, *tree.sites}
+        and tree.unread_record() is None
+    )
 
 
 def _undo_one(
