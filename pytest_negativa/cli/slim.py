@@ -844,19 +844,19 @@ def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 
-def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
+def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
     """Say before the first change that originals are not kept, and what brings them back."""
     from pytest_negativa.installed.origin import reinstall_commands
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_items
 
-    if not origins:
+    if not files:
         return
-    commands = reinstall_commands(origin for origin in origins if origin is not None)
-    unknown = sum(origin is None for origin in origins)
+    commands = reinstall_commands((path, one) for path, one in files if one is not None)
+    unknown = sum(origin is None for _path, origin in files)
     lines = [
         "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(origins), 'file', 'files')} that it may change or remove; "
+        f"{format_items(len(files), 'file', 'files')} that it may change or remove; "
         "--keep-originals DIR keeps them"
     ]
     if commands:

@@ -43,8 +43,8 @@ _NO_LIBRARY = (
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
 
-OnStart = Callable[[Sequence[Origin | None]], None]
-"""Called before the first change, with the origin of each file whose original is not kept."""
+OnStart = Callable[[Sequence[tuple[Path, Origin | None]]], None]
+"""Called before the first change, with each file whose original is not kept, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class SlimReport:
 def slim_trees(
     request: SlimRequest,
     on_progress: OnProgress = lambda done, total: None,
-    on_start: OnStart = lambda origins: None,
+    on_start: OnStart = lambda files: None,
 ) -> SlimReport:
     """Slim libraries.
 
@@ -132,7 +132,7 @@ def slim_trees(
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
         if not request.options.dry_run:
-            on_start([origin for slimmer in slimmers for origin in slimmer.origins_of_lost()])
+            on_start([lost for slimmer in slimmers for lost in slimmer.origins_of_lost()])
         return _run(slimmers, unmet, on_progress)
 
 

@@ -317,7 +317,7 @@ def _undo_gone(
     )
     if entry.original is None or not ours:
         return _row(key, entry, SlimStatus.LEFT, 0, "it is no longer there")
-    aside = _kept_original(entry)
+    aside = _kept_original(names[0], entry)
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
     put_back(aside, dict.fromkeys(names), entry, token, like=None)
@@ -327,18 +327,20 @@ def _undo_gone(
 def _original_of(place: Path, entry: SlimmedFile) -> Path | None:
     """The kept original of a library; None: library and spare give it back."""
     if entry.spare is None or may_be_kept(entry):
-        return _kept_original(entry)
+        return _kept_original(place, entry)
     find_spare(place)
     return None
 
 
-def _kept_original(entry: SlimmedFile) -> Path:
+def _kept_original(place: Path, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry.origin)}")
+        raise ReconstructError(
+            f"its original was not kept; {how_to_reinstall(place, entry.origin)}"
+        )
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
         raise ReconstructError(
-            f"{aside} is gone, or no longer its original; {how_to_reinstall(entry.origin)}"
+            f"{aside} is gone, or no longer its original; {how_to_reinstall(place, entry.origin)}"
         )
     return aside
 

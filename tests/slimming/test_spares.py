@@ -446,7 +446,7 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
             target=path,
             options=SlimOptions(spare=spare, load_check=False),
         )
-        lost: list[Origin | None] = []
+        lost: list[tuple[Path, Origin | None]] = []
         dry = slim_trees(replace(request, options=replace(request.options, dry_run=True)))
         report = slim_trees(request, on_start=lost.extend)
         assert {r.path: r.after for r in dry.rows} == {r.path: r.after for r in report.rows}
@@ -455,7 +455,7 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
     assert digest_of(site.host) == digest_of(alone / HOST)
     assert not (site.host.parent / RUNTIME_NAME).exists()
     # Nothing brings back what was stripped, and slim says so.
-    names = [one.name for one in lost if one is not None]
+    names = [one.name for _path, one in lost if one is not None]
     assert {*names} == {"host-code", *(["unrelated"] if by == "archs" else [])}
     again = statuses(slim_trees(request).rows)
     assert again[ONE] is again[HOST] is SlimStatus.ALREADY
