@@ -24,6 +24,7 @@ from pytest_negativa.cli.common import (
     show,
 )
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch, did_you_mean
+from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
@@ -459,8 +460,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, or if slim is at work
-    there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
+    or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
@@ -468,7 +469,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     with interruptible(_NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {_places(*paths)}"
-    _finish(rows, nothing, as_json=as_json, checked=True, require=require)
+    reason = None if rows else f"{nothing}: nothing was checked"
+    _finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
 
 
 @slim.command("push")
@@ -588,9 +590,10 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
 
 
 def _request(flags: _Flags) -> SlimRequest:
-    from pytest_negativa.slimming.slim import SlimRequest
+    from pytest_negativa.slimming.slim import SlimRequest, refuse_other_files
     from pytest_negativa.slimming.slimmer import SlimOptions
 
+    refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
@@ -705,7 +708,6 @@ def _spare(
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
@@ -743,6 +745,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     if report.rows:
         return None
     what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
+    if any(any(path.glob(f"*{WHEEL_SUFFIX}")) for path in request.paths):
+        what += "; the wheels there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {places}: {what}"
 
 

@@ -121,7 +121,7 @@ def slim_trees(
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
     roots = roots_of(request.paths)
-    _refuse_other_files(request.paths)
+    refuse_other_files(request.paths)
     for root in roots:
         _check_aside(request.options, root)
     if request.target is not None:
@@ -352,7 +352,7 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
             raise OptionError(f"{tree.root / group.name}: {_NO_LIBRARY}")
 
 
-def _refuse_other_files(paths: Sequence[Path]) -> None:
+def refuse_other_files(paths: Sequence[Path]) -> None:
     """Refuse named files that can't be libraries, such as images.
 
     Raises:
