@@ -688,7 +688,7 @@ def _absolute(folder: Path) -> Path:
 
     Links stay in it: programs find spares by the name that was given.
     """
-    return folder.resolve() if ".." in folder.parts else folder.absolute()
+    return Path(os.path.realpath(folder)) if ".." in folder.parts else folder.absolute()
 
 
 def _spare(

@@ -285,7 +285,7 @@ def _slim_copy(
         raise OptionError(f"{target}: --target makes a copy of one folder; give one folder as PATH")
     root = roots[0]
     # A link or a name with ".." must not hide that one folder lies in the other.
-    target = target.parent.resolve() / target.name
+    target = Path(os.path.realpath(target.parent), target.name)
     if target == root or root in target.parents or target in root.parents:
         raise OptionError(f"{target}: the copy can't be in {root}, and can't contain it")
     # A process that slims the target's parent folder would find half of the copy.
@@ -359,9 +359,12 @@ def refuse_other_files(paths: Sequence[Path]) -> None:
         OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
     for path in paths:
-        head = head_of(path) if path.is_file() else None
-        is_known = path.resolve().with_name(MANIFEST_NAME).exists()
-        if head is not None and not is_known and not head.startswith(ELF_MAGIC):
+        head = head_of(path) if os.path.isfile(path) else None  # noqa: PTH113 (any path)
+        if (
+            head is not None
+            and not head.startswith(ELF_MAGIC)
+            and not path.resolve().with_name(MANIFEST_NAME).exists()
+        ):
             raise OptionError(f"{path}: {_NO_LIBRARY}")
 
 
@@ -382,7 +385,7 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
                 f"folder for {what}"
             )
         refuse_shared(aside)
-        real = aside.resolve()
+        real = Path(os.path.realpath(aside))
         if real == root or root in real.parents:
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"

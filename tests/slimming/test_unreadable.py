@@ -195,6 +195,18 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
         closed.chmod(0o700)
 
 
+@pytest.mark.parametrize("option", ["--spare", "--keep-originals", "--target", "--arch=sm_90"])
+@pytest.mark.parametrize("path", ["loop", "loop/x", "loop/../y", "n" * 300])
+def test_a_path_that_leads_nowhere(tmp_path: Path, option: str, path: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lib").mkdir()
+    shutil.copy(MULTIARCH, tmp_path / "lib")
+    words = ("--arch=sm_90", "--dry-run", option, tmp_path / path)
+    done = negativa("slim", *words, tmp_path / "lib")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 0 or done.stderr.count("\n") == 1
+
+
 class TestPathsThatAreNotUtf8:
     def test_a_library_is_named_and_the_others_are_done(self, tmp_path: Path) -> None:
         shutil.copy(MULTIARCH, tmp_path / "libone.so")
