@@ -780,14 +780,16 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     _show_unneeded(spare.folder, found)
 
 
-def _show_unneeded(folder: Path, found: Spares) -> None:
+def _show_unneeded(
+    folder: Path, found: Spares, before: str = "note: ", after: str = " of earlier slims"
+) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
 
     if found.unneeded:
         click.echo(
-            f"negativa: note: {format_items(len(found.unneeded), 'spare', 'spares')} there "
-            f"({format_bytes(found.unneeded_size)} on disk) of earlier slims: negativa slim prune "
+            f"negativa: {before}{format_items(len(found.unneeded), 'spare', 'spares')} "
+            f"({format_bytes(found.unneeded_size)} on disk){after}: negativa slim prune "
             f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
             err=True,
         )
@@ -796,7 +798,6 @@ def _show_unneeded(folder: Path, found: Spares) -> None:
 def _show_left_spares(folders: Collection[Path]) -> None:
     """Tell that undo left spares, if no library needs them."""
     from pytest_negativa.reporting.text import print_warning, printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.slimming.prune import find_unneeded
 
     for folder in sorted(folders):
@@ -807,14 +808,7 @@ def _show_left_spares(folders: Collection[Path]) -> None:
         except NegativaError as e:  # Such as the manifest of another folder with spares there.
             print_warning(str(e))
             continue
-        if found.unneeded:
-            click.echo(
-                f"negativa: {printable(str(folder))} still has "
-                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
-                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
-                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
-                err=True,
-            )
+        _show_unneeded(folder, found, f"{printable(str(folder))} still has ", "")
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
