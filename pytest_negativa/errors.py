@@ -11,9 +11,22 @@ import os
 from collections.abc import Iterable
 
 SYSTEM_REFUSALS = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EXDEV}
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EXDEV,
+        errno.EINVAL,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
 )
-"""Numbers of an OSError that is no fault of ours: the disk is full, or the user may not."""
+"""Numbers of an OSError that is no fault of ours: the disk is full, the user may not, no such path.
+
+EINVAL is of names and attributes that a file system does not take.
+"""
 
 
 class NegativaError(Exception):

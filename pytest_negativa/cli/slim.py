@@ -24,6 +24,7 @@ from pytest_negativa.cli.common import (
     show,
 )
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch, did_you_mean
+from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
@@ -393,7 +394,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
 
-    A library that would lose less than 64 KiB stays as it is. A library that --drop-never-loaded
+    A library that would lose less than 65.5 kB stays as it is. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
 
     \b
@@ -451,8 +452,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
 
     PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, or if slim is at work
-    there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
+    or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
@@ -460,7 +461,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     with interruptible(_NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {_places(*paths)}"
-    _finish(rows, nothing, as_json=as_json, checked=True, require=require)
+    reason = None if rows else f"{nothing}: nothing was checked"
+    _finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
 
 
 @slim.command("push")
@@ -559,6 +561,8 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
     found = prune_spares(folder, paths, dry_run=dry_run, force=force)
     for path in found.unneeded:
         click.echo(printable(path.name))
+    for path, library in found.needed.items():
+        click.echo(printable(f"{path.name} stays: {library} needs it"))
     spares = format_items(len(found.unneeded), "spare", "spares")
     is_held = bool(found.unknown) and not force
     verb = "would be removed" if dry_run and not is_held else "stay" if is_held else "removed"
@@ -578,9 +582,10 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
 
 
 def _request(flags: _Flags) -> SlimRequest:
-    from pytest_negativa.slimming.slim import SlimRequest
+    from pytest_negativa.slimming.slim import SlimRequest, refuse_other_files
     from pytest_negativa.slimming.slimmer import SlimOptions
 
+    refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
@@ -669,7 +674,7 @@ def _absolute(folder: Path) -> Path:
 
     Links stay in it: programs find spares by the name that was given.
     """
-    return folder.resolve() if ".." in folder.parts else folder.absolute()
+    return Path(os.path.realpath(folder)) if ".." in folder.parts else folder.absolute()
 
 
 def _spare(
@@ -689,7 +694,6 @@ def _spare(
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
     from pytest_negativa.models.slimming import SlimStatus
     from pytest_negativa.slimming.licence_notice import show_notice
     from pytest_negativa.slimming.slim import slim_trees
@@ -727,6 +731,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     if report.rows:
         return None
     what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
+    if any(any(path.glob(f"*{WHEEL_SUFFIX}")) for path in request.paths):
+        what += "; the wheels there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {places}: {what}"
 
 
@@ -760,14 +766,16 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     _show_unneeded(spare.folder, found)
 
 
-def _show_unneeded(folder: Path, found: Spares) -> None:
+def _show_unneeded(
+    folder: Path, found: Spares, before: str = "note: ", after: str = " of earlier slims"
+) -> None:
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_bytes, format_items
 
     if found.unneeded:
         click.echo(
-            f"negativa: note: {format_items(len(found.unneeded), 'spare', 'spares')} there "
-            f"({format_bytes(found.unneeded_size)} on disk) of earlier slims: negativa slim prune "
+            f"negativa: {before}{format_items(len(found.unneeded), 'spare', 'spares')} "
+            f"({format_bytes(found.unneeded_size)} on disk){after}: negativa slim prune "
             f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
             err=True,
         )
@@ -776,7 +784,6 @@ def _show_unneeded(folder: Path, found: Spares) -> None:
 def _show_left_spares(folders: Collection[Path]) -> None:
     """Tell that undo left spares, if no library needs them."""
     from pytest_negativa.reporting.text import print_warning, printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
     from pytest_negativa.slimming.prune import find_unneeded
 
     for folder in sorted(folders):
@@ -787,14 +794,7 @@ def _show_left_spares(folders: Collection[Path]) -> None:
         except NegativaError as e:  # Such as the manifest of another folder with spares there.
             print_warning(str(e))
             continue
-        if found.unneeded:
-            click.echo(
-                f"negativa: {printable(str(folder))} still has "
-                f"{format_items(len(found.unneeded), 'spare', 'spares')} "
-                f"({format_bytes(found.unneeded_size)} on disk): negativa slim prune "
-                f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
-                err=True,
-            )
+        _show_unneeded(folder, found, f"{printable(str(folder))} still has ", "")
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
@@ -828,19 +828,19 @@ def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 
-def _say_how_to_reinstall(origins: Sequence[Origin | None]) -> None:
+def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
     """Say before the first change that originals are not kept, and what brings them back."""
     from pytest_negativa.installed.origin import reinstall_commands
     from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_items
 
-    if not origins:
+    if not files:
         return
-    commands = reinstall_commands(origin for origin in origins if origin is not None)
-    unknown = sum(origin is None for origin in origins)
+    commands = reinstall_commands((path, one) for path, one in files if one is not None)
+    unknown = sum(origin is None for _path, origin in files)
     lines = [
         "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(origins), 'file', 'files')} that it may change or remove; "
+        f"{format_items(len(files), 'file', 'files')} that it may change or remove; "
         "--keep-originals DIR keeps them"
     ]
     if commands:

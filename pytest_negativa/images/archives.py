@@ -72,14 +72,14 @@ _CONDA_SUFFIX, _CONDA_FILES = ".conda", re.compile(r"(info|pkg)-[^/]*\.tar\.zst"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a symbolic link in an archive.
+    """A file or a link in an archive; a pipe or a device is an empty file.
 
     Attributes:
         name: path in the archive, without leading ``/`` and without ``.`` and ``..``.
         size: bytes.
         head: the first bytes of a file.
         target: of a symbolic link; None for a file.
-        linked: of a hard link, the name of the file before it that is the same; else None.
+        linked: of a hard link, the path of the file that it is, perhaps with ``..``; else None.
         member: where the file can be read at any time; None if it can be read in passing alone.
         read: reads the whole file; valid until the next entry.
         stream: a stream of the file, likewise; of files in tar archives.
@@ -414,7 +414,7 @@ def iter_tar(
             )
         if folders and info.isdir() and (name := clean_name(info.name)):
             yield Entry(name, is_folder=True)
-        if not (info.isreg() or info.issym() or info.islnk()):
+        if not (info.isreg() or info.issym() or info.islnk() or info.isdev()):
             continue
         if (name := clean_name(info.name)) is None:
             on_problem(_bad_name(label, info.offset, info.name))
@@ -426,7 +426,10 @@ def iter_tar(
                 problem = "is stored as a sparse file; unpack the archive and name the folder"
                 on_problem(FormatError(f"{label}/{name}", None, problem))
         elif info.islnk():
-            yield Entry(name, linked=clean_name(info.linkname))
+            linked = info.linkname[:_MAX_NAME]
+            yield Entry(name, linked=clean_name(linked) or linked)
+        elif info.isdev():
+            yield Entry(name)
         else:
             with damage(f"{label}/{name}"):
                 entry = _tar_file(stream, info, name, label, part, archive if in_place else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -138,7 +138,11 @@ class Contents:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """A file or link of a layer. All hard links to a file have the same record."""
+    """A file or link of a layer. All hard links to a file have the same record.
+
+    Attributes:
+        linked: of a hard link whose file is not known yet, the path of that file.
+    """
 
     member: Member | None = None
     mapped: MappedLibrary | None = None
@@ -146,6 +150,7 @@ class _File:
     code_file: CodeFile | None = None
     target: str | None = None
     text: bytes | None = None
+    linked: str | None = None
 
     @property
     def is_listed(self) -> bool:
@@ -169,6 +174,32 @@ class _Layer:
         if moved:
             self.files = {moved.get(name, name): file for name, file in self.files.items()}
             self.folders = {moved.get(name, name) for name in self.folders}
+
+    def find_linked(self, folders: LinkedFolders, below: Sequence[_Layer]) -> Iterator[str]:
+        """Give hard links the files that they lead to; yield the names of links to nowhere.
+
+        Args:
+            folders: the links of these layers.
+            below: the lower layers, whose links have their files.
+        """
+        earlier: dict[str, _File] = {}
+        waiting: dict[str, str] = {}
+        for name, file in self.files.items():
+            if file.linked is not None:
+                target = folders.place_of(file.linked)
+                target = waiting.get(target, target)
+                file = self.files[name] = earlier.get(target, file)
+                if file.linked is not None:
+                    waiting[name] = target
+            earlier[name] = file
+        cover = Cover()
+        for layer in reversed(below) if waiting else ():
+            for name, target in waiting.items():
+                if target in layer.files and not cover.hides(target):
+                    self.files[name] = layer.files[target]
+            waiting = {n: to for n, to in waiting.items() if self.files[n].linked is not None}
+            cover.add(layer.files, layer.folders)
+        yield from waiting
 
 
 def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
@@ -241,11 +272,8 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
     if folder.endswith(_DIST_INFO):
         contents.dist_infos.add(folder)
     if entry.linked is not None:
-        linked = layer.files.get(entry.linked)
-        if linked is None and ".so" in name:
-            problem = f"is a hard link to {entry.linked}, which is not before it; it is not read"
-            contents.problems.append(FormatError(Path(contents.path, name), None, problem))
-        layer.files[name] = linked or _NOTHING
+        # The file may lie behind a link, or in a lower layer.
+        layer.files[name] = layer.files.get(entry.linked) or _File(linked=entry.linked)
         return 0
     # A file of the same name before this one is gone when the archive is unpacked.
     layer.files[name] = _NOTHING if entry.target is None else _File(target=entry.target)
@@ -284,27 +312,35 @@ def _content(entry: Entry) -> bytes:
 def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
     """Put the layers over each other; returns the files that are still to be mapped."""
     cover, folders = Cover(), LinkedFolders()
-    for _, layer in sorted(layers.items()):
+    ordered = [layer for _, layer in sorted(layers.items())]
+    for number, layer in enumerate(ordered):
         layer.follow(folders)
+        for name in layer.find_linked(folders, ordered[:number]):
+            if ".so" in name:
+                problem = f"is a hard link to {layer.files[name].linked}, which is not before it"
+                path = Path(contents.path, name)
+                contents.problems.append(FormatError(path, None, f"{problem}; it is not read"))
     members: dict[str, Member] = {}
-    for _, layer in sorted(layers.items(), reverse=True):
-        listed: defaultdict[_File, list[str]] = defaultdict(list)
+    seen: defaultdict[_File, list[str]] = defaultdict(list)
+    gone: defaultdict[_File, list[str]] = defaultdict(list)
+    for layer in reversed(ordered):
         for name, file in layer.files.items():
+            is_hidden = cover.hides(name)
             if file.is_listed:
-                listed[file].append(name)
-            elif not cover.hides(name):
+                (gone if is_hidden else seen)[file].append(name)
+            elif not is_hidden:
                 if file.target is not None:
                     contents.links[name] = file.target
                 if file.text is not None:
                     contents.lists[name] = file.text
-        for file, names in listed.items():
-            seen = sorted((n for n in names if not cover.hides(n)), key=_walk_order)
-            if seen:
-                _show(file, seen[0], contents, members)
-                contents.aliases.update(dict.fromkeys(seen[1:], seen[0]))
-            elif file.member is not None or file.mapped is not None:
-                contents.hidden.append((min(names), file.size))
         cover.add(layer.files, layer.folders)
+    for file, names in seen.items():
+        first, *others = sorted(names, key=_walk_order)
+        _show(file, first, contents, members)
+        contents.aliases.update(dict.fromkeys(others, first))
+    for file in gone.keys() - seen.keys():
+        if file.member is not None or file.mapped is not None:
+            contents.hidden.append((min(gone[file]), file.size))
     return members
 
 

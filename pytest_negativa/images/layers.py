@@ -334,6 +334,14 @@ class LinkedFolders:
     def _place(self, name: str) -> str:
         return self._places((name,))[name]
 
+    def place_of(self, path: str) -> str:
+        """Where a path leads in the layers so far, as in a changed root; it may be a link itself.
+
+        Source: ``hardlinkRootPath`` of containerd's package ``archive``.
+        """
+        folder, _, base = path.rpartition("/")
+        return f"{resolve_links(folder, self._links.get) or ''}/{base}".lstrip("/")
+
     def _resolve(self, folder: str) -> str:
         above = folder
         while above and above not in self._links:

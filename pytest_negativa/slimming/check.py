@@ -137,7 +137,7 @@ def _judge_spare(path: Path) -> _Judgement | None:
 
 def _remedy(root: Path, entry: SlimmedFile) -> str:
     undo = "" if entry.original is None else f"negativa slim undo {shlex.quote(str(root))}, or "
-    return undo + how_to_reinstall(entry.origin)
+    return undo + how_to_reinstall(root / entry.names[0], entry.origin)
 
 
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:

@@ -516,13 +516,15 @@ def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
     if not failed:
         return
     origins = Origins([Site(site) for site in tree.sites])
-    groups: defaultdict[tuple[Origin | None, str], list[str]] = defaultdict(list)
+    groups: defaultdict[tuple[Origin | None, str], dict[Path, str]] = defaultdict(dict)
     for name, problem in failed.items():
-        origin = origins.of(tree.root / name)
+        path = tree.root / name
+        origin = origins.of(path)
         title = package_of(name) if origin is None else f"{origin.name} {origin.version}"
-        groups[origin, title].append(problem)
+        groups[origin, title][path] = problem
     for (origin, title), problems in groups.items():
-        remedy = f"cannot be put back: {_several(problems)}; {how_to_reinstall(origin)}"
+        again = how_to_reinstall(next(iter(problems)), origin)
+        remedy = f"cannot be put back: {_several([*problems.values()])}; {again}"
         yield SlimRow.unchanged(title, SlimStatus.FAILED, 0, remedy)
 
 

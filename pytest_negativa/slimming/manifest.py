@@ -184,11 +184,11 @@ def folders_of_spares(entries: Iterable[SlimmedFile]) -> set[Path]:
     return {Path(entry.spare).parent for entry in entries if entry.spare is not None}
 
 
-def how_to_reinstall(origin: Origin | None) -> str:
-    """What brings a file of a distribution back if it was not kept."""
+def how_to_reinstall(path: Path, origin: Origin | None) -> str:
+    """What brings a file of a distribution back if it was not kept; ``path`` is absolute."""
     if origin is None:
         return "install it again"
-    return f"install it again: {reinstall_commands([origin])[0]}"
+    return f"install it again: {reinstall_commands([(path, origin)])[0]}"
 
 
 def digest_of(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pytest_negativa.slimming.spares import (
     unchecked_in,
 )
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, Tree
+from pytest_negativa.slimming.undo import is_forgotten
 from pytest_negativa.spare.note import MAGIC, MAX_TRAILER, PAGE_SIZE, trailer_offset, unpack_trailer
 from pytest_negativa.storage.atomic import remove_file
 
@@ -35,13 +36,14 @@ class Spares:
     """The spares in a folder; sizes in bytes on disk, for the files are sparse.
 
     Attributes:
-        needed, unneeded: the files. What is no spare is in neither.
+        needed, unneeded: the files. What is no spare is in neither. Each needed one has the
+            library that needs it.
         size, unneeded_size: of all spares, and of those that no library needs.
         unknown: why other libraries may need them, a sentence each.
         left, left_size: what killed runs left, which no library needs.
     """
 
-    needed: tuple[Path, ...]
+    needed: dict[Path, Path]
     unneeded: tuple[Path, ...]
     size: int
     unneeded_size: int
@@ -103,7 +105,7 @@ def find_unneeded(
         NegativaError: a path is wrong, or a file can't be read.
     """
     unknown: list[str] = []
-    names: set[str] = set()
+    names: dict[str, Path] = {}
     trees = scan(paths) if paths else []
     covered = {tree.root for tree in trees if not tree.partial}
     for root in noted_trees(folder).values():
@@ -111,7 +113,8 @@ def find_unneeded(
             continue
         try:
             is_slimmed = bool(load_manifest(root).slimmed)
-            names |= _names(root)
+            if by_manifests:
+                names |= _names(root)
         except StoreError:
             if by_manifests:
                 raise
@@ -121,12 +124,13 @@ def find_unneeded(
         elif not by_manifests:
             trees += scan([root])
     for tree in trees:
+        names |= _needed_by(tree, unknown)
+    for tree in trees:
         try:
-            names |= _names(tree.root)
+            names = _names(tree.root, tree, names) | names
         except StoreError as e:
             unknown.append(str(e))
-        names |= {*_needed_by(tree, unknown)}
-    needed, unneeded = [], []
+    needed, unneeded = {}, []
     size = unneeded_size = 0
     for path in sorted(folder.iterdir()):
         if not is_spare(path):
@@ -134,13 +138,13 @@ def find_unneeded(
         on_disk = path.stat().st_blocks * 512
         size += on_disk
         if path.name in names:
-            needed.append(path)
+            needed[path] = names[path.name]
         else:
             unneeded.append(path)
             unneeded_size += on_disk
     left = tuple(unchecked_in(folder)) if is_alone else ()
     return Spares(
-        tuple(needed),
+        needed,
         tuple(unneeded),
         size,
         unneeded_size,
@@ -150,28 +154,40 @@ def find_unneeded(
     )
 
 
-def _names(root: Path) -> set[str]:
-    """Names of the spares that the manifest of a slimmed folder needs.
+def _names(root: Path, tree: Tree | None = None, known: Container[str] = ()) -> dict[str, Path]:
+    """Names of the spares that the manifest of a slimmed folder needs, with a library of each.
 
     By the name alone, which has a digest: ``slim fetch`` may have put one elsewhere.
+
+    Args:
+        root: the folder.
+        tree: its files; with them, what was uninstalled needs no spare.
+        known: names that are needed in any case.
     """
-    entries = load_manifest(root).slimmed.values()
-    return {Path(entry.spare).name for entry in entries if entry.spare is not None}
+    needed = {}
+    for key, entry in load_manifest(root).slimmed.items():
+        if entry.spare is None or (name := Path(entry.spare).name) in known:
+            continue
+        if tree is None or not tree.covers(entry.names) or not is_forgotten(tree, key, entry):
+            needed[name] = root / key
+    return needed
 
 
-def _needed_by(tree: Tree, unknown: list[str]) -> Iterator[str]:
-    """Names of the spares that libraries name; ``unknown`` gets what can't be read."""
+def _needed_by(tree: Tree, unknown: list[str]) -> dict[str, Path]:
+    """Names of the spares that libraries name, with one library of each.
+
+    ``unknown`` gets what can't be read.
+    """
+    needed = {}
     unknown += [f"{tree.root / row.path}: {row.detail}" for row in tree.unlisted_rows()]
     for group in (*tree.groups, *tree.unnamed):
-        if not tree.is_library(group):
-            continue
+        path = tree.root / group.name
         try:
-            note = note_of(tree.root / group.name)
+            if tree.is_library(group) and (note := note_of(path)) is not None:
+                needed[note.spare_name] = path
         except FormatError as e:
             unknown.append(str(e))
-            continue
-        if note is not None:
-            yield note.spare_name
+    return needed
 
 
 def is_spare(path: Path) -> bool:

@@ -43,8 +43,8 @@ _NO_LIBRARY = (
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
 
-OnStart = Callable[[Sequence[Origin | None]], None]
-"""Called before the first change, with the origin of each file whose original is not kept."""
+OnStart = Callable[[Sequence[tuple[Path, Origin | None]]], None]
+"""Called before the first change, with each file whose original is not kept, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class SlimReport:
 def slim_trees(
     request: SlimRequest,
     on_progress: OnProgress = lambda done, total: None,
-    on_start: OnStart = lambda origins: None,
+    on_start: OnStart = lambda files: None,
 ) -> SlimReport:
     """Slim libraries.
 
@@ -121,7 +121,7 @@ def slim_trees(
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
     roots = roots_of(request.paths)
-    _refuse_other_files(request.paths)
+    refuse_other_files(request.paths)
     for root in roots:
         _check_aside(request.options, root)
     if request.target is not None:
@@ -132,7 +132,7 @@ def slim_trees(
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
         if not request.options.dry_run:
-            on_start([origin for slimmer in slimmers for origin in slimmer.origins_of_lost()])
+            on_start([lost for slimmer in slimmers for lost in slimmer.origins_of_lost()])
         return _run(slimmers, unmet, on_progress)
 
 
@@ -285,7 +285,7 @@ def _slim_copy(
         raise OptionError(f"{target}: --target makes a copy of one folder; give one folder as PATH")
     root = roots[0]
     # A link or a name with ".." must not hide that one folder lies in the other.
-    target = target.parent.resolve() / target.name
+    target = Path(os.path.realpath(target.parent), target.name)
     if target == root or root in target.parents or target in root.parents:
         raise OptionError(f"{target}: the copy can't be in {root}, and can't contain it")
     # A process that slims the target's parent folder would find half of the copy.
@@ -352,16 +352,19 @@ def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
             raise OptionError(f"{tree.root / group.name}: {_NO_LIBRARY}")
 
 
-def _refuse_other_files(paths: Sequence[Path]) -> None:
+def refuse_other_files(paths: Sequence[Path]) -> None:
     """Refuse named files that can't be libraries, such as images.
 
     Raises:
         OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
     for path in paths:
-        head = head_of(path) if path.is_file() else None
-        is_known = path.resolve().with_name(MANIFEST_NAME).exists()
-        if head is not None and not is_known and not head.startswith(ELF_MAGIC):
+        head = head_of(path) if os.path.isfile(path) else None  # noqa: PTH113 (any path)
+        if (
+            head is not None
+            and not head.startswith(ELF_MAGIC)
+            and not path.resolve().with_name(MANIFEST_NAME).exists()
+        ):
             raise OptionError(f"{path}: {_NO_LIBRARY}")
 
 
@@ -382,7 +385,7 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
                 f"folder for {what}"
             )
         refuse_shared(aside)
-        real = aside.resolve()
+        real = Path(os.path.realpath(aside))
         if real == root or root in real.parents:
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"

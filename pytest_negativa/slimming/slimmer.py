@@ -161,15 +161,16 @@ class Slimmer:
         found = (self._known_origins.of(self.root / name) for name in names)
         return next(filter(None, found), None)
 
-    def origins_of_lost(self) -> Iterator[Origin | None]:
-        """The distribution, if one is known, of each file that nothing here will bring back."""
+    def origins_of_lost(self) -> Iterator[tuple[Path, Origin | None]]:
+        """The files that nothing here will bring back, with the distribution of each, if known."""
         if self.options.keep_originals is not None:
             return
         for task in self.work.tasks:
             if task.before is None and self._may_lose_for_good(task):
-                yield self.origin_of(task)
+                yield self.root / task.name, self.origin_of(task)
         for package in self.work.packages:
-            yield from (self._origin_of(group.names) for group in package.unused)
+            for group in package.unused:
+                yield self.root / group.name, self._origin_of(group.names)
 
     def _may_lose_for_good(self, task: Task) -> bool:
         recipe = task.recipe

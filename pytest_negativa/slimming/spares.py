@@ -46,7 +46,13 @@ from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import SPARE_FOLDER, Note
 from pytest_negativa.storage.atomic import new_file, sync_folder
 from pytest_negativa.storage.locks import lock, open_to_lock
-from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode, why_shared
+from pytest_negativa.storage.shared_folders import (
+    ALONE,
+    refuse_shared,
+    set_mode,
+    who_may_write,
+    why_shared,
+)
 from pytest_negativa.storage.system import read_regular
 
 UNCHECKED = ".unchecked-"
@@ -480,11 +486,12 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
         within = () if tree is None or os.geteuid() == 0 else (tree, *tree.parents)
         reason = why_shared(folder, {0, os.geteuid()}, within)
     # No library would use a spare there, in any case.
-    if reason is None and folder.exists() and (mode := folder.stat().st_mode) & _OTHERS_WRITE:
-        reason = f"other users may write to it (mode {stat.S_IMODE(mode):o}; chmod go-w)"
+    if reason is None and folder.exists() and folder.stat().st_mode & _OTHERS_WRITE:
+        reason = who_may_write(folder, folder.stat())
     if reason is not None:
+        where = "" if str(folder) in reason else f"{folder}: "
         raise ReconstructError(
-            f"{folder}: {reason}, so spares, whose code processes run, could be exchanged there; "
+            f"{where}{reason}, so spares, whose code processes run, could be exchanged there; "
             f"{remedy}"
         )
 

@@ -118,7 +118,7 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
             if row.status is SlimStatus.UNDONE:
                 for record, path, line in lines_before(tree.root, entry):
                     lines[record][path] = line
-            if not dry_run and _is_done_with(row, entry):
+            if not dry_run and _is_done_with(tree, row, entry, records):
                 manifest.slimmed.pop(key, None)
         rows += undo_files(tree, manifest, token, dry_run=dry_run)
     except KeyboardInterrupt:
@@ -214,12 +214,34 @@ def _restore_times(root: Path, manifest: SlimManifest, sites: Sequence[Site]) ->
                 set_mtime(file.fileno(), before.mtime_ns)
 
 
-def _is_done_with(row: SlimRow, entry: SlimmedFile) -> bool:
+def is_forgotten(tree: Tree, key: str, entry: SlimmedFile) -> bool:
+    """Whether undo would find that an entry's library was uninstalled, or is another one now."""
+    records = tree.recorded(set(entry.names))
+    try:
+        row = _undo_one(tree, key, entry, records, "", dry_run=True)
+    except NegativaError:
+        return False
+    return row.status is SlimStatus.LEFT and _is_done_with(tree, row, entry, records)
+
+
+def _is_done_with(
+    tree: Tree, row: SlimRow, entry: SlimmedFile, records: Mapping[str, Records]
+) -> bool:
     if row.status is SlimStatus.LEFT:
         # If the library comes back, its entry is the way to the original.
-        is_away = row.after == 0
+        is_away = row.after == 0 and not _is_removed(tree, entry, records)
         return not may_be_kept(entry) and not (is_away and entry.spare is not None)
     return row.status is not SlimStatus.FAILED
+
+
+def _is_removed(tree: Tree, entry: SlimmedFile, records: Mapping[str, Records]) -> bool:
+    """Whether a library that is not there was uninstalled, and not away with all of its site."""
+    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
+    return (
+        any(is_uninstalled(name, entry, records.get(name, {})) for name in entry.names)
+        and {Path(record).parents[1] for record in records_then} <= {tree.root, *tree.sites}
+        and tree.unread_record() is None
+    )
 
 
 def _undo_one(
@@ -292,7 +314,7 @@ def _undo_gone(
     )
     if entry.original is None or not ours:
         return _row(key, entry, SlimStatus.LEFT, 0, "it is no longer there")
-    aside = _kept_original(entry)
+    aside = _kept_original(names[0], entry)
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
     put_back(aside, dict.fromkeys(names), entry, token, like=None)
@@ -302,18 +324,20 @@ def _undo_gone(
 def _original_of(place: Path, entry: SlimmedFile) -> Path | None:
     """The kept original of a library; None: library and spare give it back."""
     if entry.spare is None or may_be_kept(entry):
-        return _kept_original(entry)
+        return _kept_original(place, entry)
     find_spare(place)
     return None
 
 
-def _kept_original(entry: SlimmedFile) -> Path:
+def _kept_original(place: Path, entry: SlimmedFile) -> Path:
     if entry.original is None:
-        raise ReconstructError(f"its original was not kept; {how_to_reinstall(entry.origin)}")
+        raise ReconstructError(
+            f"its original was not kept; {how_to_reinstall(place, entry.origin)}"
+        )
     aside = Path(entry.original)
     if digest_of(aside) != entry.original_sha256:
         raise ReconstructError(
-            f"{aside} is gone, or no longer its original; {how_to_reinstall(entry.origin)}"
+            f"{aside} is gone, or no longer its original; {how_to_reinstall(place, entry.origin)}"
         )
     return aside
 

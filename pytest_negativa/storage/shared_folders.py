@@ -7,6 +7,7 @@ another folder into the place of a name, while a process of root works with that
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import stat
 from collections.abc import Collection
@@ -38,7 +39,8 @@ def refuse_shared(*folders: Path) -> None:
             where = "" if str(folder) in reason else f"{folder}: "
             raise ReconstructError(
                 f"{where}{reason}: who can write there can make root change any file; run negativa "
-                f"as its owner, or set {ALONE}=1 if nobody else can get in (an image build)"
+                f"as its owner if that is another user, or set {ALONE}=1 if nobody else can get "
+                "in (an image build)"
             )
 
 
@@ -71,9 +73,22 @@ def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] =
         # With the sticky bit, nobody can exchange what belongs to others.
         is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if is_open and place not in within and not (ahead and status.st_mode & stat.S_ISVTX):
-            mode = stat.S_IMODE(status.st_mode)
-            return f"other users may write to {place} (mode {mode:o}; chmod go-w)"
+            return who_may_write(place, status)
     return None
+
+
+def who_may_write(place: Path, status: os.stat_result) -> str:
+    """Who but its owner may write to a folder, and the way out, for messages."""
+    way, who = "; chmod go-w", "other users"
+    if status.st_mode & stat.S_ISVTX:
+        way = "; name a folder in it that its owner alone may write to"
+    elif status.st_mode & stat.S_ISGID:
+        way = ""  # The system, or an administrator, shares it with the group.
+    if not status.st_mode & stat.S_IWOTH:
+        who = f"group {status.st_gid}"
+        with contextlib.suppress(KeyError):
+            who = f"group {grp.getgrgid(status.st_gid).gr_name}"
+    return f"{who} may write to {place} (mode {stat.S_IMODE(status.st_mode):o}{way})"
 
 
 def make_folder(folder: Path) -> None:

@@ -283,7 +283,17 @@ class TestSlim:
     def test_a_file_that_is_no_library(self, tmp_path: Path, name: str) -> None:
         path = tmp_path / name
         path.write_text("no library")
-        assert "not a shared library" in negativa("slim", "--arch", "9.0", path, code=2).stderr
+        for options in (("--arch", "9.0"), ()):  # Before it misses a lock.
+            assert "not a shared library" in negativa("slim", *options, path, code=2).stderr
+
+    def test_a_folder_of_wheels(self, tmp_path: Path) -> None:
+        (tmp_path / "one-1.0-py3-none-any.whl").write_bytes(b"PK")
+        for options in ((), ("--target", tmp_path.with_name(f"{tmp_path.name}-copy"))):
+            result = negativa("slim", "--arch", "sm_90", *options, tmp_path, code=1)
+            assert (
+                "no library has GPU code; the wheels there were not opened: pass each by its"
+                in (result.stderr)
+            )
 
     def test_originals_that_can_no_longer_be_kept(self, site: Made, tmp_path: Path) -> None:
         lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
@@ -292,6 +302,10 @@ class TestSlim:
         for name in (ONE, TWO):
             assert f"{name}: no original is kept" in result.stdout
         assert "no original" not in negativa("slim", *lock, site.folder).stdout
+
+    def test_a_check_of_nothing_is_no_success(self, site: Made) -> None:
+        result = negativa("slim", "check", site.folder, code=1)
+        assert f"nothing was slimmed in {site.folder}: nothing was checked" in result.stderr
 
     def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
         text = f"nothing was slimmed in {site.folder}\n"
@@ -388,7 +402,8 @@ class TestSlim:
         lock = ("--lock", site.lock_file)
         assert "2 libraries" in negativa("slim", f"./{name}", *lock, "--dry-run").stdout
         assert "2 libraries" in negativa("slim", *lock, "--dry-run", name).stdout
-        assert negativa("slim", name, name).stdout == f"nothing was slimmed in {name}\n"
+        code = 1 if name == "check" else 0
+        assert f"nothing was slimmed in {name}" in negativa("slim", name, name, code=code).output
         assert "2 libraries" in negativa("slim", *lock, name).stdout
         assert "sound" in negativa("slim", "check", name).stdout
 

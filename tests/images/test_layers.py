@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import struct
 import tarfile
@@ -38,7 +39,9 @@ class Hard(NamedTuple):
     target: str
 
 
-Layer = Mapping[str, "Path | str | bytes | Hard"]
+PIPE, DEVICE = object(), object()
+
+Layer = Mapping[str, Any]
 LAYERS: tuple[Layer, ...] = (
     {
         "opt/old/libgone.so": CALLGRAPH,
@@ -75,8 +78,10 @@ def tar_of(files: Layer) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
-            if isinstance(content, str | Hard):
-                if isinstance(content, Hard):
+            if content in (PIPE, DEVICE) or isinstance(content, str | Hard):
+                if content in (PIPE, DEVICE):
+                    info.type = tarfile.FIFOTYPE if content is PIPE else tarfile.CHRTYPE
+                elif isinstance(content, Hard):
                     info.type, info.linkname = tarfile.LNKTYPE, content.target
                 else:
                     info.type, info.linkname = tarfile.SYMTYPE, content
@@ -176,9 +181,12 @@ def unpack(layers: Iterable[Layer], root: Path) -> Path:
             elif isinstance(content, str):
                 path.symlink_to(content)
             else:
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
                 if isinstance(content, Hard):
-                    path.hardlink_to(root / content.target)
+                    path.hardlink_to(root / content.target.removeprefix("../"))
+                elif content in (PIPE, DEVICE):
+                    # Only root may make devices.
+                    os.mkfifo(path)
                 else:
                     path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
     return root
@@ -293,6 +301,44 @@ LINK: Layer = {"opt/a": "b", "opt/b/libsuffix.so": SUFFIX}
             0,
             id="through-a-link-made-through-a-link",
         ),
+        pytest.param([BELOW, {"usr/lib/libsuffix.so": PIPE}], {}, 1, id="pipe"),
+        pytest.param([BELOW, {"lib/libsuffix.so": DEVICE}], {}, 1, id="device"),
+        pytest.param([BELOW, {"usr/lib": DEVICE}], {}, 1, id="device-over-a-folder"),
+        pytest.param(
+            [{**BELOW, "usr/lib/libm.so": Hard("../usr/lib/libsuffix.so")}],
+            {"usr/lib/libm.so": None},
+            0,
+            id="hard-link-that-stops-at-the-root",
+        ),
+        pytest.param(
+            [{**BELOW, "a.so": Hard("lib64/libsuffix.so"), "b.so": Hard("a.so")}],
+            {"a.so": None},
+            0,
+            id="hard-link-through-a-link",
+        ),
+        pytest.param(
+            [BELOW, {"usr/lib/libm.so": Hard("lib/libsuffix.so")}],
+            {"usr/lib/libm.so": None},
+            0,
+            id="hard-link-to-a-lower-layer",
+        ),
+        pytest.param(
+            [
+                BELOW,
+                {"usr/lib/a.so": Hard("usr/lib/libsuffix.so")},
+                {"usr/lib/libsuffix.so": MULTIARCH, "usr/lib/b.so": Hard("usr/lib/a.so")},
+                {"usr/lib/.wh.a.so": b"", "usr/lib/c.so": Hard("usr/lib/libsuffix.so")},
+            ],
+            {"usr/lib/b.so": None, "usr/lib/c.so": None},
+            0,
+            id="hard-links-to-two-files-of-one-name",
+        ),
+        pytest.param(
+            [INSTALLED, {"x/libm.so": Hard(f"{SITE}/pack/lib/libm.so")}, {"root/.wh..cache": b""}],
+            {f"{SITE}/pack/lib/libm.so": "pack"},
+            0,
+            id="hard-link-to-a-hard-link",
+        ),
     ],
 )
 @pytest.mark.parametrize("save", [save_tar, save_gzip])
@@ -314,6 +360,12 @@ def test_a_link_to_a_file_that_is_not_there(tmp_path: Path) -> None:
     report = report_image(save_tar(docker([tar_of(layer)]), tmp_path / "saved"))
     [problem] = report.unreadable
     assert "lib/libm.so: is a hard link to lib/libn.so, which is not before it" in problem
+    gone: Layer = {"usr/.wh.lib": b"", "opt/.wh.t": b""}
+    upper: Layer = {"a.so": Hard("usr/lib/libsuffix.so"), "b.so": Hard(".."), "c.so": Hard("b.so")}
+    saved = save_tar(docker(map(tar_of, (BELOW, gone, upper))), tmp_path / "saved")
+    report = report_image(saved)
+    problems = "\n".join(report.unreadable)
+    assert not report.libraries and problems.count("which is not before it") == 3
 
 
 def test_a_folder_of_an_upper_layer_replaces_a_link(tmp_path: Path) -> None:

@@ -196,10 +196,10 @@ def test_files_that_are_gone_may_be_needed(site: Path, fault: PlantedFault) -> N
     says="it was removed, and was not kept (and 2 more files); install it again: pip install",
 )
 def test_files_that_were_not_kept(site: Path, fault: PlantedFault) -> None:
-    lost: list[Origin | None] = []
+    lost: list[tuple[Path, Origin | None]] = []
     request = SlimRequest(paths=(site,), devices=(H200,))
     slim_trees(request, on_start=lost.extend)
-    assert [origin and origin.name for origin in lost] == ["kernels"] * 3
+    assert [origin and origin.name for _path, origin in lost] == ["kernels"] * 3
     [row] = undo_trees([site])
     assert (row.path, row.status) == ("kernels 1.0", SlimStatus.FAILED)
     fault.check(row.detail or "")

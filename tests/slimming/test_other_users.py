@@ -335,6 +335,14 @@ def test_links_on_the_way(tmp_path: Path) -> None:
         refuse_shared(link)
     tmp_path.chmod(0o1777)
     refuse_shared(folder)
+    # As /tmp is. To take the right from others would break the system.
+    with pytest.raises(ReconstructError, match=r"\(mode 1777; name a folder in it that its owner"):
+        refuse_shared(tmp_path)
+    # As Debian has /var/local.
+    os.chown(tmp_path, -1, 50)
+    tmp_path.chmod(0o2775)
+    with pytest.raises(ReconstructError, match=rf"group (staff|50) .* \(mode 2775\).*{ALONE}=1"):
+        refuse_shared(folder)
     tmp_path.chmod(0o777)
     with pytest.raises(ReconstructError, match="other users may write to"):
         refuse_shared(folder)

@@ -83,11 +83,12 @@ def test_spares_of_earlier_slims_go(site: Made, spares: Path) -> None:
     (spares / "libl.so.0123456789abcdef.spare").symlink_to(site.one)
     kept = names_of(site)
     assert spares_in(spares) > earlier | kept and not earlier & kept
+    stay = {f"{find_spare(path).name} stays: {path} needs it" for path in (site.one, site.two)}
     dry = prune(spares, "--dry-run")
     assert "2 spares (" in dry.stdout and "would be removed; 2 others needed" in dry.stdout
     assert spares_in(spares) > earlier
     done = prune(spares)
-    assert {*done.stdout.splitlines()[:-1]} == earlier
+    assert {*done.stdout.splitlines()[:-1]} == earlier | stay
     assert "removed; 2 others needed" in done.stdout
     left = {*kept, others[1].name, "libl.so.0123456789abcdef.spare"}
     assert spares_in(spares) == left and all(path.exists() for path in others)
@@ -139,6 +140,37 @@ def test_other_folders_keep_theirs(site: Made, spares: Path, tmp_path: Path) -> 
     undo_trees((site.folder,))
     prune(spares, tmp_path / "libone.so.1", "--force")
     assert spares_in(spares) == {needed}
+
+
+@pytest.mark.parametrize("first", ["undo", "prune"])
+@pytest.mark.parametrize("then", ["uninstalled", "upgraded", "away with its site", "no RECORD"])
+def test_a_library_that_was_uninstalled_needs_no_spare(
+    site: Made, spares: Path, tmp_path: Path, first: str, then: str
+) -> None:
+    """If its whole site is away, or a RECORD can't be read, nothing is known."""
+    around, original = tmp_path / "around", site.one.read_bytes()
+    (around / "lib").mkdir(parents=True)
+    site = Made(site.folder.rename(around / "lib/site-packages"), site.lock, site.lock_file)
+    slim(around, spares, site)
+    before = spares_in(spares)
+    if then == "away with its site":
+        site.folder.rename(tmp_path / "away")
+        site.folder.mkdir()
+    else:
+        # As pip leaves it.
+        shutil.rmtree(site.info)
+        site.one.unlink()
+        site.two.unlink()
+    if then == "upgraded":
+        site.one.write_bytes(original + b"newer")
+        site.two.write_bytes(original + b"newer")
+    elif then == "no RECORD":
+        (site.folder / "host_code-2.0.dist-info/RECORD").unlink()
+    if first == "undo":
+        assert set(statuses(undo_trees((around,))).values()) == {SlimStatus.LEFT}
+    is_known = then in ("uninstalled", "upgraded")
+    assert f"{0 if is_known else 2} others needed" in prune(spares).stdout
+    assert spares_in(spares) == (set() if is_known else before)
 
 
 @pytest.mark.planted_fault(
