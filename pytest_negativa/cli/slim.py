@@ -759,7 +759,8 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    if (spare := request.options.spare) is None:
+    # A run that cut nothing leaves no folder that it made.
+    if (spare := request.options.spare) is None or not spare.folder.is_dir():
         return
     has = f"negativa: {printable(str(spare.folder))} has what was removed"
     try:

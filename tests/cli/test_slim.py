@@ -185,6 +185,14 @@ class TestSlim:
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "slimmed before" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
 
+    def test_only_other_libraries_change_beside_a_spare(self, site: Made, tmp_path: Path) -> None:
+        """Nothing is cut, so the folder of spares that the run made is gone at the end."""
+        spares = tmp_path / "spares"
+        words = ("slim", "--arch", "sm_90", "--spare", spares, "--strip-others", site.folder)
+        result = negativa(*words)
+        assert f"{HOST} " in result.stdout and "saves only" in result.stdout
+        assert not spares.exists() and str(spares) not in result.stderr
+
     @pytest.mark.parametrize("command", ["--arch=sm_90", "--lock"])
     def test_files_that_slim_does_not_take(self, site: Made, tmp_path: Path, command: str) -> None:
         words = [command] if "=" in command else [command, site.lock_file]
