@@ -447,7 +447,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
 @click.option(
     "--require",
     is_flag=True,
-    help="Fail also if a library is another file, or its spare is not here.",
+    help="Fail also if a library is another file, its spare is not here, or nothing was slimmed.",
 )
 @as_json_option("slim")
 def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
@@ -468,7 +468,11 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     with interruptible(_NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {_places(*paths)}"
-    _finish(rows, nothing, as_json=as_json, checked=True, require=require)
+    # Such as a misspelled folder, or a volume that is not mounted.
+    nothing_done = f"{nothing}, so nothing was checked" if require and not rows else None
+    _finish(
+        rows, nothing, as_json=as_json, checked=True, require=require, nothing_done=nothing_done
+    )
 
 
 @slim.command("push")
