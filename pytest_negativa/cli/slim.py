@@ -469,9 +469,13 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {_places(*paths)}"
     # Such as a misspelled folder, or a volume that is not mounted.
-    nothing_done = f"{nothing}, so nothing was checked" if require and not rows else None
     _finish(
-        rows, nothing, as_json=as_json, checked=True, require=require, nothing_done=nothing_done
+        rows,
+        nothing,
+        as_json=as_json,
+        checked=True,
+        require=require,
+        nothing_done=f"{nothing}, so nothing was checked" if require and not rows else None,
     )
 
 
