@@ -440,7 +440,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
 @click.option(
     "--require",
     is_flag=True,
-    help="Fail also if a library is another file, or its spare is not here.",
+    help="Fail also if a library is another file, its spare is not here, or nothing was slimmed.",
 )
 @as_json_option("slim")
 def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
@@ -751,7 +751,8 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    if (spare := request.options.spare) is None:
+    # A run that cut nothing leaves no folder that it made.
+    if (spare := request.options.spare) is None or not spare.folder.is_dir():
         return
     has = f"negativa: {printable(str(spare.folder))} has what was removed"
     try:

@@ -382,7 +382,8 @@ def iter_tar(
     """
     buffered = io.BufferedReader(part, _BUFFER)
     head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
-    kind = archive_kind(head)
+    # Zeros end an archive, and are all of a layer in which nothing changed.
+    kind = ArchiveKind.TAR if head and not head.strip(b"\0") else archive_kind(head)
     in_place = kind is ArchiveKind.TAR and archive is not None and isinstance(part, Part)
     with damage(label):
         stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)

@@ -28,9 +28,9 @@ from pytest_negativa.images.archives import (
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.base import UNDECODABLE
 
-# Names of Docker, Podman, skopeo, containerd, BuildKit, kaniko and Bazel.
+# Names of Docker, Podman, skopeo, containerd, BuildKit, kaniko, Bazel and Jib.
 _IMAGE_FILES = re.compile(
-    r"blobs/\S+|(manifest|index)\.json|oci-layout|repositories"
+    r"blobs/\S+|(manifest|index|config)\.json|oci-layout|repositories"
     r"|(sha256:)?[0-9a-f]{64}(\.json|\.tar|\.tar\.gz|/(layer\.tar|json|VERSION))?"
 )
 _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")

@@ -54,8 +54,10 @@ def named_metadata(distribution: PathDistribution) -> PackageMetadata | None:
             is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_METADATA
             if not (is_file or stat.S_ISDIR(status.st_mode)):
                 return None
-    metadata = distribution.metadata
-    return metadata if metadata and metadata["Name"] else None
+    with contextlib.suppress(UnicodeDecodeError):
+        metadata = distribution.metadata
+        return metadata if metadata and metadata["Name"] else None
+    return None
 
 
 def normalized(name: str) -> str:

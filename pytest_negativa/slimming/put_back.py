@@ -14,6 +14,7 @@ from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import staged_name
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 
 def put_back(
@@ -38,6 +39,7 @@ def put_back(
     """
     first = next(iter(places))
     staged = staged_name(first, token)
+    refuse_shared(*{place.parent for place in places})
     try:
         if aside is None:
             rebuild(first, staged, entry.mtime_ns)

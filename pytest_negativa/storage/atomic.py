@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written."""
@@ -195,8 +196,12 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove what writers of ``target`` left that were killed. None may be at work."""
-    with contextlib.suppress(OSError):
+    """Remove what writers of ``target`` left that were killed. None may be at work.
+
+    Where another user can exchange the folder, root removes nothing.
+    """
+    with contextlib.suppress(OSError, ReconstructError):
+        refuse_shared(target.parent)
         for entry in os.scandir(target.parent):
             if entry.name.startswith(f".{target.name}.") and entry.name.endswith(TEMPORARY_SUFFIX):
                 Path(entry.path).unlink()

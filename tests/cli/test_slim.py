@@ -185,6 +185,14 @@ class TestSlim:
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "slimmed before" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
 
+    def test_only_other_libraries_change_beside_a_spare(self, site: Made, tmp_path: Path) -> None:
+        """Nothing is cut, so the folder of spares that the run made is gone at the end."""
+        spares = tmp_path / "spares"
+        words = ("slim", "--arch", "sm_90", "--spare", spares, "--strip-others", site.folder)
+        result = negativa(*words)
+        assert f"{HOST} " in result.stdout and "saves only" in result.stdout
+        assert not spares.exists() and str(spares) not in result.stderr
+
     @pytest.mark.parametrize("command", ["--arch=sm_90", "--lock"])
     def test_files_that_slim_does_not_take(self, site: Made, tmp_path: Path, command: str) -> None:
         words = [command] if "=" in command else [command, site.lock_file]
@@ -310,6 +318,21 @@ class TestSlim:
     def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
         text = f"nothing was slimmed in {site.folder}\n"
         assert negativa("slim", "undo", site.folder).stdout == text
+
+    @pytest.mark.planted_fault(
+        "a container checks a folder that holds no slimmed library", says="so nothing was checked"
+    )
+    def test_check_of_nothing(self, site: Made, fault: PlantedFault) -> None:
+        text = f"nothing was slimmed in {site.folder}"
+        assert negativa("slim", "check", site.folder).stdout == f"{text}\n"
+        result = negativa("slim", "check", "--require", site.folder, code=1)
+        fault.check(result.stderr)
+        assert text in result.stderr
+        assert json.loads(
+            negativa("slim", "check", "--require", "--json", site.folder, code=1).stdout
+        )
+        negativa("slim", "--lock", site.lock_file, site.folder)
+        assert "sound" in negativa("slim", "check", "--require", site.folder).stdout
 
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)

@@ -396,6 +396,27 @@ def test_a_library_is_recognised_by_its_content(
     assert {row.suite for row in rows.values()} == {SuiteUse.NEVER_LOADED}
 
 
+@pytest.mark.parametrize("save", [save_folder, save_tar, save_gzip])
+@pytest.mark.parametrize("size", [1024, 10240])
+def test_layers_in_which_nothing_changed(
+    tmp_path: Path, save: Callable[[Mapping[str, bytes], Path], Path], size: int
+) -> None:
+    """Docker and BuildKit end a layer with 1,024 zeros, and Python with more."""
+    layers = [tar_of(layer) for layer in LAYERS]
+    for name, empty in (("first", [bytes(size), *layers]), ("last", [*layers, bytes(size)])):
+        report = report_image(save(docker(empty), tmp_path / name))
+        assert {row.path for row in report.libraries} == VISIBLE and not report.unreadable
+
+
+def test_an_image_of_jib(tmp_path: Path) -> None:
+    layers = [gzip.compress(tar_of(layer)) for layer in LAYERS]
+    files = {f"{digest_of(data)}.tar.gz": data for data in layers}
+    saved = [{"Config": "config.json", "RepoTags": ["a:1"], "Layers": list(files)}]
+    files |= {"config.json": encode({"rootfs": {}}), "manifest.json": encode(saved)}
+    report = report_image(save_tar(files, tmp_path / "saved"))
+    assert {row.path for row in report.libraries} == VISIBLE and not report.unreadable
+
+
 def test_an_image_with_two_tags_is_one(tmp_path: Path) -> None:
     files = oci([tar_of(layer) for layer in LAYERS])
     files["index.json"] = encode({"manifests": json.loads(files["index.json"])["manifests"] * 2})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.sites import Places, Site
 from pytest_negativa.models.lock import Place
 from tests.support.libraries import MULTIARCH
 from tests.support.sites import make_wheel, pip_install
@@ -34,6 +34,17 @@ def test_installed_outside_of_the_site(tmp_path: Path, monkeypatch: pytest.Monke
     assert Places().of(str(library)) == Place(str(library))
     monkeypatch.syspath_prepend(site)
     assert Places().of(str(library)) == Place(str(library), "my-code", "1.5")
+
+
+def test_metadata_that_are_not_utf_8(tmp_path: Path) -> None:
+    """Builders of old wheels wrote the encoding of their machine."""
+    for name, summary in (("old", b"caf\xe9"), ("new", "café".encode())):
+        folder = tmp_path / f"{name}-1.5.dist-info"
+        folder.mkdir()
+        content = f"Name: {name}\nVersion: 1.5\nSummary: ".encode() + summary
+        (folder / "METADATA").write_bytes(content)
+    assert [one.name for one in Site(tmp_path).installed()] == ["new"]
+    assert [one.name for one in Site(tmp_path).with_requirements(["old", "new"])] == ["new"]
 
 
 def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
+from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage import shared_folders
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode
@@ -203,6 +204,33 @@ def test_one_folder_of_another_user(site: Made) -> None:
     assert {k: v for k, v in small.items() if k != MANIFEST_NAME} == {
         k: v for k, v in after.items() if k != MANIFEST_NAME
     }
+
+
+@pytest.mark.planted_fault(
+    "the owner of a folder in root's tree exchanges it for a link to a folder of root",
+    says="who can write there can make root change any file",
+)
+@pytest.mark.parametrize("spare", [False, True])
+def test_nothing_is_written_into_one_folder_of_another_user(
+    site: Made, tmp_path: Path, spare: bool, fault: PlantedFault
+) -> None:
+    """Not for a moment: a temporary file would land where such a link leads."""
+    options = {"load_check": False, "keep_originals": None if spare else tmp_path / "originals"}
+    policy, folder = SparePolicy(tmp_path / "spares") if spare else None, site.one.parent
+    left = folder / f".{RUNTIME_NAME}.0.tmp"
+    for work in (
+        lambda: slim(site, spare=policy, **options).rows,
+        lambda: undo_trees((site.folder,)),
+    ):
+        left.touch()
+        os.chown(folder, OTHER, OTHER)
+        before = folder.stat().st_mtime_ns
+        rows = work()
+        assert {row.status for row in rows} == {SlimStatus.FAILED}
+        fault.check(str(rows[0].detail))
+        assert folder.stat().st_mtime_ns == before and left.exists()
+        os.chown(folder, 0, 0)
+        slim(site, spare=policy, **options)
 
 
 def test_a_copy_of_a_folder_with_one_of_another_user(site: Made) -> None:
