@@ -24,12 +24,14 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     metavar="DIR",
     help="Search the libraries here. (default: this interpreter's packages)",
 )
-@click.option("--pid", type=int, metavar="PID", help="Look at the pages of a running process.")
+@click.option(
+    "--pid", type=int, metavar="PID", help="Show pages that a running process has, without a log."
+)
 @click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="With --pid, write logs into DIR, for --add-misses.",
+    help="Write what --pid shows as logs into DIR, for --add-misses.",
 )
 @click.option(
     "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."

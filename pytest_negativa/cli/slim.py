@@ -440,7 +440,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
 @click.option(
     "--require",
     is_flag=True,
-    help="Fail also if a library is another file, its spare is not here, or nothing was slimmed.",
+    help="Fail also if a library is another file or its spare is not here.",
 )
 @as_json_option("slim")
 def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:

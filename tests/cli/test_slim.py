@@ -320,17 +320,13 @@ class TestSlim:
         assert negativa("slim", "undo", site.folder).stdout == text
 
     @pytest.mark.planted_fault(
-        "a container checks a folder that holds no slimmed library", says="so nothing was checked"
+        "a container checks a folder that holds no slimmed library", says=": nothing was checked"
     )
     def test_check_of_nothing(self, site: Made, fault: PlantedFault) -> None:
-        text = f"nothing was slimmed in {site.folder}"
-        assert negativa("slim", "check", site.folder).stdout == f"{text}\n"
-        result = negativa("slim", "check", "--require", site.folder, code=1)
-        fault.check(result.stderr)
-        assert text in result.stderr
-        assert json.loads(
-            negativa("slim", "check", "--require", "--json", site.folder, code=1).stdout
-        )
+        for option in ((), ("--require",)):
+            result = negativa("slim", "check", *option, site.folder, code=1)
+            fault.check(result.stderr)
+            assert f"nothing was slimmed in {site.folder}" in result.stderr
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "sound" in negativa("slim", "check", "--require", site.folder).stdout
 

@@ -25,7 +25,6 @@ from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
-from pytest_negativa.spare.note import RUNTIME_NAME
 from pytest_negativa.storage import shared_folders
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode
@@ -217,7 +216,7 @@ def test_nothing_is_written_into_one_folder_of_another_user(
     """Not for a moment: a temporary file would land where such a link leads."""
     options = {"load_check": False, "keep_originals": None if spare else tmp_path / "originals"}
     policy, folder = SparePolicy(tmp_path / "spares") if spare else None, site.one.parent
-    left = folder / f".{RUNTIME_NAME}.0.tmp"
+    left = folder / f".{site.one.name}.0.tmp"
     for work in (
         lambda: slim(site, spare=policy, **options).rows,
         lambda: undo_trees((site.folder,)),
