@@ -3,15 +3,17 @@ of the original."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.rewriting.compact.cut import Cut
 from tests.support.compiling import compile_c, compile_shared
-from tests.support.cutting import Kit, needs_stub
+from tests.support.cutting import Kit, compile_library, needs_stub
 
 pytestmark = needs_stub
 
@@ -102,3 +104,15 @@ os.write(1, ctypes.string_at(library.page(3), 4096))
     )
     assert (first.stdout, first.stderr) == (second.stdout, second.stderr)
     assert first.stdout.startswith(f"[({kit.output.split()[1]}, 30)]".encode())
+
+
+def test_a_segment_that_starts_with_a_gap_is_found_by_its_headers(kit: Kit, tmp_path: Path) -> None:
+    """Its code comes first, as no constructors and no table of jumps are before it."""
+    library = compile_library(tmp_path, "-nostartfiles", "-fno-plt", "-Wl,-z,now")
+    kit = dataclasses.replace(kit, library=library)
+    cut = kit.cut(tmp_path / "cut")
+    with cut.library.open("rb") as file:
+        loads = [s.header for s in ELFFile(file).iter_segments("PT_LOAD")]
+    first = next(load for load in loads if load.p_flags & 1)
+    assert first.p_vaddr - first.p_offset > 4096 * kit.pages
+    assert both(kit.program, kit, cut, "object").startswith(f"{kit.pages} {kit.pages} ")
