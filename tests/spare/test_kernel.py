@@ -53,8 +53,8 @@ def test_the_kernel_sees_the_pages(kit: Kit, cut: Cut, what: str) -> None:
     if what == "cancelled":
         assert output.startswith("1 1\n")
     elif what == "object":
-        in_headers, by_address, frames = map(int, output.split()[:3])
-        assert in_headers == by_address == kit.pages and frames > 3
+        in_headers, by_address, frames, symbol = map(int, output.split()[:4])
+        assert in_headers == by_address == kit.pages and frames > 3 and symbol == 0
     elif what == "namespace":
         assert output.startswith(f"1 {kit.output.split()[1]}\n")
     elif what == "restartable":

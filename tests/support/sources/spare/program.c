@@ -322,7 +322,7 @@ static int covers(struct dl_phdr_info *object, size_t size, void *found) {
 }
 
 static void find_object_of_pages(void) {
-    int counts[3] = {0};
+    int counts[4] = {0};
     for (int i = 0; i < pages; i++) {
         Found found = {page(i), 0};
         Dl_info info;
@@ -331,7 +331,33 @@ static void find_object_of_pages(void) {
         counts[1] += dladdr(page(i), &info) && strstr(info.dli_fname, "libpages.so");
     }
     counts[2] = within(count_frames, &left);
-    printf("%d %d %d\n", counts[0], counts[1], counts[2]);
+    /* The first symbol is that of a refusal, see stub.c. */
+    struct link_map *map;
+    static const ElfW(Sym) none;
+    const ElfW(Sym) *symbols = NULL;
+    dlinfo(library, RTLD_DI_LINKMAP, &map);
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag; row++)
+        if (row->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym) *)row->d_un.d_ptr;
+    counts[3] = symbols == NULL ? -1 : memcmp(symbols, &none, sizeof none);
+    printf("%d %d %d %d\n", counts[0], counts[1], counts[2], counts[3]);
+}
+
+/* Loads the library as soon as memory suffices for the last step. */
+static void load_in_little_memory(const char *path) {
+    struct rlimit limit = {0, RLIM_INFINITY};
+    char last[4096] = "";
+    unsigned long now;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%lu", &now) != 1) exit(4);
+    fclose(file);
+    dlopen("libstdc++.so.6", RTLD_NOW);
+    for (limit.rlim_cur = now * 4096; library == NULL; limit.rlim_cur += 4096) {
+        setrlimit(RLIMIT_AS, &limit);
+        library = dlopen(path, RTLD_NOW);
+        if (library == NULL) snprintf(last, sizeof last, "%s", dlerror());
+    }
+    puts(last);
+    dlclose(library);
 }
 
 /* A sequence without an end, which goes on in the library when it is interrupted. */
@@ -434,7 +460,7 @@ static bool by_kernel(const char *what, const char *path) {
         setitimer(ITIMER_REAL, &soon, NULL);
         printf("%ld\n", __rseq_size ? run_restartable(dlsym(library, "interrupted")) : 0);
     } else {
-        return strcmp(what, "locked") == 0;
+        return !strcmp(what, "locked") || !strcmp(what, "little-memory");
     }
     return true;
 }
@@ -454,6 +480,7 @@ int main(int count, char **arguments) {
     }
     /* The load, too, then has all pages in memory. */
     if (!strcmp(what, "locked") && mlockall(MCL_CURRENT | MCL_FUTURE)) puts("no lock");
+    if (!strcmp(what, "little-memory")) load_in_little_memory(path);
     load(path);
     if (by_kernel(what, path)) {
         use();
