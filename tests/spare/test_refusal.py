@@ -89,7 +89,8 @@ def test_more_than_is_copied_where_no_code_may_run(
     script = (
         'mount -t tmpfs -o noexec,mode=755 tmpfs "$1" && mv "$2" "$1" && exec "$3" plain "$4" 5'
     )
-    command = ["unshare", "-m", "sh", "-c", script, "-", mount, cut.spare, kit.program, cut.library]
+    command = ["unshare", "-m", "sh", "-c", script, "-"]
+    command += map(str, (mount, cut.spare, kit.program, cut.library))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, message_of(cut, NOEXEC))
 
