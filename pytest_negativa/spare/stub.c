@@ -290,13 +290,14 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
 
 /* Lets the first header of each segment cover the gaps behind it, in memory, also those at the start
  * of the next segment. Unwinders that find an object by its PT_LOADs know nothing else: those of
- * libgcc before 12, glibc before 2.35, LLVM. */
-static void join_segments(uintptr_t base, const Note *note) {
+ * libgcc before 12, glibc before 2.35, LLVM. Returns NONE or a problem. */
+static int join_segments(uintptr_t base, const Note *note) {
     Elf64_Phdr *headers = (Elf64_Phdr *)(base + parameters.headers), *first = 0;
     uint64_t count = parameters.header_count;
     const Hole *hole = (const Hole *)((const char *)note + note->holes), *end = hole + note->hole_count;
     uint64_t size = (count * sizeof *headers + PAGE - 1) / PAGE * PAGE;
-    if (failed(call3(SYS_mprotect, (long)headers, (long)size, PROT_READ | PROT_WRITE))) return;
+    if (failed(call3(SYS_mprotect, (long)headers, (long)size, PROT_READ | PROT_WRITE)))
+        return UNMAPPED;
     for (Elf64_Phdr *row = headers; row < headers + count; row++) {
         if (row->p_type != PT_LOAD) continue;
         bool joined = false;
@@ -314,6 +315,7 @@ static void join_segments(uintptr_t base, const Note *note) {
             first = row;
     }
     call3(SYS_mprotect, (long)headers, (long)size, PROT_READ);
+    return NONE;
 }
 
 /* See the top. The whole segment becomes writable for a moment: a part of it would part the mapping. */
@@ -357,7 +359,7 @@ __attribute__((section(".text.start"))) uintptr_t start(void) {
                 problem = fill_gaps(base, note, fd);
                 close_file(fd);
             }
-            if (problem == NONE) join_segments(base, note);
+            if (problem == NONE) problem = join_segments(base, note);
         }
         call3(SYS_munmap, memory, sizeof(Search), 0);
     }
