@@ -207,6 +207,13 @@ def test_a_program_with_its_own_copy_of_the_librarys_data(tmp_path: Path) -> Non
     assert done.returncode == 127 and message_of(cut, ABSENT).rstrip() in done.stderr
 
 
+def test_a_spare_is_no_library(kit: Kit, cut: Cut) -> None:
+    """Programs that load all that they find in a folder try it."""
+    done = kit.run("plain", cut.spare)
+    assert done.returncode == 3
+    assert done.stdout == f"{cut.spare}: object file has no loadable segments\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_a_program_with_more_rights_than_its_caller_has(kit: Kit) -> None:
     """The variable names the caller's folder, so it counts for nothing."""

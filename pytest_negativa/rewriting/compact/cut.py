@@ -38,6 +38,7 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_SYMTAB,
     DT_TEXTREL,
     DYN,
+    EHDR,
     EM_X86_64,
     PF_R,
     PF_W,
@@ -749,10 +750,13 @@ def _load_headers(load: ProgramHeader, pages: PageMap, note: Note) -> Iterator[P
 
 
 def _kept(source: ByteSource, pages: PageMap) -> Iterator[Kept]:
-    """The bytes of the original that the library has unchanged: all its pages but the first."""
+    """The bytes of the original that the library has unchanged: its pages but the ELF header.
+
+    So the spare has no program headers: a loader that takes it for a library refuses it.
+    """
     for (start, end), place in zip(pages.kept, pages.places, strict=True):
         end = min(end, source.size)
-        skipped = PAGE_SIZE if start == 0 else 0
+        skipped = EHDR.size if start == 0 else 0
         if start + skipped < end:
             yield Kept(start + skipped, end, place + skipped)
 
