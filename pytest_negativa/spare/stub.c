@@ -288,32 +288,34 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
     return NONE;
 }
 
-/* Lets the first header of each segment cover the gaps behind it, in memory. Unwinders that find an
- * object by its PT_LOADs know nothing else: those of libgcc before 12, glibc before 2.35, LLVM. */
-static void join_segments(uintptr_t base, const Note *note) {
+/* Lets the first header of each segment cover the gaps behind it, in memory, also those at the start
+ * of the next segment. Unwinders that find an object by its PT_LOADs know nothing else: those of
+ * libgcc before 12, glibc before 2.35, LLVM. Returns NONE or a problem. */
+static int join_segments(uintptr_t base, const Note *note) {
     Elf64_Phdr *headers = (Elf64_Phdr *)(base + parameters.headers), *first = 0;
     uint64_t count = parameters.header_count;
     const Hole *hole = (const Hole *)((const char *)note + note->holes), *end = hole + note->hole_count;
     uint64_t size = (count * sizeof *headers + PAGE - 1) / PAGE * PAGE;
-    if (failed(call3(SYS_mprotect, (long)headers, (long)size, PROT_READ | PROT_WRITE))) return;
+    if (failed(call3(SYS_mprotect, (long)headers, (long)size, PROT_READ | PROT_WRITE)))
+        return UNMAPPED;
     for (Elf64_Phdr *row = headers; row < headers + count; row++) {
         if (row->p_type != PT_LOAD) continue;
         bool joined = false;
-        /* A thread may read it meanwhile: first longer, then gone. */
-        while (first && hole < end && first->p_vaddr + first->p_memsz == hole->start) {
-            bool next = row->p_vaddr == hole->end && row->p_flags == first->p_flags;
-            uint64_t last = next ? row->p_vaddr + row->p_memsz : hole->end;
+        for (; first && hole < end && hole->end <= row->p_vaddr; hole++) {
+            /* Sanitizers read writable segments, all of their bytes: no padding may be among them. */
+            if (first->p_flags & PF_W && first->p_vaddr + first->p_memsz != hole->start) continue;
+            joined = row->p_vaddr == hole->end && row->p_flags == first->p_flags;
+            uint64_t last = joined ? row->p_vaddr + row->p_memsz : hole->end;
             *(volatile uint64_t *)&first->p_memsz = last - first->p_vaddr;
-            hole++;
-            if (next) {
-                *(volatile uint32_t *)&row->p_type = PT_NULL;
-                joined = true;
-                break;
-            }
         }
-        if (!joined) first = row;
+        /* A thread may read it meanwhile: first longer, then gone. */
+        if (joined)
+            *(volatile uint32_t *)&row->p_type = PT_NULL;
+        else
+            first = row;
     }
     call3(SYS_mprotect, (long)headers, (long)size, PROT_READ);
+    return NONE;
 }
 
 /* See the top. The whole segment becomes writable for a moment: a part of it would part the mapping. */
@@ -357,7 +359,7 @@ __attribute__((section(".text.start"))) uintptr_t start(void) {
                 problem = fill_gaps(base, note, fd);
                 close_file(fd);
             }
-            if (problem == NONE) join_segments(base, note);
+            if (problem == NONE) problem = join_segments(base, note);
         }
         call3(SYS_munmap, memory, sizeof(Search), 0);
     }

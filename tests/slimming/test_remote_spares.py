@@ -105,7 +105,7 @@ def lose(spares: Path) -> None:
 
 def change_code(spare: Path, target: Path) -> None:
     data = bytearray(spare.read_bytes())
-    start = next(i for i in range(0, len(data), 4096) if any(data[i : i + 4096]))
+    start = next(i for i in range(4096, len(data), 4096) if any(data[i : i + 4096]))
     data[start + 100] ^= 1
     target.write_bytes(data)
 

@@ -38,10 +38,12 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_SYMTAB,
     DT_TEXTREL,
     DYN,
+    EHDR,
     EM_X86_64,
     PF_R,
     PF_W,
     PF_X,
+    PHDR,
     PT_DYNAMIC,
     PT_LOAD,
     PT_NULL,
@@ -309,7 +311,7 @@ def _design(
             f"saves only {format_bytes(max(gain, 0))}, "
             f"the minimum is {format_bytes(options.min_gain)}",
         )
-    trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, pages)))
+    trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, tables, pages)))
     return _Design(
         sha256=sha256,
         holes=tuple(holes),
@@ -748,10 +750,18 @@ def _load_headers(load: ProgramHeader, pages: PageMap, note: Note) -> Iterator[P
 # ---- The spare ----
 
 
-def _kept(source: ByteSource, pages: PageMap) -> Iterator[Kept]:
-    """The bytes of the original that the library has unchanged: all its pages but the first."""
+def _kept(source: ByteSource, tables: ElfTables, pages: PageMap) -> Iterator[Kept]:
+    """The bytes of the original that the library has unchanged.
+
+    These are all of its pages but the first, and of that the program headers. A loader that takes
+    the spare for a library finds none, and refuses it. Profilers find the build id there.
+    """
+    headers = tables.header.e_phoff
+    end_of_headers = headers + PHDR.size * len(tables.segments)
     for (start, end), place in zip(pages.kept, pages.places, strict=True):
         end = min(end, source.size)
+        if start == 0 and EHDR.size <= headers < end_of_headers <= PAGE_SIZE:
+            yield Kept(headers, end_of_headers, place + headers)
         skipped = PAGE_SIZE if start == 0 else 0
         if start + skipped < end:
             yield Kept(start + skipped, end, place + skipped)

@@ -44,6 +44,27 @@ extern "C" int thrown(int depth) {
     return -1;
 }
 
+// Calls a function and counts its own way out, also if a thread is cancelled there.
+extern "C" __attribute__((aligned(4096))) int within(int (*call)(void), int *left) {
+    struct Guard {
+        int *left;
+        ~Guard() { ++*left; }
+    } guard{left};
+    return call() + 1;
+}
+
+// Where a restartable sequence goes when it is interrupted, behind the kernel's signature.
+__asm__(
+    ".balign 4096\n"
+    ".long 0x53053053\n"
+    ".globl interrupted\n"
+    ".type interrupted, @function\n"
+    "interrupted:\n"
+    "mov $77, %eax\n"
+    "ret\n"
+    ".size interrupted, . - interrupted\n"
+    ".balign 4096\n");
+
 __attribute__((noinline, aligned(4096))) static int initial() { return 42; }
 static int initialised = initial();
 extern "C" int constructed() { return initialised; }

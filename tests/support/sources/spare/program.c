@@ -3,7 +3,9 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -11,6 +13,7 @@
 #include <setjmp.h>
 #include <pty.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -19,13 +22,17 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/rseq.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static void *library;
-static int pages;
+static int pages, left;
+static int (*within)(int (*)(void), int *);
 static long (*sum)(int, int);
 static int (*thrown)(int);
 static int (*constructed)(void);
@@ -41,6 +48,7 @@ static void load(const char *path) {
     thrown = dlsym(library, "thrown");
     constructed = dlsym(library, "constructed");
     page = dlsym(library, "page");
+    within = dlsym(library, "within");
 }
 
 static void use(void) {
@@ -210,6 +218,253 @@ static void deny_executable(void) {
         exit(6);
 }
 
+/* ---- What the kernel and libc do with pages ---- */
+
+static unsigned long digest = 14695981039346656037u;
+
+static void digest_pages(ssize_t (*copy)(void *, const char *)) {
+    for (int i = 0; i < pages; i++) {
+        char bytes[4096];
+        if (copy(bytes, page(i)) != 4096) exit(8);
+        for (int at = 0; at < 4096; at++) digest = (digest ^ (unsigned char)bytes[at]) * 1099511628211u;
+    }
+    printf("%lx\n", digest);
+}
+
+static int ends[2], memory;
+static pid_t other;
+
+static ssize_t copy_by_pipe(void *bytes, const char *from) {
+    return write(ends[1], from, 4096) == 4096 ? read(ends[0], bytes, 4096) : -1;
+}
+
+static ssize_t copy_from_other(void *bytes, const char *from) {
+    struct iovec here = {bytes, 4096}, there = {(char *)from, 4096};
+    return process_vm_readv(other, &here, 1, &there, 1, 0);
+}
+
+static ssize_t copy_by_file(void *bytes, const char *from) { return pread(memory, bytes, 4096, (off_t)from); }
+
+static void *call_sum(void *wrong) {
+    *(bool *)wrong = sum(0, pages) != expected();
+    return NULL;
+}
+
+/* Two threads with one signal stack, of which only the address is left. */
+static void *on_stack_of_another(void *area) {
+    stack_t stack = {.ss_sp = area, .ss_size = 65536};
+    if (sigaltstack(&stack, NULL)) exit(4);
+    return race((void *)(long)gettid());
+}
+
+static void with_signal_stacks(bool freed) {
+    struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigaction(SIGSEGV, &action, NULL);
+    char *area = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (freed) munmap(area, 65536);
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, on_stack_of_another, area);
+    for (int i = 0; i < 2; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        if (wrong) exit(9);
+    }
+    for (int i = 0; !freed && i < 65536; i++)
+        if (area[i]) exit(9);
+}
+
+static void *load_often(void *path) {
+    unsigned seed = (unsigned)gettid();
+    for (int i = 0; i < 200; i++) {
+        void *own = dlopen(path, rand_r(&seed) % 2 ? RTLD_NOW : RTLD_LAZY);
+        if (own == NULL) return "not loaded";
+        long (*function)(int, int) = (long (*)(int, int))dlsym(own, "sum");
+        int one = rand_r(&seed) % pages;
+        if (function(one, one + 1) != one + 7) return "another sum";
+        dlclose(own);
+    }
+    return NULL;
+}
+
+static volatile bool waiting;
+
+static int wait_here(void) {
+    waiting = true;
+    return pause();
+}
+
+static void *call_within(void *unused) {
+    within(wait_here, &left);
+    return unused;
+}
+
+/* How many frames a function has that the library calls: it, the library's, and main's at least. */
+static int count_frames(void) {
+    void *frames[64];
+    return backtrace(frames, 64);
+}
+
+typedef struct {
+    const char *address;
+    int objects;
+} Found;
+
+static int covers(struct dl_phdr_info *object, size_t size, void *found) {
+    (void)size;
+    Found *asked = found;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *row = &object->dlpi_phdr[i];
+        if (row->p_type == PT_LOAD &&
+            (ElfW(Addr))asked->address - object->dlpi_addr - row->p_vaddr < row->p_memsz)
+            asked->objects++;
+    }
+    return 0;
+}
+
+static void find_object_of_pages(void) {
+    int counts[4] = {0};
+    for (int i = 0; i < pages; i++) {
+        Found found = {page(i), 0};
+        Dl_info info;
+        dl_iterate_phdr(covers, &found);
+        counts[0] += found.objects == 1;
+        counts[1] += dladdr(page(i), &info) && strstr(info.dli_fname, "libpages.so");
+    }
+    counts[2] = within(count_frames, &left);
+    /* The first symbol is that of a refusal, see stub.c. */
+    struct link_map *map;
+    static const ElfW(Sym) none;
+    const ElfW(Sym) *symbols = NULL;
+    dlinfo(library, RTLD_DI_LINKMAP, &map);
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag; row++)
+        if (row->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym) *)row->d_un.d_ptr;
+    counts[3] = symbols == NULL ? -1 : memcmp(symbols, &none, sizeof none);
+    printf("%d %d %d %d\n", counts[0], counts[1], counts[2], counts[3]);
+}
+
+/* Loads the library as soon as memory suffices for the last step. */
+static void load_in_little_memory(const char *path) {
+    struct rlimit limit = {0, RLIM_INFINITY};
+    char last[4096] = "";
+    unsigned long now;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%lu", &now) != 1) exit(4);
+    fclose(file);
+    dlopen("libstdc++.so.6", RTLD_NOW);
+    for (limit.rlim_cur = now * 4096; library == NULL; limit.rlim_cur += 4096) {
+        setrlimit(RLIMIT_AS, &limit);
+        library = dlopen(path, RTLD_NOW);
+        if (library == NULL) snprintf(last, sizeof last, "%s", dlerror());
+    }
+    puts(last);
+    dlclose(library);
+}
+
+/* A sequence without an end, which goes on in the library when it is interrupted. */
+static long run_restartable(void *on_abort) {
+    extern char sequence_start[], sequence_end[];
+    struct rseq_cs sequence = {
+        .start_ip = (uintptr_t)sequence_start,
+        .post_commit_offset = (uintptr_t)sequence_end - (uintptr_t)sequence_start,
+        .abort_ip = (uintptr_t)on_abort,
+    };
+    struct rseq *own = (struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
+    long result;
+    __asm__ volatile(
+        "call 1f\n"
+        "jmp 2f\n"
+        "1: mov %1, (%2)\n"
+        ".globl sequence_start, sequence_end\n"
+        "sequence_start: pause\n"
+        "jmp sequence_start\n"
+        "sequence_end: ud2\n"
+        "2:\n"
+        : "=&a"(result)
+        : "r"(&sequence), "r"(&own->rseq_cs)
+        : "memory", "cc");
+    return result;
+}
+
+static bool by_kernel(const char *what, const char *path) {
+    if (!strcmp(what, "pipe")) {
+        if (pipe(ends)) exit(4);
+        digest_pages(copy_by_pipe);
+    } else if (!strcmp(what, "another-process")) {
+        if ((other = fork()) == 0)
+            for (;;) pause();
+        digest_pages(copy_from_other);
+        kill(other, SIGKILL);
+        waitpid(other, NULL, 0);
+    } else if (!strcmp(what, "memory-file")) {
+        memory = open("/proc/self/mem", O_RDONLY);
+        digest_pages(copy_by_file);
+    } else if (!strcmp(what, "shared-signal-stack") || !strcmp(what, "freed-signal-stack")) {
+        with_signal_stacks(*what == 'f');
+    } else if (!strcmp(what, "spawn")) {
+        char *const command[] = {"program", "plain", (char *)path, "5", NULL};
+        pid_t child;
+        int status;
+        fflush(stdout);
+        if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, command, environ)) exit(4);
+        waitpid(child, &status, 0);
+        if (status) exit(4);
+    } else if (!strcmp(what, "fork")) {
+        if (!in_child("fork")) exit(0);
+    } else if (!strcmp(what, "namespace")) {
+        void *own = dlmopen(LM_ID_NEWLM, path, RTLD_NOW);
+        long (*function)(int, int) = (long (*)(int, int))dlsym(own, "sum");
+        printf("%d %ld\n", function != sum, function(0, pages));
+    } else if (!strcmp(what, "often")) {
+        pthread_t threads[16];
+        /* It stays; the library goes. */
+        dlopen("libstdc++.so.6", RTLD_NOW);
+        dlclose(library);
+        for (int i = 0; i < 16; i++) pthread_create(&threads[i], NULL, load_often, (void *)path);
+        for (int i = 0; i < 16; i++) {
+            void *problem;
+            pthread_join(threads[i], &problem);
+            if (problem) puts(problem);
+        }
+        load(path);
+    } else if (!strcmp(what, "limited-memory")) {
+        struct rlimit limit = {1 << 20, RLIM_INFINITY};
+        FILE *file = fopen("/proc/self/statm", "r");
+        unsigned long now;
+        if (file == NULL || fscanf(file, "%lu", &now) != 1) exit(4);
+        fclose(file);
+        limit.rlim_cur += now * 4096;
+        if (setrlimit(RLIMIT_AS, &limit)) exit(4);
+    } else if (!strcmp(what, "smallest-stack")) {
+        pthread_attr_t attributes;
+        pthread_t thread;
+        bool wrong = true;
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, 16 << 10);
+        if (pthread_create(&thread, &attributes, call_sum, &wrong)) exit(4);
+        pthread_join(thread, NULL);
+        if (wrong) exit(9);
+    } else if (!strcmp(what, "cancelled")) {
+        pthread_t thread;
+        void *result;
+        pthread_create(&thread, NULL, call_within, NULL);
+        while (!waiting) sched_yield();
+        pthread_cancel(thread);
+        pthread_join(thread, &result);
+        printf("%d %d\n", result == PTHREAD_CANCELED, left);
+    } else if (!strcmp(what, "object")) {
+        find_object_of_pages();
+    } else if (!strcmp(what, "restartable")) {
+        struct sigaction action = {.sa_handler = on_alarm};
+        struct itimerval soon = {{0, 0}, {0, 1000}};
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &soon, NULL);
+        printf("%ld\n", __rseq_size ? run_restartable(dlsym(library, "interrupted")) : 0);
+    } else {
+        return !strcmp(what, "locked") || !strcmp(what, "little-memory");
+    }
+    return true;
+}
+
 int main(int count, char **arguments) {
     const char *what = arguments[1], *path = arguments[2];
     if (count < 4) return 2;
@@ -223,8 +478,13 @@ int main(int count, char **arguments) {
         block_all();
         raise(SIGPIPE);
     }
+    /* The load, too, then has all pages in memory. */
+    if (!strcmp(what, "locked") && mlockall(MCL_CURRENT | MCL_FUTURE)) puts("no lock");
+    if (!strcmp(what, "little-memory")) load_in_little_memory(path);
     load(path);
-    if (!strcmp(what, "plain") || !strcmp(what, "mdwe") || !strcmp(what, "no-shared")) {
+    if (by_kernel(what, path)) {
+        use();
+    } else if (!strcmp(what, "plain") || !strcmp(what, "mdwe") || !strcmp(what, "no-shared")) {
         use();
     } else if (!strcmp(what, "threads")) {
         if (raced()) return 1;
