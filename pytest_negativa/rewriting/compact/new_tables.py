@@ -47,8 +47,9 @@ from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.layout import LayoutBuilder
 
-FAR = 1 << 40
-"""Offset of sections that have no bytes in the file. Tools may add to the file."""
+FAR = 1 << 33
+"""Offset of sections that have no bytes in the file: behind any file, also if tools add to it. Some
+tools (eu-strip) write a sparse file of this size."""
 
 _SYMBOLS = {b".symtab", b".strtab"}
 _DEBUG_INFORMATION = b".debug"
