@@ -21,9 +21,15 @@ from elftools.elf.relocation import RelocationSection
 
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions
 from pytest_negativa.spare.note import PROBLEMS
-from tests.spare.test_runtime import compile_later
 from tests.support.compiling import compile_c
-from tests.support.cutting import Kit, build_kit, compile_library, may_mount, needs_stub
+from tests.support.cutting import (
+    Kit,
+    build_kit,
+    compile_later,
+    compile_library,
+    may_mount,
+    needs_stub,
+)
 
 pytestmark = needs_stub
 

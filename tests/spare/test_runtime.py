@@ -24,7 +24,15 @@ from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.spare.misses import read_misses
 from pytest_negativa.spare.note import MAGIC
 from tests.support.compiling import compile_c, compile_shared
-from tests.support.cutting import OPTIONS, Kit, build_kit, logged, may_mount, needs_stub
+from tests.support.cutting import (
+    OPTIONS,
+    Kit,
+    build_kit,
+    compile_later,
+    logged,
+    may_mount,
+    needs_stub,
+)
 from tests.support.faults import PlantedFault
 
 pytestmark = needs_stub
@@ -233,15 +241,6 @@ print(ctypes.CDLL(sys.argv[1]).sum(0, {kit.pages}))
         [sys.executable, "-I", "-c", code, *words], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == (f"True True\n{kit.output.split()[1]}\n", "")
-
-
-def compile_later(folder: Path) -> tuple[Cut, Path]:
-    """A library that is cut, behind another one that starts first, and a program with both."""
-    compile_shared("spare/later.c", folder / "libfirst.so", "-DFIRST")
-    flags = ("-L", str(folder), "-Wl,--no-as-needed", "-lfirst", "-Wl,-rpath,$ORIGIN")
-    later = compile_shared("spare/later.c", folder / "liblater.so", *flags)
-    program = compile_c("spare/main.c", folder / "program", *flags[:2], "-llater", *flags[2:])
-    return cut_library(later, later, folder, [], CutOptions(min_hole=4096)), program
 
 
 def test_a_program_whose_library_lacks_its_spare_does_not_start(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.spare.note import handler_library, why_no_stub
-from tests.support.compiling import SOURCES, compile_c
+from tests.support.compiling import SOURCES, compile_c, compile_shared
 
 CXX = shutil.which("g++")
 PAGES = 200
@@ -42,6 +42,15 @@ def compile_library(folder: Path, *flags: str, pages: int = PAGES) -> Path:
     command = [CXX or "c++", "-std=c++17", "-O1", "-shared", "-fPIC", f'-DPAGES="{pages}"', *flags]
     subprocess.run([*command, "-o", target, SOURCES / "spare" / "library.cpp"], check=True)
     return target
+
+
+def compile_later(folder: Path) -> tuple[Cut, Path]:
+    """A library that is cut, behind another one that starts first, and a program with both."""
+    compile_shared("spare/later.c", folder / "libfirst.so", "-DFIRST")
+    flags = ("-L", str(folder), "-Wl,--no-as-needed", "-lfirst", "-Wl,-rpath,$ORIGIN")
+    later = compile_shared("spare/later.c", folder / "liblater.so", *flags)
+    program = compile_c("spare/main.c", folder / "program", *flags[:2], "-llater", *flags[2:])
+    return cut_library(later, later, folder, [], CutOptions(min_hole=4096)), program
 
 
 def trace_of(library: Path) -> HostUsage:
