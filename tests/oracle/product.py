@@ -89,7 +89,9 @@ class Rules:
             (re.compile(r"^( *(python|platform|libc): ).*"), r"\1~"),
             # Who it was is seen if it still runs.
             (
-                re.compile(r"its opener is unknown|process (\d+|PID) .{,200} had it open or mapped then"),
+                re.compile(
+                    r"its opener is unknown|process (\d+|PID) .{,200} had it open or mapped then"
+                ),
                 "OPENER",
             ),
             (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
