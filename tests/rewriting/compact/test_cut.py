@@ -212,7 +212,7 @@ def test_its_code_may_run_before_its_constructors(
     """A resolver of its own; its functions, for libraries that start before it."""
     (tmp_path / "library.c").write_text(source)
     library = tmp_path / "library.so"
-    command = ["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "library.c", *flags]
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "library.c"), *flags]
     subprocess.run(command, check=True)
     cut = cut_library(library, library, tmp_path, [], OPTIONS)
     assert cut.removed >= 3 * 4096
