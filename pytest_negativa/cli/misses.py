@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
+from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.flags import click_options
 
 _LOGS = "NEGATIVA_SPARE_LOG"
@@ -24,15 +25,7 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     metavar="DIR",
     help="Search the libraries here. (default: this interpreter's packages)",
 )
-@click.option(
-    "--pid", type=int, metavar="PID", help="Show pages that a running process has, without a log."
-)
-@click.option(
-    "--save",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write what --pid shows as logs into DIR, for --add-misses.",
-)
+@click.option("--pid", type=int, metavar="PID", help="Write a log of the pages that a process has.")
 @click.option(
     "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
 )
@@ -42,7 +35,6 @@ def misses(
     logs: tuple[Path, ...],
     folders: tuple[Path, ...],
     pid: int | None,
-    save: Path | None,
     preload: bool,
     as_json: bool,
     **flags: Any,
@@ -57,8 +49,9 @@ def misses(
 
     Logs of several machines are added up, by the content of the library.
 
-    --pid needs no log, so it is for production. It shows which pages of its spares a process has
-    now: up to 16 around each that it touched. That needs the rights of a debugger.
+    --pid needs nothing set up, so it is for production. It logs into the folder LOG which pages of
+    its spares a process has now: up to 16 around each that it touched. That needs the rights of a
+    debugger.
 
     misses names the function or the GPU code that was touched first on each page. It needs the
     libraries and their spares, or the originals.
@@ -69,26 +62,21 @@ def misses(
     from pytest_negativa.reporting.misses import render_misses
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import read_logs, write_misses
+    from pytest_negativa.spare.misses import LOG_SUFFIX, read_logs, write_misses
     from pytest_negativa.spare.note import handler_library
     from pytest_negativa.spare.process_pages import pages_of_process
 
     if preload:
         handler = handler_library()
         if handler is None:
-            raise click.ClickException(
-                "the handler was not built: it needs a C compiler, on x86-64"
-            )
+            raise OptionError("the handler was not built: it needs a C compiler, on x86-64")
         click.echo(handler)
         return
     settings = settings_of(flags)
-    if pid is None:
-        found = read_logs(logs or _default_logs(), print_warning)
-    else:
-        found = pages_of_process(pid)
-        if save is not None:
-            for one in found:
-                write_misses(one, save)
+    places = logs or _default_logs()
+    for one in () if pid is None else pages_of_process(pid):
+        write_misses(one, places[0] / f"{one.original.hex()[:32]}-{pid}{LOG_SUFFIX}")
+    found = read_logs(places, print_warning)
     report = report_misses(found, folders or default_paths())
     if as_json:
         click.echo(encode_json(report), nl=False)

@@ -394,7 +394,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
 
-    A library that would lose less than 65.5 kB stays as it is. A library that --drop-never-loaded
+    A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
 
     \b

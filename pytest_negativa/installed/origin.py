@@ -81,7 +81,7 @@ def reinstall_commands(files: Iterable[tuple[Path, Origin]]) -> tuple[str, ...]:
 
 
 def _command(folder: Path, installer: str) -> str:
-    """What installs distributions again in the environment around a folder."""
+    """Command that installs distributions again in the environment around a folder."""
     around = (folder, *folder.parents)
     if installer == "conda":
         prefix = next((str(one) for one in around if (one / _CONDA_LISTS).is_dir()), None)

@@ -185,7 +185,7 @@ def folders_of_spares(entries: Iterable[SlimmedFile]) -> set[Path]:
 
 
 def how_to_reinstall(path: Path, origin: Origin | None) -> str:
-    """What brings a file of a distribution back if it was not kept; ``path`` is absolute."""
+    """Advice for getting back a file whose original was not kept; ``path`` is absolute."""
     if origin is None:
         return "install it again"
     return f"install it again: {reinstall_commands([(path, origin)])[0]}"

@@ -162,7 +162,7 @@ class SparePolicy:
             min_gain=MIN_GAIN,
             name=name,
             folders=(str(self.folder),),
-            # ld.so prints it as it is.
+            # ld.so prints it unescaped.
             remedy=printable(
                 f"Slimmed by {source}. Put it into {self.folder} (negativa slim fetch can), or "
                 f"install the library again. {self._keeping}"

@@ -121,8 +121,8 @@ def read_misses(path: Path) -> Misses:
     return Misses(name.split(b"\0")[0].decode(errors="replace"), original, size, pages)
 
 
-def write_misses(misses: Misses, folder: Path) -> None:
-    """Write a log into a folder, which is made if it is not there.
+def write_misses(misses: Misses, path: Path) -> None:
+    """Write a log; its folder is made if it is not there.
 
     Raises:
         StoreError: it can't be written.
@@ -137,7 +137,7 @@ def write_misses(misses: Misses, folder: Path) -> None:
     if sys.byteorder == "big":
         words.byteswap()
     data = head.ljust(PAGE_SIZE, b"\0") + words.tobytes()
-    write_atomically(folder / f"{misses.original.hex()[:32]}{LOG_SUFFIX}", data)
+    write_atomically(path, data)
 
 
 def read_logs(

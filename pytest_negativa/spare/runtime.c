@@ -25,6 +25,7 @@
  */
 #include "../processes/faults.h"
 #include "../processes/wiped.h"
+#include "calls.h"
 #include "format.h"
 
 #include <dlfcn.h>
@@ -70,22 +71,6 @@ enum { LOG_VERSION = 2, COUNT_MASK = 0xffff, MOST = 0xff00, PLACE_SHIFT = 16 };
 enum { LOG_FETCHED = 1 << 28, LOG_BESIDE = 1 << 29, LOG_LOST = 1 << 30 };
 
 /* ---- System calls, without errno ---- */
-
-static long call6(long number, long a, long b, long c, long d, long e, long f) {
-    long result;
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    register long r9 __asm__("r9") = f;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-
-static long call3(long number, long a, long b, long c) { return call6(number, a, b, c, 0, 0, 0); }
-
-static bool failed(long result) { return result < 0 && result > -4096; }
 
 static long map(uintptr_t address, uint64_t size, int protection, int flags, int fd) {
     return call6(SYS_mmap, (long)address, (long)size, protection, flags, fd, 0);

@@ -27,6 +27,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "calls.h"
 #include "format.h"
 
 /* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is that
@@ -54,22 +55,6 @@ typedef struct {
     mode_t mode;
     char path[PATH_MAX], value[PATH_MAX], chunk[CHUNK];
 } Search;
-
-static long call6(long number, long a, long b, long c, long d, long e, long f) {
-    long result;
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    register long r9 __asm__("r9") = f;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-
-static long call3(long number, long a, long b, long c) { return call6(number, a, b, c, 0, 0, 0); }
-
-static bool failed(long result) { return result < 0 && result > -4096; }
 
 static long map(uintptr_t place, uint64_t size, int protection, int flags, int fd, uint64_t offset) {
     return call6(SYS_mmap, (long)place, (long)size, protection, flags, fd, (long)offset);

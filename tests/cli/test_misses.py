@@ -9,10 +9,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
+from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from pytest_negativa.spare import note
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -134,3 +137,29 @@ def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
     assert done.stdout.startswith("Nothing came back") and "it is left out" in done.stderr
     (tmp_path / "b.misses").write_bytes(b"NEG")
     assert "less than the head of a log" in project.negativa("misses", tmp_path, status=1).stderr
+
+
+def test_the_library_to_preload(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CliRunner().invoke(main, ["misses", "--preload"])
+    assert done.exit_code == 0 and Path(done.output.strip()).is_file()
+    monkeypatch.setattr(note, "handler_library", lambda: None)
+    done = CliRunner().invoke(main, ["misses", "--preload"])
+    assert done.exit_code == 2 and "the handler was not built" in done.output
+
+
+def test_a_running_process(tmp_path: Path) -> None:
+    cut = build_kit(tmp_path).cut(tmp_path / "cut")
+    code = f"import ctypes; print(ctypes.CDLL({str(cut.library)!r}).sum(100, 101)); input()"
+    words = ["misses", "--json", "--in", str(cut.library.parent), "--pid"]
+    (tmp_path / "logs").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"107\n"
+        done = CliRunner().invoke(main, [*words, str(process.pid), str(tmp_path / "logs")])
+        process.communicate(b"\n")
+    assert done.exit_code == 0, done.output
+    [library] = json.loads(done.output)["libraries"]
+    assert library["name"] == cut.library.name and library["misses"] > 0
+    gone = CliRunner().invoke(main, [*words, str(process.pid), str(tmp_path / "logs")])
+    assert gone.exit_code != 0

@@ -36,7 +36,7 @@ def test_pages_around_what_was_touched(kit: Kit, tmp_path: Path) -> None:
     process, pid = look(cut)
     with process:
         [found] = pages_of_process(pid)
-        write_misses(found, tmp_path / "logs")
+        write_misses(found, tmp_path / "logs/one.misses")
         cut.spare.unlink()
         with pytest.raises(FormatError, match="was deleted, so its library is unknown"):
             pages_of_process(pid)

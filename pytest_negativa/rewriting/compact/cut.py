@@ -658,7 +658,8 @@ def _append_tables(
             others += _load_headers(segment, pages, note)
         elif segment.p_type not in (PT_NULL, PT_PHDR):
             others.append(segment._replace(p_offset=pages.nearest_offset(segment.p_offset)))
-    symbols = read_dynamic(source, tables)[DT_SYMTAB]
+    dynamic = read_dynamic(source, tables)
+    symbols = dynamic[DT_SYMTAB]
     around = next(
         s for s in others if s.p_type == PT_LOAD and s.p_vaddr <= symbols < s.p_vaddr + s.p_filesz
     )
@@ -695,7 +696,6 @@ def _append_tables(
         else segment
         for segment in others
     ]
-    dynamic = read_dynamic(source, tables)
     places = {
         dynamic[DT_STRTAB]: (addition.strings, len(addition.string_bytes)),
         dynamic.get(DT_RELA): (
