@@ -208,8 +208,8 @@ def _fields_of(title: str) -> tuple[str, ...]:
     """The fields of a record that is an array in JSON: its schema doesn't name them."""
     modules = map(importlib.import_module, _models())
     record = next(getattr(module, title) for module in modules if hasattr(module, title))
-    fields: tuple[str, ...] = record.__struct_fields__
-    return fields
+    fields = record._fields if issubclass(record, tuple) else record.__struct_fields__
+    return tuple(fields)
 
 
 def _type_of(value: Mapping[str, Any], schema: str) -> str:

@@ -20,7 +20,7 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place, seal
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.planning.give_back import functions_of, give_back, iter_parts
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
@@ -257,7 +257,7 @@ class TestMaking:
         assert len(made.libraries) == 1
 
 
-def with_trimmed(one: AnalyzedLibrary, filled: tuple[CodeRange, ...] | None) -> Verdict:
+def with_trimmed(one: AnalyzedLibrary, filled: tuple[Span, ...] | None) -> Verdict:
     """A verdict on the one cubin of a plan; None: it says nothing about it."""
     verdict = verdict_of(one)
     trimmed = (

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.hostcode.page_logs import PAGE
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import shipped_schema
 from pytest_negativa.storage.runs import Run
