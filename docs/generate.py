@@ -23,7 +23,7 @@ import pytest_negativa
 from pytest_negativa import hookspecs, models, plugin
 from pytest_negativa.cli.main import main
 from pytest_negativa.settings.options import OPTIONS, SECTIONS, Option
-from pytest_negativa.storage.records import schema_names, shipped_schema
+from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
 from pytest_negativa.tracing import detector
 
 _MARKER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
@@ -171,8 +171,8 @@ def generate_exit_statuses() -> Iterator[str]:
 
 def generate_files() -> Iterator[str]:
     """Every file that has a JSON Schema, record by record."""
-    for name in schema_names():
-        schema = msgspec.json.decode(shipped_schema(name))
+    for name in SCHEMA_NAMES:
+        schema = msgspec.json.decode(schema_text(name))
         if "$defs" not in schema:
             continue  # negativa.yaml: its keys are the options.
         yield f"## {name} {{: #{name} }}\n"
@@ -208,8 +208,8 @@ def _fields_of(title: str) -> tuple[str, ...]:
     """The fields of a record that is an array in JSON: its schema doesn't name them."""
     modules = map(importlib.import_module, _models())
     record = next(getattr(module, title) for module in modules if hasattr(module, title))
-    fields: tuple[str, ...] = record.__struct_fields__
-    return fields
+    fields = record._fields if issubclass(record, tuple) else record.__struct_fields__
+    return tuple(fields)
 
 
 def _type_of(value: Mapping[str, Any], schema: str) -> str:

@@ -30,8 +30,8 @@ from pathlib import Path
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
+from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
-from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import handler_library
 

@@ -208,7 +208,7 @@ class JsonTexts:
 def render_json(
     inspected: Sequence[InspectedSet], request: InspectionRequest, texts: JsonTexts
 ) -> Iterator[str]:
-    """The JSON output in parts; schema in ``schemas/inspection.schema.json``."""
+    """The JSON output in parts; ``negativa schema inspection`` prints its schema."""
     document = Inspection(
         format_version=JSON_VERSION,
         libraries=(),

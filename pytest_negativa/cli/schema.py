@@ -14,13 +14,14 @@ def schema(name: str | None) -> None:
 
     Without NAME, list the names.
     """
-    from pytest_negativa.storage.records import schema_names, shipped_schema
+    from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
 
-    names = schema_names()
     if name is None:
-        click.echo("\n".join(names))
-    elif name in names:
-        click.echo(shipped_schema(name), nl=False)
+        click.echo("\n".join(SCHEMA_NAMES))
+    elif name in SCHEMA_NAMES:
+        click.echo(schema_text(name), nl=False)
     else:
-        hint = did_you_mean(name, names)
-        raise click.BadParameter(f"{name!r} is none of {', '.join(names)}{hint}", param_hint="NAME")
+        hint = did_you_mean(name, SCHEMA_NAMES)
+        raise click.BadParameter(
+            f"{name!r} is none of {', '.join(SCHEMA_NAMES)}{hint}", param_hint="NAME"
+        )

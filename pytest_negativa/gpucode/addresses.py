@@ -18,6 +18,7 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
 from pytest_negativa.gpucode.slimmed import WHOLE
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import covers, union
 
 # Bytes. A crafted file can state any number of zeros for free. A slimmed library has fewer of them
 # than its original had bytes.
@@ -68,13 +69,8 @@ class AddressSpace:
                 if self._stored and self._stored[-1][1:] == (start, shift):
                     start = self._stored.pop()[0]
                 self._stored.append((start, end, shift))
-        self._mapped: list[tuple[int, int]] = []
         ends = [(load.vaddr, load.vaddr + load.memory_size) for load in self._loads]
-        for start, end in sorted((*ends, *((s.vaddr, s.vaddr + s.size) for s in sections))):
-            if self._mapped and start <= self._mapped[-1][1]:
-                first, last = self._mapped.pop()
-                start, end = first, max(last, end)
-            self._mapped.append((start, end))
+        self._mapped = union((*ends, *((s.vaddr, s.vaddr + s.size) for s in sections)))
 
     def _check(self, load: HostSegment) -> None:
         if load.offset + load.file_size > self._source.size:
@@ -121,8 +117,7 @@ class AddressSpace:
 
     def is_mapped(self, start: int, end: int) -> bool:
         """Whether all of ``[start, end)`` is in segments."""
-        at = bisect.bisect_right(self._mapped, start, key=itemgetter(0)) - 1
-        return at >= 0 and start <= end <= self._mapped[at][1]
+        return start <= end and covers(self._mapped, start, end)
 
     def offset_of(self, address: int) -> int | None:
         """The file offset of an address; None if the file doesn't hold its byte."""

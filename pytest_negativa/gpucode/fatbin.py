@@ -33,8 +33,8 @@ from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.gpucode.source import Readable
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Element, Region
+from pytest_negativa.models.spans import Span
 
 _MAGIC_NUMBER = 0xBA55ED50
 MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")

@@ -16,7 +16,6 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
 from pytest_negativa.gpucode.scan import may_have_containers
 from pytest_negativa.gpucode.source import ByteSource, Readable, Window
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.file_kinds import (
     ARCHIVE_MAGIC,
     HEAD_SIZE,
@@ -26,6 +25,7 @@ from pytest_negativa.models.file_kinds import (
     ptx_target,
 )
 from pytest_negativa.models.library import Compression, Frame
+from pytest_negativa.models.spans import Span
 
 _ELEMENT_KINDS = {
     FileKind.OBJECT: ElementKind.CUBIN,

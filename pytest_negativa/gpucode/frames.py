@@ -15,8 +15,8 @@ from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHT_NOBITS
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
 from pytest_negativa.gpucode.source import Readable
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Frame
+from pytest_negativa.models.spans import Span
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
 PLAIN_MAGIC = b"\x7fELF\x02\x01\x01"

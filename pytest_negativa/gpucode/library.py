@@ -24,7 +24,6 @@ from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
 from pytest_negativa.gpucode.slimmed import check_version, size_before, spare_name
 from pytest_negativa.gpucode.source import ByteSource, Readable
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
@@ -42,6 +41,7 @@ from pytest_negativa.models.library import (
     Section,
 )
 from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.spans import Span
 
 # Code in libtorch_cuda.so unpacks to at most 207 times its size; zstd could reach 30,000 times.
 # Bytes beyond the usual ratio, added up over a library, have a limit.
@@ -135,7 +135,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
-        return spare is None or space.stored_size(span.start, span.end) == span.end - span.start
+        return spare is None or space.stored_size(*span) == span.size
 
     reader = _Reader(space, scope, is_whole)
     whole = whole_sections(space, host)

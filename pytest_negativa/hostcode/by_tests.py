@@ -17,6 +17,7 @@ from pytest_negativa.hostcode.functions import FunctionStarts, function_starts
 from pytest_negativa.hostcode.page_logs import touched_spans
 from pytest_negativa.hostcode.summary import open_traced
 from pytest_negativa.models.hostcode import HOST_TESTS_VERSION, HostTests, TestedLibrary
+from pytest_negativa.models.spans import intersection, union
 from pytest_negativa.settings.globs import PathRules
 
 _Ranges = tuple[tuple[int, int], ...]
@@ -124,11 +125,8 @@ class _File(NamedTuple):
 
 def _in_code(elf: HostElf, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The parts of spans that are code, and no unwind tables."""
-    code = [(one.vaddr, one.vaddr + one.size) for one in elf.sections if one.executable]
-    for start, end in spans:
-        for first, last in code:
-            if start < last and first < end:
-                yield max(start, first), min(end, last)
+    code = union((one.vaddr, one.vaddr + one.size) for one in elf.sections if one.executable)
+    return intersection(spans, code)
 
 
 def _functions(starts: FunctionStarts, spans: Iterable[tuple[int, int]]) -> int:

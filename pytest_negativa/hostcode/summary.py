@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from pytest_negativa.hostcode.functions import (
 )
 from pytest_negativa.hostcode.usage import read_headers
 from pytest_negativa.hostcode.variants import find_variants
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import (
     HOST_REPORT_VERSION,
     HostLibrary,
@@ -27,6 +25,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
     HostVariant,
 )
+from pytest_negativa.models.spans import minus
 
 
 def summarize(usage: HostUsage) -> HostReport:
@@ -112,35 +111,10 @@ def open_traced(
 
 def _unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
     """Addresses of code that may have run: touched, or on pages that are not watched."""
+    untouched = tuple(minus(library.watched, library.touched))
     code = [section for section in elf.sections if section.executable]
     return sorted(
         (section.vaddr + start - section.offset, section.vaddr + end - section.offset)
         for section in code
-        for start, end in _parts(section.offset, section.offset + section.size, library)
+        for start, end in minus([(section.offset, section.offset + section.size)], untouched)
     )
-
-
-def _parts(start: int, end: int, library: HostLibrary) -> Iterator[tuple[int, int]]:
-    """The parts of a span of the file that are not watched or touched."""
-    at = start
-    for span in _untouched(library.watched, library.touched):
-        if span.start >= end:
-            break
-        if at < span.start:
-            yield at, span.start
-        at = max(at, span.end)
-    if at < end:
-        yield at, end
-
-
-def _untouched(watched: Sequence[Span], touched: Sequence[Span]) -> Iterator[Span]:
-    for span in watched:
-        at = span.start
-        for inner in touched[bisect.bisect_left(touched, span.start, key=lambda s: s.end) :]:
-            if inner.start >= span.end:
-                break
-            if at < inner.start:
-                yield Span(at, inner.start)
-            at = max(at, inner.end)
-        if at < span.end:
-            yield Span(at, span.end)

@@ -18,8 +18,8 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
+from pytest_negativa.models.spans import Span, union
 from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
@@ -152,8 +152,8 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         size=file.size,
         build_id=file.build_id,
         paths=(file.path,),
-        watched=unite_spans(_offsets(file, start, end - start) for start, end in pages.ranges),
-        touched=unite_spans(_offsets(file, start, end - start) for start, end in _runs(pages)),
+        watched=union(_offsets(file, start, end - start) for start, end in pages.ranges),
+        touched=union(_offsets(file, start, end - start) for start, end in _runs(pages)),
         unwatched=None if pages.watched else UNWATCHED,
     )
 
@@ -178,17 +178,6 @@ def _offsets(file: HostFile, address: int, size: int) -> Span:
         if start <= address and address + size <= start + length:
             return Span(address - start + offset, address - start + offset + size)
     raise PageLogError(f"{file.path}: {address:#x} was watched, and no segment holds it")
-
-
-def unite_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The spans sorted, those that meet or overlap as one."""
-    united: list[Span] = []
-    for span in sorted(spans):
-        if united and span.start <= united[-1].end:
-            united[-1] = Span(united[-1].start, max(united[-1].end, span.end))
-        else:
-            united.append(span)
-    return tuple(united)
 
 
 def unite(usages: Sequence[HostUsage]) -> HostUsage:
@@ -230,7 +219,7 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
         size=group[0].size,
         build_id=group[0].build_id,
         paths=tuple(sorted({path for one in group for path in one.paths})),
-        watched=unite_spans(span for one in group for span in one.watched),
-        touched=unite_spans(span for one in group for span in one.touched),
+        watched=union(span for one in group for span in one.watched),
+        touched=union(span for one in group for span in one.touched),
         unwatched=next((one.unwatched for one in group if one.unwatched is not None), None),
     )

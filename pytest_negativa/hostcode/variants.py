@@ -15,6 +15,7 @@ from itertools import accumulate
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import named_functions
 from pytest_negativa.models.hostcode import HostVariant
+from pytest_negativa.models.spans import intersection
 
 # The instruction set, the flag of /proc/cpuinfo that it needs, and its marks in names. OpenBLAS
 # names cores (its cpuid_x86.c), Intel MKL and others the instruction set.
@@ -53,7 +54,7 @@ def find_variants(
         own = {at: size for at, (size, symbol) in functions.items() if marks.search(symbol)}
         functions = {at: rest for at, rest in functions.items() if at not in own}
         if own:
-            touched = [at for at, size in own.items() if _meets(used, at, at + size)]
+            touched = [at for at, size in own.items() if any(intersection([(at, at + size)], used))]
             yield HostVariant(
                 path=path,
                 instructions=name,
@@ -80,10 +81,3 @@ def _with_words(functions: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[i
             found.add(number)
             at = text.find(word, ends[number])
     return dict(rows[number] for number in sorted(found))
-
-
-def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    number = bisect.bisect_right(spans, (start, end))
-    return any(
-        first < end and last > start for first, last in spans[max(number - 1, 0) : number + 1]
-    )

@@ -1,4 +1,4 @@
-"""The bases of all records, and the span. Records are also the files: no I/O here."""
+"""The bases of all records. Records are also the files: no I/O here."""
 
 from __future__ import annotations
 
@@ -18,18 +18,3 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of records that a library has hundreds of thousands of: arrays in JSON."""
-
-
-class Span(Row, frozen=True, order=True):
-    """Half-open range of file offsets in one library: ``start <= offset < end``."""
-
-    start: NonNegative
-    end: NonNegative
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end:
-            raise ValueError(f"bad span [{self.start:#x}, {self.end:#x})")
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record, Span
+from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.spans import Span, size
 
 HOST_USAGE_VERSION = 2
 """Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
@@ -85,11 +86,11 @@ class HostLibrary(Record, frozen=True, kw_only=True):
 
     @property
     def watched_bytes(self) -> int:
-        return sum(span.size for span in self.watched)
+        return size(self.watched)
 
     @property
     def touched_bytes(self) -> int:
-        return sum(span.size for span in self.touched)
+        return size(self.touched)
 
 
 class HostUsage(Record, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ refer to it by index (``NameIndex``).
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,8 +21,9 @@ from pytest_negativa.arch import (
     choose_elements,
     cubin_runs_on,
 )
-from pytest_negativa.models.base import NonNegative, Record, Row, Span
+from pytest_negativa.models.base import NonNegative, Record, Row
 from pytest_negativa.models.file_kinds import FileKind
+from pytest_negativa.models.spans import Span
 
 FORMAT_VERSION = 2
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
@@ -292,6 +294,17 @@ class Section(Record, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()
     member: str | None = None
 
+    def __post_init__(self) -> None:
+        spans = itertools.chain(
+            [self.span],
+            (region.span for region in self.regions),
+            (element.payload for region in self.regions for element in region.elements),
+            (frame.span for frame in self.frames),
+        )
+        for start, end in spans:
+            if start > end:
+                raise ValueError(f"bad span [{start:#x}, {end:#x})")
+
     @property
     def label(self) -> str:
         """Its name for people, with the member of an archive."""
@@ -316,7 +329,7 @@ class Section(Record, frozen=True, kw_only=True):
                     e,
                 )
         for f in self.frames:
-            start, end = f.span.start, f.span.end
+            start, end = f.span
             yield CodeBlock(
                 start,
                 end,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record, Span
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.hostcode import Processor
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import RoundFacts, TestVerdict
 
 PAGE_VERDICT_VERSION = 1

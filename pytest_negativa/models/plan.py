@@ -6,6 +6,7 @@ import enum
 
 from pytest_negativa.models.base import NonNegative, Record, Row
 from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.spans import Span, size
 from pytest_negativa.models.trace import Context
 
 PLAN_VERSION = 2
@@ -64,17 +65,6 @@ class Decision(Row, frozen=True):
         return self.end - self.start
 
 
-class CodeRange(Row, frozen=True, order=True):
-    """Half-open range of offsets in an unpacked cubin: ``start <= offset < end``."""
-
-    start: NonNegative
-    end: NonNegative
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-
 class KernelUse(Row, frozen=True):
     """A used kernel: ``[name, first]``.
 
@@ -101,13 +91,13 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
     start: NonNegative
     kept: tuple[str, ...]
     code_size: NonNegative
-    unused: tuple[CodeRange, ...]
+    unused: tuple[Span, ...]
     reason: UnusedReason = UnusedReason.UNREACHABLE_KERNEL
 
     @property
     def unused_size(self) -> int:
         """Bytes of unused code in the unpacked cubin."""
-        return sum(code.size for code in self.unused)
+        return size(self.unused)
 
 
 class LibraryPlan(Record, frozen=True, kw_only=True):

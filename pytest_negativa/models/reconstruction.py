@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from pytest_negativa.models.base import NonNegative, Record, Row, Span
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import MovedSpan, Span, size
 
 RECONSTRUCTION_VERSION = 2
 """Of the reconstruction file. History: 2 renames ``why`` to ``reason``; 1 is the first."""
@@ -48,7 +48,7 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
     """
 
     start: NonNegative
-    filled: tuple[CodeRange, ...]
+    filled: tuple[Span, ...]
     stored_before: NonNegative
     stored_after: NonNegative
     left_alone: str | None = None
@@ -56,15 +56,7 @@ class RepackedCubin(Record, frozen=True, kw_only=True):
     @property
     def code_bytes(self) -> int:
         """Bytes of code that were filled in the unpacked cubin."""
-        return sum(code.size for code in self.filled)
-
-
-class KeptRange(Row, frozen=True):
-    """Bytes ``[start, end)`` of an original, which lie at ``target`` in its copy."""
-
-    start: NonNegative
-    end: NonNegative
-    target: NonNegative
+        return size(self.filled)
 
 
 class Compaction(Record, frozen=True, kw_only=True):
@@ -80,7 +72,7 @@ class Compaction(Record, frozen=True, kw_only=True):
     size: NonNegative
     load_segments: NonNegative
     notes: tuple[str, ...] = ()
-    kept: tuple[KeptRange, ...]
+    kept: tuple[MovedSpan, ...]
 
 
 class ReconstructedLibrary(Record, frozen=True, kw_only=True):

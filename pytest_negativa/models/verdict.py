@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import NonNegative, Record, Span
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.outcomes import Aspect, Outcome
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
 VERDICT_VERSION = 4
@@ -43,7 +43,7 @@ class TrimmedCode(Record, frozen=True, kw_only=True):
     """
 
     start: NonNegative
-    filled: tuple[CodeRange, ...]
+    filled: tuple[Span, ...]
 
 
 class ProvedLibrary(Record, frozen=True, kw_only=True):

@@ -8,13 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin, LibraryMap
-from pytest_negativa.models.plan import (
-    CodeRange,
-    Decision,
-    KeepReason,
-    LibraryPlan,
-    TrimmedCubin,
-)
+from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, TrimmedCubin
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import NeededSpan
 
 
@@ -85,7 +80,7 @@ def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -
     )
 
 
-def functions_of(library_map: LibraryMap, start: int, code: CodeRange) -> tuple[str, ...]:
+def functions_of(library_map: LibraryMap, start: int, code: Span) -> tuple[str, ...]:
     """Mangled names of the functions of a cubin that lie in ``code``."""
     content = next((b.content for b in library_map.iter_code() if b.start == start), None)
     if not isinstance(content, Cubin):

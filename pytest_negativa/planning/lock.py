@@ -11,7 +11,6 @@ import datetime
 import hashlib
 import itertools
 import struct
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap
 from pytest_negativa.models.lock import (
@@ -37,13 +35,13 @@ from pytest_negativa.models.lock import (
 )
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
-    CodeRange,
     Decision,
     KeepReason,
     LibraryPlan,
     TrimmedCubin,
     UnusedReason,
 )
+from pytest_negativa.models.spans import covers
 from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
 
@@ -389,9 +387,8 @@ def _doubt_of_kind(plan: LibraryPlan, verdict: Verdict) -> str | None:
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved: trace and prove again"
     # Of a compacted copy, what isn't gone may have been left for a reason.
-    covers = _covers(row.spans)
     if verdict.copies != _COMPACTED and not all(
-        d.kept or not d.size or covers(d.start, d.end) for d in plan.decisions
+        d.kept or not d.size or covers(row.spans, d.start, d.end) for d in plan.decisions
     ):
         return _PLANNED_ANEW
     if plan.trimmed and verdict.granularity != "kernel":
@@ -405,13 +402,11 @@ def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
     Rewriting spares what it can't take out safely.
     """
     assert row is not None
-    gone = _covers(row.spans)
-    code = {trimmed.start: _covers(trimmed.filled) for trimmed in row.trimmed}
-    nothing = _covers(())
+    filled = {trimmed.start: trimmed.filled for trimmed in row.trimmed}
     trimmed = (
         replace(
             cubin,
-            unused=tuple(c for c in cubin.unused if code.get(cubin.start, nothing)(c.start, c.end)),
+            unused=tuple(c for c in cubin.unused if covers(filled.get(cubin.start, ()), *c)),
         )
         for cubin in plan.trimmed
     )
@@ -419,23 +414,12 @@ def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
         plan,
         decisions=tuple(
             d
-            if d.kept or not d.size or gone(d.start, d.end)
+            if d.kept or not d.size or covers(row.spans, d.start, d.end)
             else Decision(d.start, d.end, True, KeepReason.INCOMPLETE.value, _SPARED)
             for d in plan.decisions
         ),
         trimmed=tuple(cubin for cubin in trimmed if cubin.unused),
     )
-
-
-def _covers(spans: Sequence[Span | CodeRange]) -> Callable[[int, int], bool]:
-    """Whether a range lies in one of ``spans``, which are sorted and disjoint."""
-    starts = [span.start for span in spans]
-
-    def covers(start: int, end: int) -> bool:
-        at = bisect_right(starts, start) - 1
-        return at >= 0 and end <= spans[at].end
-
-    return covers
 
 
 def _with_all_that_stays(plan: LibraryPlan, library_map: LibraryMap) -> LibraryPlan:
@@ -456,16 +440,15 @@ def _trim_no_more(
     content = None if block is None else block.content
     if not isinstance(content, Cubin):
         return replace(cubin, unused=())
-    is_unused = _covers(cubin.unused)
     found = reach(
         content,
         [
             f.name
             for f in (*content.kernels, *content.device_functions)
-            if not is_unused(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+            if not covers(cubin.unused, f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         ],
     )
-    if isinstance(found, str) or not all(is_unused(c.start, c.end) for c in found.unused):
+    if isinstance(found, str) or not all(covers(cubin.unused, *code) for code in found.unused):
         return replace(cubin, unused=())
     names = tuple(sorted({library_map.names[i] for i in found.kept}))
     return replace(cubin, kept=names, unused=found.unused)

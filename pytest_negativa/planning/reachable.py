@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_negativa.models.library import Cubin, Function, NameIndex
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 
 # From sm_100 on a cubin holds each function a second time, as .nv.capmerc.text.NAME. The driver can
 # make code for other devices of the family from it. How it reads that is not known.
@@ -37,7 +37,7 @@ class Reach:
     """
 
     kept: frozenset[NameIndex]
-    unused: tuple[CodeRange, ...]
+    unused: tuple[Span, ...]
     code_size: int
 
 
@@ -56,7 +56,7 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     if reached - {f.name for piece in pieces for f in piece} - {*cubin.externals}:
         return "calls of functions that are not in its tables"
     kept: set[NameIndex] = set()
-    unused: list[CodeRange] = []
+    unused: list[Span] = []
     code_size = 0
     for piece in pieces:
         code = _range(piece)
@@ -95,8 +95,8 @@ def _pieces(cubin: Cubin) -> list[list[Function]] | str:
     return pieces
 
 
-def _range(piece: list[Function]) -> CodeRange:
-    return CodeRange(piece[0].offset_in_cubin, max(f.offset_in_cubin + f.code_size for f in piece))
+def _range(piece: list[Function]) -> Span:
+    return Span(piece[0].offset_in_cubin, max(f.offset_in_cubin + f.code_size for f in piece))
 
 
 def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:

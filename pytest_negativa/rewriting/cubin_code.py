@@ -29,7 +29,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.rows import RowLayout
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from pytest_negativa.rewriting.edits import Edits, Fill
 
@@ -42,7 +42,7 @@ class CubinCodeError(Exception):
     """Why the code of a cubin is left alone; the caller adds the file and the offset."""
 
 
-def overwrite_code(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Edits:
+def overwrite_code(cubin: bytes, unused: Sequence[Span], value: int) -> Edits:
     """The edits of an unpacked cubin that overwrite functions, and let no table name them.
 
     A function stays if code or data that stays refers to it.
@@ -81,16 +81,14 @@ def _sections(cubin: bytes) -> list[SectionHeader]:
     return section_headers(cubin)
 
 
-def _sections_of(
-    sections: list[SectionHeader], unused: Sequence[CodeRange]
-) -> dict[int, CodeRange]:
+def _sections_of(sections: list[SectionHeader], unused: Sequence[Span]) -> dict[int, Span]:
     """The sections that the unused code fills from start to end, by index."""
-    by_range: dict[CodeRange, int] = {}
+    by_range: dict[Span, int] = {}
     for index, section in enumerate(sections):
         if section.sh_type == _CAPSULE_TYPE:
             raise CubinCodeError("has its code in a second form, which is not understood")
         if section.sh_type == SHT_PROGBITS and section.sh_flags & SHF_EXECINSTR:
-            by_range[CodeRange(section.sh_offset, section.file_end)] = index
+            by_range[Span(section.sh_offset, section.file_end)] = index
     for code in unused:
         if code not in by_range:
             raise CubinCodeError(

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pytest_negativa.models.base import Span
+from pytest_negativa.models.spans import Span, union
 
 _FILL = struct.Struct("<cQQB")
 _PATCH = struct.Struct("<cQQ")
@@ -126,13 +126,7 @@ class Edits:
     @property
     def filled(self) -> tuple[Span, ...]:
         """The filled spans; neighbours are one span."""
-        spans: list[Span] = []
-        for fill in self.fills:
-            if spans and spans[-1].end == fill.start:
-                spans[-1] = Span(spans[-1].start, fill.end)
-            else:
-                spans.append(Span(fill.start, fill.end))
-        return tuple(spans)
+        return union((fill.start, fill.end) for fill in self.fills)
 
     def overlapping(self, start: int, end: int) -> Iterator[Change]:
         """The changes that have bytes at file offsets ``[start, end)``, by offset."""

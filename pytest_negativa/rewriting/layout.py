@@ -11,9 +11,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 # linux/fs.h: _IOW(0x94, 9, int), the same on all architectures with 64-bit little-endian hosts.
@@ -36,14 +36,6 @@ class StoppedError(Exception):
     """The caller of the writer wants the file no longer."""
 
 
-class CopiedRange(NamedTuple):
-    """Bytes ``[start, end)`` of the old file, which lie at ``target`` in the new one."""
-
-    start: int
-    end: int
-    target: int
-
-
 @dataclass(frozen=True, slots=True)
 class FileLayout:
     """What a new file is made of.
@@ -54,13 +46,13 @@ class FileLayout:
         edits: what changes after that, in offsets of the new file; also tells its size.
     """
 
-    copies: tuple[CopiedRange, ...]
+    copies: tuple[MovedSpan, ...]
     edits: Edits
 
     @classmethod
     def of_copy(cls, edits: Edits) -> FileLayout:
         """A copy of the same size."""
-        return cls((CopiedRange(0, edits.size, 0),), edits)
+        return cls((MovedSpan(0, edits.size, 0),), edits)
 
 
 class LayoutBuilder:
@@ -72,7 +64,7 @@ class LayoutBuilder:
 
     def __init__(self) -> None:
         self.size = 0
-        self._copies: list[CopiedRange] = []
+        self._copies: list[MovedSpan] = []
         self._changes: list[Change] = []
 
     def append(self, data: bytes, alignment: int = 1) -> int:
@@ -85,7 +77,7 @@ class LayoutBuilder:
     def append_copy(self, start: int, end: int, alignment: int = 1) -> int:
         """Append bytes ``[start, end)`` of the old file, and return their new offset."""
         target = self._align(alignment)
-        self._copies.append(CopiedRange(start, end, target))
+        self._copies.append(MovedSpan(start, end, target))
         self.size += end - start
         return target
 
@@ -217,7 +209,7 @@ class _Writer:
             offset += done
 
 
-def _unfilled(layout: FileLayout, old_size: int) -> Iterator[CopiedRange]:
+def _unfilled(layout: FileLayout, old_size: int) -> Iterator[MovedSpan]:
     """The ranges to copy: without filled bytes, and up to the old file's end."""
     for start, end, target in layout.copies:
         shift = target - start
@@ -225,7 +217,7 @@ def _unfilled(layout: FileLayout, old_size: int) -> Iterator[CopiedRange]:
         for change in layout.edits.overlapping(target, end + shift):
             if isinstance(change, Fill):
                 if start + shift < change.start:
-                    yield CopiedRange(start, change.start - shift, start + shift)
+                    yield MovedSpan(start, change.start - shift, start + shift)
                 start = change.end - shift
         if start < end:
-            yield CopiedRange(start, end, start + shift)
+            yield MovedSpan(start, end, start + shift)

@@ -25,7 +25,7 @@ import msgspec
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import UNDECODABLE, Span
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
@@ -40,6 +40,7 @@ from pytest_negativa.models.reconstruction import (
     RefusedLibrary,
     RepackedCubin,
 )
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
@@ -345,7 +346,7 @@ class _Reconstructor:
 
 def _without(edits: Edits, spared: Sequence[Span]) -> Edits:
     """The fills alone, without those that compaction spared."""
-    left = {(span.start, span.end) for span in spared}
+    left = set(spared)
     return Edits(edits.size, tuple(f for f in edits.fills if (f.start, f.end) not in left))
 
 

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import CodeBlock, Compression, LibraryMap
-from pytest_negativa.models.plan import CodeRange, LibraryPlan, TrimmedCubin
+from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.models.reconstruction import RepackedCubin
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.cubin_code import CubinCodeError, overwrite_code
 from pytest_negativa.rewriting.edits import Change, Edits, Patch
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
@@ -76,7 +77,7 @@ def _trim(
             changes, size = _repack(block, content, edits, stored)
     except (PayloadError, CubinCodeError, RepackError) as e:
         return [], replace(cubin, left_alone=str(e))
-    filled = tuple(CodeRange(fill.start, fill.end) for fill in edits.fills)
+    filled = tuple(Span(fill.start, fill.end) for fill in edits.fills)
     return changes, replace(cubin, filled=filled, stored_after=size)
 
 

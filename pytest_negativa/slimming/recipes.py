@@ -6,9 +6,7 @@ outcome depends on and nothing else: neither the names of the tests, nor the rel
 
 from __future__ import annotations
 
-import bisect
 import hashlib
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +19,11 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, StaleLibraryError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, RepackedCubin
+from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
@@ -84,7 +82,7 @@ class Removal:
         """
         if self.plan is None:
             return 0
-        return self.plan.unused_bytes - sum(span.size for span in spared) + self.trimmed
+        return self.plan.unused_bytes - size(spared) + self.trimmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,18 +385,8 @@ def _cut(
 
 
 def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
-    """Bytes of unused code in gaps; both are ascending."""
-    starts = [start for start, _ in gaps]
-    total = 0
-    for decision in plan.decisions:
-        if decision.kept:
-            continue
-        at = max(bisect.bisect_right(starts, decision.start) - 1, 0)
-        for start, end in itertools.islice(gaps, at, None):
-            if start >= decision.end:
-                break
-            total += max(min(end, decision.end) - max(start, decision.start), 0)
-    return total
+    """Bytes of unused code in gaps, which are disjoint."""
+    return size(intersection(((d.start, d.end) for d in plan.decisions if not d.kept), gaps))
 
 
 def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Foreseen | NotSlimmed:

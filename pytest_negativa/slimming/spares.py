@@ -21,10 +21,10 @@ import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import (
     Cut,
@@ -32,8 +32,6 @@ from pytest_negativa.rewriting.compact.cut import (
     cut_library,
     foresee_cut,
 )
-from pytest_negativa.rewriting.compact.original_tables import Range
-from pytest_negativa.rewriting.compact.pages import merged, minus
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
@@ -126,13 +124,10 @@ class SparePolicy:
             sha256 = misses.original.hex()
             one = traced.get(sha256)
             if one is None:
-                both = merged((*came_back.get(sha256, ()), *misses.ranges()))
-                came_back[sha256] = tuple(both)
+                came_back[sha256] = union((*came_back.get(sha256, ()), *misses.ranges()))
             else:
-                touched = ((span.start, span.end) for span in one.touched)
-                both = merged((*touched, *misses.ranges()))
-                spans = tuple(Span(start, end) for start, end in both)
-                traced[one.sha256] = msgspec.structs.replace(one, touched=spans)
+                touched = union((*one.touched, *misses.ranges()))
+                traced[one.sha256] = msgspec.structs.replace(one, touched=touched)
         return replace(self, traced=traced, came_back=came_back)
 
     def for_unneeded(self) -> SparePolicy:
@@ -223,14 +218,12 @@ def plan_cut(
             if policy.loaded is not None:
                 free = [(0, source.size)]
             back = policy.came_back.get(source.sha256(), ())
-            free = [rest for start, end in merged(free) for rest in minus(start, end, back)]
+            free = list(minus(union(free), back))
         elif policy.may_know(source.size):
             traced = policy.traced.get(source.sha256())
             if traced is not None:
-                touched = [(span.start, span.end) for span in traced.touched]
-                for watched in traced.watched:
-                    free += minus(watched.start, watched.end, touched)
-        return CutPlan(tuple(containers), tuple(minus(0, source.size, sorted(free))))
+                free += minus(traced.watched, traced.touched)
+        return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
 
 
 def cut(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.models.spans import Span, union
 from pytest_negativa.spare.note import PAGE_SIZE
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -70,16 +71,9 @@ class Misses:
     original_size: int
     pages: Mapping[int, Miss]
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """The pages that came back as ranges of file offsets; neighbours are one range."""
-        found: list[tuple[int, int]] = []
-        for page in self.pages:
-            start = page * PAGE_SIZE
-            if found and found[-1][1] == start:
-                found[-1] = found[-1][0], start + PAGE_SIZE
-            else:
-                found.append((start, start + PAGE_SIZE))
-        return found
+    def ranges(self) -> tuple[Span, ...]:
+        """The pages that came back, as file offsets; neighbours are one span."""
+        return union((page * PAGE_SIZE, (page + 1) * PAGE_SIZE) for page in self.pages)
 
 
 def read_misses(path: Path) -> Misses:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.models.spans import MovedSpan
 
 MAGIC = b"NEGSPARE"
 NOTE_VERSION = 3
@@ -70,14 +71,6 @@ class Hole(NamedTuple):
     end: int
     offset: int
     protection: int
-
-
-class Kept(NamedTuple):
-    """Bytes ``[start, end)`` of the original, which lie at ``place`` in the cut library."""
-
-    start: int
-    end: int
-    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +169,7 @@ class Trailer:
     pair: bytes
     original: bytes
     original_size: int
-    kept: tuple[Kept, ...]
+    kept: tuple[MovedSpan, ...]
 
     def pack(self) -> bytes:
         """The bytes of the trailer."""
@@ -206,7 +199,7 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
         if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(path, offset, "is no spare, or one of another version")
         rows = (_KEPT.unpack_from(data, _TRAILER.size + i * _KEPT.size) for i in range(count))
-        return Trailer(pair, original, size, tuple(Kept(*row) for row in rows))
+        return Trailer(pair, original, size, tuple(MovedSpan(*row) for row in rows))
     except struct.error as e:
         raise FormatError(path, offset, f"its trailer is damaged: {e}") from e
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.plan import CodeRange, UnusedReason
+from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
 from pytest_negativa.planning.give_back import (
     Part,
@@ -444,7 +445,7 @@ def _span(
     decision = next(d for d in library.plan.decisions if d.start == part.start)
     function = None
     if part.code is not None:
-        code = CodeRange(part.code, part.code + 1)
+        code = Span(part.code, part.code + 1)
         function = next(iter(functions_of(library.library_map, part.start, code)), None)
     return NeededSpan(
         library=part.library,

@@ -16,7 +16,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.reconstruction import KeptRange, Reconstruction
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.models.verdict import (
     FIRST_IN_FLAKY,
@@ -64,7 +65,7 @@ class Places:
         return self._names[copy.library.path], offset
 
 
-def _moved_back(kept: Sequence[KeptRange], offset: int) -> int:
+def _moved_back(kept: Sequence[MovedSpan], offset: int) -> int:
     """The original's offset of an offset in a compacted copy; -1 for bytes of the copy's own."""
     at = bisect_right(kept, offset, key=lambda k: k.target) - 1
     if at < 0 or offset - kept[at].target >= kept[at].end - kept[at].start:

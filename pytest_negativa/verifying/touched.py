@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.spans import covers, minus, union
 from pytest_negativa.planning.give_back import Part
 from pytest_negativa.processes.redirect import make_table, write_table
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
@@ -86,28 +87,20 @@ def _cut(planned: AnalyzedLibrary, copies: Path) -> Cut | None:
     target = copy_path(copies, library.path)
     regions = [r.span for r in planned.library_map.iter_regions()]
     frames = [f.span for f in planned.library_map.iter_frames()]
-    code = sorted((span.start, span.end) for span in (*regions, *frames))
+    code = sorted((*regions, *frames))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         done = cut_library(
             library.path,
             target,
             copies.parent,
-            list(_between(code, library.size)),
+            minus([(0, library.size)], union(code)),
             CutOptions(min_hole=PAGE_SIZE, folders=(str(copies.parent),)),
             code,
         )
     except (NegativaError, OSError):
         return None
     return done if done.original_sha256 == library.sha256 else None
-
-
-def _between(ranges: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    position = 0
-    for start, end in ranges:
-        yield position, start
-        position = end
-    yield position, size
 
 
 def _read(logs: Path) -> dict[str, Misses]:
@@ -142,7 +135,7 @@ def _told(
         misses = logs.get(done.original_sha256)
         if misses is not None and is_touched(misses, part.start, end):
             surely.append(part)
-        elif not any(start <= part.start and end <= stop for start, stop in done.gaps) or (
+        elif not covers(done.gaps, part.start, end) or (
             misses is not None and any(page in misses.pages for page in _pages(part.start, end))
         ):
             maybe.append(part)

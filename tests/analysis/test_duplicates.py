@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.duplicates import CodeDigest, LibraryContent, SameFiles, SharedCode
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 
 FRAMES = BIN / "libframes.so"
@@ -68,7 +68,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     assert shown.exit_code == as_json.exit_code == 0
     document = json.loads(as_json.stdout)
-    jsonschema.validate(document, json.loads(shipped_schema("inspection")))
+    jsonschema.validate(document, json.loads(schema_text("inspection")))
     files, code = document["duplicates"]["files"], document["duplicates"]["code"]
     assert {tuple(row["paths"]) for row in files} == {
         (f"{site}/a.so", f"{site}/b.so"),

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.builders import (
     PTX,
     CubinSpec,
@@ -33,7 +33,7 @@ LOADED = 904 + 952 + 1104 + 992 + 1032 + 1160
 
 def as_json(*arguments: str | Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(inspect("--json", *arguments).stdout)
-    jsonschema.validate(document, json.loads(shipped_schema("inspection")))
+    jsonschema.validate(document, json.loads(schema_text("inspection")))
     return document
 
 

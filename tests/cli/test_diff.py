@@ -16,7 +16,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Scope
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.libraries import BIN
 from tests.support.sessions import Project
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
@@ -78,7 +78,7 @@ def test_two_folders(project: Project) -> None:
     )
     jsonschema.validate(
         json.loads(project.negativa("diff", "old", "new", "--json").stdout),
-        json.loads(shipped_schema("difference")),
+        json.loads(schema_text("difference")),
     )
     none = project.negativa("diff", "old", "new", "--match", "gen_*").stdout
     assert none.endswith("\n\n0 of 13 changed kernels match\n")
@@ -307,7 +307,7 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     assert [line.split()[0] for line in runs] == [run.name for run in project.runs()]
     assert "+0.0%" in runs[1]
     points = json.loads(project.negativa("history", "--json", "--library", "libquick*").stdout)
-    jsonschema.validate(points, json.loads(shipped_schema("history")))
+    jsonschema.validate(points, json.loads(schema_text("history")))
     assert [point["label"] for point in points["points"]] == [run.name for run in project.runs()]
     assert [one["name"] for one in points["points"][1]["libraries"]] == ["libquickstart.so"]
     lock = project.negativa("history", "negativa.lock").stdout

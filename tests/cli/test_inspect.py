@@ -18,7 +18,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.builders import (
     CubinSpec,
     ElementSpec,
@@ -56,7 +56,7 @@ def inspect_json(*arguments: str | Path) -> dict[str, Any]:
     result = inspect("--json", *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     document: dict[str, Any] = json.loads(result.stdout)
-    jsonschema.validate(document, json.loads(shipped_schema("inspection")))
+    jsonschema.validate(document, json.loads(schema_text("inspection")))
     assert document["errors"] == []
     return document
 

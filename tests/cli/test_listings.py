@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from pytest_negativa.models.trace import LaunchRecord, Role
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.sessions import Project
 from tests.support.traces import header, records, write
@@ -18,7 +18,7 @@ from tests.support.traces import header, records, write
 def listed(project: Project, schema: str, *command: str, status: int = 0) -> Any:
     """What the command prints with ``--json``."""
     found = json.loads(project.negativa(*command, "--json", status=status).stdout)
-    jsonschema.validate(found, json.loads(shipped_schema(schema)))
+    jsonschema.validate(found, json.loads(schema_text(schema)))
     return found
 
 

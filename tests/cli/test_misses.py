@@ -16,7 +16,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
 from pytest_negativa.spare import note
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.sessions import Project
@@ -66,7 +66,7 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
         use(cut, logs, *blocks)
     command: list[str | Path] = ["misses", one, other, "--in", cut.library.parent]
     found = json.loads(project.negativa(*command, "--json").stdout)
-    jsonschema.validate(found, json.loads(shipped_schema("misses")))
+    jsonschema.validate(found, json.loads(schema_text("misses")))
     [library] = found["libraries"]
     assert (library["path"], library["sha256"], library["unknown"]) == (
         str(cut.library), cut.original_sha256, None

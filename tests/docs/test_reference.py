@@ -11,7 +11,7 @@ import pytest
 from pytest_negativa import hookspecs
 from pytest_negativa.models.lock import LOCK_VERSION
 from pytest_negativa.settings.options import OPTIONS
-from pytest_negativa.storage.records import schema_names
+from pytest_negativa.storage.schema import SCHEMA_NAMES
 from tests.support.libraries import DOCS
 
 
@@ -54,7 +54,7 @@ def test_exit_statuses_are_those_of_the_help(generate: ModuleType) -> None:
 
 def test_every_schema_is_documented_with_its_fields(generate: ModuleType) -> None:
     text = page(generate, "files.md")
-    for name in schema_names():
+    for name in SCHEMA_NAMES:
         if name != "negativa":
             assert f"\n## {name} " in text
     assert re.search(r"\| `sha256` \| string \| \w", text)

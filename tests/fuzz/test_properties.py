@@ -26,8 +26,8 @@ from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import find_declarations, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS, MagicFinder
 from pytest_negativa.gpucode.search import load_search
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LtoIr, Ptx, Scope
+from pytest_negativa.models.spans import Span
 from tests.support import builders
 from tests.support.builders import CubinSpec, ElementSpec, HostSection
 from tests.support.invariants import check_map

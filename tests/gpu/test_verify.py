@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.results import load_planned, save_plans
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
@@ -191,7 +191,7 @@ class Project:
         [cubin] = [e.content for e in elements if e.payload.start == trimmed.start]
         assert isinstance(cubin, Cubin)
         every = sorted(
-            CodeRange(k.offset_in_cubin, k.offset_in_cubin + k.code_size) for k in cubin.kernels
+            Span(k.offset_in_cubin, k.offset_in_cubin + k.code_size) for k in cubin.kernels
         )
         assert {*trimmed.unused} < {*every}
         faulty = replace(trimmed, kept=(), unused=tuple(every))

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.summary import summarize
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import (
     Compression,
     Element,
@@ -22,6 +21,7 @@ from pytest_negativa.models.library import (
     Scope,
     Section,
 )
+from pytest_negativa.models.spans import Span
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, golden_elements
 
 KINDS = {1: "ptx", 2: "cubin"}

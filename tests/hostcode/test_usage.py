@@ -23,8 +23,7 @@ from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
-from pytest_negativa.hostcode.usage import FileKey, identify, unite, unite_spans
-from pytest_negativa.models.base import Span
+from pytest_negativa.hostcode.usage import FileKey, identify, unite
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
     HostFile,
@@ -34,6 +33,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
     Processor,
 )
+from pytest_negativa.models.spans import Span, union
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.host_pages import render_host_report
 from pytest_negativa.settings.globs import PathRules
@@ -53,7 +53,7 @@ def usages(draw: st.DrawFn) -> HostUsage:
             build_id=None,
             paths=(f"/{draw(st.sampled_from('xy'))}/{sha256}.so",),
             watched=(Span(0, 21 * PAGE),),
-            touched=unite_spans(Span(p * PAGE, (p + 1) * PAGE) for p in draw(PAGES)),
+            touched=union(Span(p * PAGE, (p + 1) * PAGE) for p in draw(PAGES)),
             unwatched=draw(st.sampled_from((None, None, "its code is relocated"))),
         )
         for sha256 in draw(st.sets(st.sampled_from("abc")))
@@ -123,7 +123,7 @@ def test_a_union_loses_no_page(first: HostUsage, second: HostUsage) -> None:
     united = {library.sha256: library for library in unite([first, second]).libraries}
     for library in itertools.chain(first.libraries, second.libraries):
         whole = united[library.sha256]
-        assert unite_spans((*whole.touched, *library.touched)) == whole.touched
+        assert union((*whole.touched, *library.touched)) == whole.touched
         assert library.unwatched is None or whole.unwatched is not None
         assert set(library.paths) <= set(whole.paths)
 
@@ -174,7 +174,7 @@ def test_counts_of_functions_go_together(monkeypatch: pytest.MonkeyPatch) -> Non
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), max_size=5),
 )
 def test_functions_are_counted_once(starts: list[int], sizes: list[tuple[int, int]]) -> None:
-    spans = unite_spans(Span(start, start + size) for start, size in sizes)
+    spans = union(Span(start, start + size) for start, size in sizes)
     ends = [*starts[1:], sys.maxsize]
     expected = sum(
         any(start < span.end and end > span.start for span in spans)

@@ -52,7 +52,7 @@ from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
-from pytest_negativa.storage.records import image_report_schema, schema_text, shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
 from tests.support.scenario import tables_first
@@ -399,7 +399,7 @@ def test_command(root: Path, tmp_path: Path) -> None:
 
     document = json.loads(invoke(*arguments, "--json").stdout)
 
-    jsonschema.validate(document, json.loads(shipped_schema("image-report")))
+    jsonschema.validate(document, json.loads(schema_text("image-report")))
     assert document["run_id"] == "20260101T000000Z-run"
     assert document["without_code"] == 1
     assert document["without_code_bytes"] == PLAIN.stat().st_size
@@ -677,9 +677,3 @@ def test_a_folder_that_is_no_run(root: Path) -> None:
     (root / "usage.json").write_text("{")
     done = invoke(str(root), "--run", str(root), status=1)
     assert "usage.json: not the usage of a traced run of this release" in done.stderr
-
-
-def test_shipped_schema_is_that_of_the_model() -> None:
-    schema = image_report_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert shipped_schema("image-report") == schema_text(schema)

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_negativa.measuring.sampler import first_result_library
 from pytest_negativa.processes.redirect import copy_path, why_unsupported
-from pytest_negativa.storage.records import measurement_schema, schema_text, shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.libraries import NEGATIVA
 
@@ -79,7 +79,7 @@ def test_what_is_measured(stage: Stage) -> None:
     done = stage.measure_code(code, "--runs=2", "--loading=both", "--json")
 
     found = json.loads(done.stdout)
-    jsonschema.validate(found, json.loads(shipped_schema("measurement")))
+    jsonschema.validate(found, json.loads(schema_text("measurement")))
     assert found["libraries"] == [str(stage.original)]
     assert found["copies_root"] == str(stage.root)
     # In turns; of two neighbouring pairs each begins with another.
@@ -265,10 +265,3 @@ def test_folders_without_copies(stage: Stage, tmp_path: Path) -> None:
     stage.original.unlink()
     done = stage.measure("--slim-dir", str(stage.root), "--", "true", status=2)
     assert f"the copy of {stage.original}, which does not exist" in done.stderr
-
-
-@pytest.mark.slow
-def test_shipped_schema_is_that_of_the_model() -> None:
-    schema = measurement_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert shipped_schema("measurement") == schema_text(schema)

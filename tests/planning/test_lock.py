@@ -20,12 +20,12 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place, seal
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
 from pytest_negativa.planning.give_back import functions_of, give_back, iter_parts
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH
 from tests.support.reconstructing import planned_of, trimmed_of
@@ -257,7 +257,7 @@ class TestMaking:
         assert len(made.libraries) == 1
 
 
-def with_trimmed(one: AnalyzedLibrary, filled: tuple[CodeRange, ...] | None) -> Verdict:
+def with_trimmed(one: AnalyzedLibrary, filled: tuple[Span, ...] | None) -> Verdict:
     """A verdict on the one cubin of a plan; None: it says nothing about it."""
     verdict = verdict_of(one)
     trimmed = (
@@ -381,7 +381,7 @@ class TestFile:
 
     def test_fits_its_schema(self) -> None:
         document = yaml.safe_load(encode_lock(lock(planned(), trimmed_of())))
-        schema = json.loads(shipped_schema("lock"))
+        schema = json.loads(schema_text("lock"))
         jsonschema.Draft202012Validator.check_schema(schema)
         jsonschema.validate(document, schema)
         with pytest.raises(jsonschema.ValidationError):

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Call, Cubin, Element, LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import (
     DataKind,
     FirstUse,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Call, Cubin, Function, LibraryMap, Scope, Signature
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.reachable import Reach, launchable, reach
 from tests.support.libraries import BIN
 
@@ -40,7 +40,7 @@ def kept_of(name: str, *kernels: str) -> set[str]:
     assert isinstance(found, Reach)
     kept = {names[index] for index in found.kept}
     code = {
-        names[f.name]: CodeRange(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        names[f.name]: Span(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         for f in (*cubin.kernels, *cubin.device_functions)
     }
     # Every function is in the one or in the other, and its code with it.
@@ -107,8 +107,8 @@ def cubin(**changes: object) -> Cubin:
     return replace(base, **changes)
 
 
-def ranges(*indices: int) -> tuple[CodeRange, ...]:
-    return tuple(CodeRange(0x100 + n * 16, 0x110 + n * 16) for n in indices)
+def ranges(*indices: int) -> tuple[Span, ...]:
+    return tuple(Span(0x100 + n * 16, 0x110 + n * 16) for n in indices)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
     aliases = (Function(0, 0x100, 16), Function(1, 0x100, 16), Function(2, 0x110, 16))
     found = reach(cubin(kernels=aliases, device_functions=(), calls=(Call(1, 9),)), (1,))
 
-    assert found == Reach(frozenset({0, 1}), (CodeRange(0x110, 0x120),), 32)
+    assert found == Reach(frozenset({0, 1}), (Span(0x110, 0x120),), 32)
 
 
 @pytest.mark.parametrize(

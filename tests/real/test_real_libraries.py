@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope, Section
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.maps import encode_map
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.walker import Walked, walk
 
 pytestmark = pytest.mark.real_libs
@@ -262,7 +262,7 @@ def test_json_fits_schema(real_libs: Path) -> None:
     path = str(real_libs / LIBRARIES["curand"].path)
     result = CliRunner().invoke(main, ["inspect", "--no-cache", "--json", "--elements", path])
     assert result.exit_code == 0
-    jsonschema.validate(json.loads(result.stdout), json.loads(shipped_schema("inspection")))
+    jsonschema.validate(json.loads(result.stdout), json.loads(schema_text("inspection")))
 
 
 def test_torch(torch_cuda: Path) -> None:

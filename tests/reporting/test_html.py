@@ -22,11 +22,11 @@ from msgspec.structs import asdict, replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import Page
 from pytest_negativa.models.report import ProofRow
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Phase, Usage
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.plan import KernelUse
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used

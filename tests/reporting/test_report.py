@@ -10,16 +10,14 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.plan import (
-    CodeRange,
-    TrimmedCubin,
-)
+from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.report import (
     LibraryRow,
     ReasonRow,
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
@@ -191,9 +189,9 @@ def test_unused_code_inside_kept_elements() -> None:
                 start=100,
                 kept=("a",),
                 code_size=1000,
-                unused=(CodeRange(64, 164), CodeRange(200, 1100)),
+                unused=(Span(64, 164), Span(200, 1100)),
             ),
-            TrimmedCubin(start=5000, kept=("b",), code_size=500, unused=(CodeRange(0, 260),)),
+            TrimmedCubin(start=5000, kept=("b",), code_size=500, unused=(Span(0, 260),)),
         ),
     )
     rows = (library_row(plan), row("libother.so"))

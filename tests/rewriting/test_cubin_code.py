@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
-from pytest_negativa.models.plan import CodeRange
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.cubin_code import CubinCodeError, overwrite_code
 from pytest_negativa.rewriting.cubin_tables import CubinTables
 from tests.support.libraries import BIN
@@ -42,26 +42,26 @@ class Overwritten(NamedTuple):
     """A cubin without some functions, and where it changed."""
 
     content: bytes
-    filled: tuple[CodeRange, ...]
-    tables: tuple[CodeRange, ...]
+    filled: tuple[Span, ...]
+    tables: tuple[Span, ...]
 
 
-def overwritten(cubin: bytes, unused: Sequence[CodeRange], value: int) -> Overwritten:
+def overwritten(cubin: bytes, unused: Sequence[Span], value: int) -> Overwritten:
     edits = overwrite_code(cubin, unused, value)
     content = bytearray(cubin)
     edits.apply(content)
     filled, tables = (
-        tuple(CodeRange(change.start, change.end) for change in changes)
+        tuple(Span(change.start, change.end) for change in changes)
         for changes in (edits.fills, edits.patches)
     )
     return Overwritten(bytes(content), filled, tables)
 
 
-def code_of(cubin: bytes) -> dict[str, CodeRange]:
+def code_of(cubin: bytes) -> dict[str, Span]:
     names = NameTable()
     read = parse_cubin(cubin, names)
     return {
-        names.names()[f.name]: CodeRange(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        names.names()[f.name]: Span(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         for f in (*read.kernels, *read.device_functions)
     }
 
@@ -77,14 +77,14 @@ def section_header(cubin: bytes, offset: int) -> int:
     raise AssertionError(f"no code section at {offset:#x}")
 
 
-def changed_outside(old: bytes, new: bytes, spans: Sequence[CodeRange]) -> list[int]:
+def changed_outside(old: bytes, new: bytes, spans: Sequence[Span]) -> list[int]:
     """Where the two differ, but for ``spans``."""
     assert len(old) == len(new)
     within = {offset for span in spans for offset in range(span.start, span.end)}
     return [i for i in range(len(old)) if old[i] != new[i] and i not in within]
 
 
-def inside(inner: CodeRange, outer: CodeRange) -> bool:
+def inside(inner: Span, outer: Span) -> bool:
     return inner != outer and outer.start <= inner.start and inner.end <= outer.end
 
 
@@ -288,7 +288,7 @@ def test_a_part_of_a_section_is_not_filled(before: int, after: int) -> None:
     code = code_of(cubin)["calls_chain"]
 
     with pytest.raises(CubinCodeError, match="no section of its own"):
-        overwritten(cubin, [CodeRange(code.start + before, code.end + after)], 1)
+        overwritten(cubin, [Span(code.start + before, code.end + after)], 1)
 
 
 def test_a_section_that_overlaps_another_is_not_filled() -> None:
@@ -299,7 +299,7 @@ def test_a_section_that_overlaps_another_is_not_filled() -> None:
     struct.pack_into("<Q", cubin, header + _SH_OFFSET, moved)
 
     with pytest.raises(CubinCodeError, match="overlaps"):
-        overwritten(bytes(cubin), [CodeRange(moved, moved + code["calls_chain"].size)], 1)
+        overwritten(bytes(cubin), [Span(moved, moved + code["calls_chain"].size)], 1)
 
 
 def test_damaged_tables() -> None:

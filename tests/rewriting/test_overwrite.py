@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, UnusedReason
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.overwrite import overwrite
 from tests.support.libraries import BIN, SHARED_OBJECTS

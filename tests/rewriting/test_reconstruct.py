@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.plan import CodeRange, TrimmedCubin
+from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting import reconstruct as module
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies import state_of
@@ -429,13 +430,13 @@ def test_what_compaction_spares_is_not_claimed(root: Path, tmp_path: Path) -> No
     plan = compacting.plan_of(library_map, lambda i: False)
     one = AnalyzedLibrary(library_map, plan)
     spared = [e.payload for e in library_map.sections[0].regions[0].elements]
-    others = [(d.start, d.end) for d in plan.decisions if (d.start, d.end) != astuple(spared[0])]
+    others = [(d.start, d.end) for d in plan.decisions if (d.start, d.end) != spared[0]]
     assert len(spared) == 1 and len(others) == len(plan.decisions) - 1
     options = CompactOptions(load_check=False)
     [first] = reconstruct([one], root, compact=options).libraries
     [again] = reconstruct([one], root, compact=options).libraries
     assert again == replace(first, reused=True)
-    assert [astuple(s) for s in first.unused] == others
+    assert list(first.unused) == others
     assert first.elements == len(others)
     assert first.unused_bytes == plan.unused_bytes - spared[0].size
     assert first.compaction is not None
@@ -478,7 +479,7 @@ def test_copy_in_which_all_was_left_alone(root: Path) -> None:
     """Tests on it would show nothing, so it must be seen."""
     one = planned_of(BIN / "libcallgraph.so")
     kept = tuple(replace(d, kept=True) for d in one.plan.decisions)
-    cubin = TrimmedCubin(start=kept[0].start, kept=(), code_size=16, unused=(CodeRange(1, 17),))
+    cubin = TrimmedCubin(start=kept[0].start, kept=(), code_size=16, unused=(Span(1, 17),))
     plan = replace(one.plan, decisions=kept, trimmed=(cubin,))
     [copy] = reconstruct([AnalyzedLibrary(one.library_map, plan)], root).libraries
     assert copy.repacked[0].left_alone is not None

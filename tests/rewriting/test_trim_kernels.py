@@ -14,8 +14,9 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LibraryMap, Scope
-from pytest_negativa.models.plan import CodeRange, LibraryPlan
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import RepackedCubin
+from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.cubin_code import overwrite_code
@@ -54,9 +55,9 @@ def content_of(data: bytes, element: Element) -> bytes:
     return unpack(stored, element.compression, element.unpacked_size)
 
 
-def without(content: bytes, unused: tuple[CodeRange, ...], value: int) -> bytes:
+def without(content: bytes, unused: tuple[Span, ...], value: int) -> bytes:
     edits = overwrite_code(content, unused, value)
-    assert tuple(CodeRange(fill.start, fill.end) for fill in edits.fills) == unused
+    assert tuple(Span(fill.start, fill.end) for fill in edits.fills) == unused
     edited = bytearray(content)
     edits.apply(edited)
     return bytes(edited)
@@ -171,7 +172,7 @@ def test_what_contradicts_the_cubin_stays() -> None:
     content = cubin_element(library_map, trimmed.start).content
     assert isinstance(content, Cubin)
     code = {library_map.names[f.name]: f for f in content.device_functions}["_Z9in_globalf"]
-    in_table = CodeRange(code.offset_in_cubin, code.offset_in_cubin + code.code_size)
+    in_table = Span(code.offset_in_cubin, code.offset_in_cubin + code.code_size)
     both = tuple(sorted([in_table, *trimmed.unused]))
 
     _, [cubin] = trim(path, library_map, replace(plan, trimmed=(replace(trimmed, unused=both),)))

@@ -15,11 +15,11 @@ import pytest
 
 from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.hostcode.page_logs import PAGE
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.outcomes import read_outcomes
-from pytest_negativa.storage.records import shipped_schema
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.schema import schema_text
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in, needs_page_watch
@@ -480,7 +480,7 @@ def test_functions_of_each_test(project: Project, library: Path, workers: tuple[
     assert len(shown) == 6
     assert shown[0].split()[:2] == ["test_cpu.py::test_own", "test_cpu.py::test_same"]
     as_json = json.loads(project.negativa(*similar, "--json").stdout)
-    jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
+    jsonschema.validate(as_json, json.loads(schema_text("similarity")))
     assert (as_json["code"], len(as_json["pairs"])) == ("functions", 6)
     assert as_json["pairs"][0]["similarity"] > 0.8
     pair = project.negativa("tests", "--similar=marker", "--functions").stdout.splitlines()[2:]

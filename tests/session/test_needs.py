@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_negativa.storage.records import shipped_schema
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.schema import schema_text
 from tests.support.verified import VerifiedProject
 
 SUITE = """
@@ -128,7 +128,7 @@ def test_who_used_what(tmp_path: Path) -> None:
         "  (1 launch, 1.0 us)",
     ]
     listed = json.loads(project.negativa("tests", "--json", "--kernel", "vector_add").stdout)
-    jsonschema.validate(listed, json.loads(shipped_schema("tests")))
+    jsonschema.validate(listed, json.loads(schema_text("tests")))
     assert [(one["test"], one["gpu_ns"]) for one in listed["tests"]] == [
         ("test_a.py::TestMatrices::test_multiply", 1000),
         ("test_a.py::test_add[1]", 2000),
@@ -142,12 +142,12 @@ def test_who_used_what(tmp_path: Path) -> None:
     # pytest.mark.parametrize is a marker, too, but says nothing of what is tested.
     assert [line.split() for line in alike] == [["fast", "slow", "1", "2", "0.50"]]
     as_json = json.loads(project.negativa("tests", "--similar=marker", "--json", "--top=1").stdout)
-    jsonschema.validate(as_json, json.loads(shipped_schema("similarity")))
+    jsonschema.validate(as_json, json.loads(schema_text("similarity")))
     assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [("slow", 0.5)]
     one = project.negativa("tests", "--similar=marker", "--kernel=*matrices*", status=2)
     assert "fewer than two of these markers ran any kernels" in one.stderr
     needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)
-    jsonschema.validate(needed, json.loads(shipped_schema("needs")))
+    jsonschema.validate(needed, json.loads(schema_text("needs")))
     [library] = needed["libraries"]
     assert (needed["chosen"], needed["tests"], needed["plan"]) == (2, 3, None)
     row = project.negativa("needs", "-m", "fast").stdout.split()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.pages import read_page
 from tests.support.sessions import Project
 from tests.support.verified import VerifiedProject
@@ -48,7 +48,7 @@ def test_all_types(project: Project) -> None:
     assert max(len(line) for line in shown if not line.startswith("::")) <= 80
 
     report = json.loads((project.results / "report.json").read_text())
-    jsonschema.validate(report, json.loads(shipped_schema("report")))
+    jsonschema.validate(report, json.loads(schema_text("report")))
     markdown = (project.results / "report.md").read_text()
     assert "| `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% |" in markdown
     assert summary.read_text() == f"# Another step\n{markdown}"

@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_negativa.storage.records import shipped_schema
+from pytest_negativa.storage.schema import schema_text
 from tests.support.sessions import Project
 from tests.support.verified import HEAD, VerifiedProject, spawn
 
@@ -113,7 +113,7 @@ def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -
     done = traced.run(sys.executable, *how)
     assert PROVED in done.stdout
     verdict = traced.verdict
-    jsonschema.validate(verdict, json.loads(shipped_schema("verdict")))
+    jsonschema.validate(verdict, json.loads(schema_text("verdict")))
     assert verdict["proved"] and verdict["reasons"] == [] and len(verdict["tests"]) == TESTS
     [library] = verdict["libraries"]
     assert library["status"] == "proved" and library["processes"] == (2 if "-n2" in how else 1)

@@ -26,8 +26,9 @@ from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock
-from pytest_negativa.models.plan import CodeRange, TrimmedCubin
+from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
@@ -834,12 +835,12 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
         assert after[function.start : function.end] == before[function.start : function.end]
 
 
-def code_of(library_map: LibraryMap, trimmed: TrimmedCubin) -> list[CodeRange]:
+def code_of(library_map: LibraryMap, trimmed: TrimmedCubin) -> list[Span]:
     """Where the functions lie that stay of a cubin."""
     [cubin] = [e.content for e in library_map.iter_elements() if e.payload.start == trimmed.start]
     assert isinstance(cubin, Cubin)
     found = [
-        CodeRange(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
+        Span(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         for f in (*cubin.kernels, *cubin.device_functions)
         if library_map.names[f.name] in trimmed.kept
     ]

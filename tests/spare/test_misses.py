@@ -36,7 +36,7 @@ def test_ranges_of_pages(tmp_path: Path) -> None:
         1: Miss(0xFF07, 4096 + 0xABC, True),
         4: Miss(0, 16384, False),
     }
-    assert misses.ranges() == [(0, 8192), (16384, 20480)]
+    assert misses.ranges() == ((0, 8192), (16384, 20480))
 
 
 def test_logs_of_one_original_are_added_up(tmp_path: Path) -> None:

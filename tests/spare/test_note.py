@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
+from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.spare.note import (
     Hole,
-    Kept,
     Note,
     Trailer,
     trailer_offset,
@@ -27,7 +27,7 @@ NOTE = Note(
     folders=("/one", "/two folders"),
     remedy="Do something.",
 )
-TRAILER = Trailer(NOTE.pair, NOTE.original, NOTE.original_size, (Kept(4096, 8192, 4096),))
+TRAILER = Trailer(NOTE.pair, NOTE.original, NOTE.original_size, (MovedSpan(4096, 8192, 4096),))
 
 
 @pytest.mark.parametrize("folders", [(), ("/one",), ("/one", "/two")])

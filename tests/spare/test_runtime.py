@@ -211,7 +211,7 @@ def test_a_missing_function_is_told_by_name(tmp_path: Path, style: str) -> None:
     assert f"{cut.library}: code of never at offset {never:#x} of the original" in done.stderr
     # The process dies, and its log tells what it needed.
     [log] = (tmp_path / "logs").iterdir()
-    assert read_misses(log).ranges() == [(never, never + 4096)]
+    assert read_misses(log).ranges() == ((never, never + 4096),)
 
 
 def test_a_library_without_its_spare_is_refused(kit: Kit, tmp_path: Path) -> None:

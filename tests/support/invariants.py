@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from pytest_negativa.arch import ElementKind
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Ptx, Section
+from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.maps import decode_map, encode_map
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.base import Span
+from pytest_negativa.models.spans import Span
 from pytest_negativa.processes.page_watch import why_unwatchable
 from tests.support.compiling import compile_c, compile_shared
 

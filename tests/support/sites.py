@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,

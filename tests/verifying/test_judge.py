@@ -12,7 +12,7 @@ from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
-from pytest_negativa.models.plan import CodeRange, LibraryPlan
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     Reconstruction,
     RefusedLibrary,
@@ -20,6 +20,7 @@ from pytest_negativa.models.reconstruction import (
 )
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
@@ -176,7 +177,7 @@ def test_what_was_trimmed_counts_and_what_stays_whole_is_noted(
     plan, reconstruction = made
     trimmed = (
         RepackedCubin(
-            start=64, filled=(CodeRange(start=0, end=80),), stored_before=300, stored_after=100
+            start=64, filled=(Span(start=0, end=80),), stored_before=300, stored_after=100
         ),
         RepackedCubin(
             start=512, filled=(), stored_before=9, stored_after=9, left_alone="it calls by address"

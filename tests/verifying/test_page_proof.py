@@ -10,9 +10,9 @@ from msgspec import structs
 
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary
 from pytest_negativa.hostcode.usage import FilePages
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.spans import Span
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.original_tables import Range
-from pytest_negativa.rewriting.compact.pages import merged
+from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.compact.second_reader import read_again
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
@@ -108,7 +107,7 @@ def _parts(library_map: LibraryMap | None, plan: LibraryPlan | None, *, kept: bo
         start, end = frame.span.start, frame.span.end
         if ((start, end) not in unused) == kept:
             ranges.append((start, end))
-    return merged(ranges)
+    return list(union(ranges))
 
 
 class Segment(NamedTuple):

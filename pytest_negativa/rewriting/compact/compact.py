@@ -11,7 +11,6 @@ child process has loaded it.
 
 from __future__ import annotations
 
-import bisect
 import os
 import stat
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FileState, KeptRange
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.models.spans import Range, Span, covers, intersection, size, union
 from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
@@ -33,7 +32,6 @@ from pytest_negativa.rewriting.compact.new_tables import NewTables, append_table
 from pytest_negativa.rewriting.compact.original_tables import (
     MAX_HEADERS,
     ElfTables,
-    Range,
     read_tables,
     refuse_unnamed_data,
 )
@@ -41,7 +39,6 @@ from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
     PageMap,
     lay_out,
-    merged,
     unsegmented,
 )
 from pytest_negativa.rewriting.compact.records import (
@@ -210,7 +207,7 @@ def _design(
         )
         ends = [zero for zero in ends if not _in_use(tables, guards, *zero)]
     changes = merge_edits(removal, edits)
-    zeros = merged((*((fill.start, fill.end) for fill in removal.fills), *ends))
+    zeros = union((*removal.filled, *ends))
     pages = lay_out(tables, zeros, page_size, options.max_headers, functions)
     builder = LayoutBuilder()
     for start, end in pages.pages.kept:
@@ -298,7 +295,6 @@ def _compact(
             raise StaleLibraryError(f"{source.path} changed while it was compacted; try again")
         lost = copy_metadata(source.fileno(), new.fd) if options.takes_place else ()
         new.publish()
-    stay = (pages.pages.pieces(fill.start, fill.end) for fill in removal.fills)
     return Compacted(
         path=source.path,
         target=os.fspath(target),
@@ -306,8 +302,8 @@ def _compact(
         size_after=design.layout.edits.size,
         original_sha256=digests.original,
         sha256=digests.compacted,
-        gpu_code_removed=sum(end - start for start, end in pages.holes),
-        gpu_code_zeroed=sum(end - start for pieces in stay for start, end in pieces),
+        gpu_code_removed=size(pages.holes),
+        gpu_code_zeroed=size(intersection(removal.filled, pages.pages.kept)),
         unloaded_removed=design.new_tables.dropped_bytes,
         holes=len(pages.holes),
         load_segments_before=len(tables.loads),
@@ -316,19 +312,17 @@ def _compact(
         load_check=outcome,
         spared=tuple(_spared(plan, removal)),
         notes=(*design.notes, *_notes(pages, options), *lost),
-        kept=tuple(KeptRange(*copied) for copied in design.layout.copies),
+        kept=design.layout.copies,
     )
 
 
 def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
     """Unused code that is not zeros as a whole."""
-    fills = removal.fills
-    starts = [fill.start for fill in fills]
+    filled = removal.filled
     for decision in plan.decisions if plan is not None else ():
         if decision.kept or not decision.size:
             continue
-        at = bisect.bisect_right(starts, decision.start) - 1
-        if at < 0 or fills[at].end < decision.end:
+        if not covers(filled, decision.start, decision.end):
             yield Span(decision.start, decision.end)
 
 

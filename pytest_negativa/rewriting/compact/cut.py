@@ -60,6 +60,16 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.models.spans import (
+    MovedSpan,
+    Range,
+    around,
+    minus,
+    round_up,
+    size,
+    union,
+    within,
+)
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
@@ -72,16 +82,14 @@ from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
-    Range,
     read_at,
     read_tables,
     refuse_unnamed_data,
 )
-from pytest_negativa.rewriting.compact.pages import PageMap, merged, minus, pages_without
+from pytest_negativa.rewriting.compact.pages import PageMap, pages_without
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Edits, Patch
 from pytest_negativa.rewriting.layout import (
-    CopiedRange,
     FileLayout,
     LayoutBuilder,
     write_layout,
@@ -95,7 +103,6 @@ from pytest_negativa.spare.note import (
     STUB_SIZE,
     STUB_START,
     Hole,
-    Kept,
     Note,
     StubParameters,
     Trailer,
@@ -165,7 +172,7 @@ class Cut:
     @property
     def removed(self) -> int:
         """Bytes that are gaps in memory."""
-        return sum(end - start for start, end in self.gaps)
+        return size(self.gaps)
 
     @property
     def holes(self) -> int:
@@ -436,7 +443,7 @@ def find_holes(
         options, containers: see ``cut_library``.
     """
     others = [(start, end) for start, end in containers if start < end]
-    used = merged((start - start % PAGE_SIZE, _up(end)) for start, end in needed if start < end)
+    used = around(needed, PAGE_SIZE)
     free: list[Range] = []
     guards = read_guards(source, tables)
     for load in tables.loads:
@@ -449,8 +456,7 @@ def find_holes(
             own = list(_unguarded(load, own, guards))
         else:
             own += _removable(tables, load, dynamic)
-        for start, end in merged(own):
-            free += minus(_up(start), end - end % PAGE_SIZE, used)
+        free += minus(within(union(own), PAGE_SIZE), used)
     targets = guards.targets
     if targets and any(
         load.p_vaddr <= target < load.p_vaddr + load.p_filesz
@@ -483,12 +489,12 @@ def _old_tables(
             writable = bool(load.p_flags & PF_W)
             # As in _unguarded.
             last = min(section.file_end, load.file_end - writable)
-            start, end = _up(section.sh_offset), last - last % PAGE_SIZE
             shift = load.p_vaddr - load.p_offset
-            if load.p_offset <= start < end and not (
-                writable and guards.find_target(start + shift, end + shift) is not None
-            ):
-                yield from minus(start, end, holes)
+            for start, end in within([(section.sh_offset, last)], PAGE_SIZE):
+                if load.p_offset <= start and not (
+                    writable and guards.find_target(start + shift, end + shift) is not None
+                ):
+                    yield from minus([(start, end)], holes)
 
 
 def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:
@@ -544,7 +550,7 @@ def _runs(load: ProgramHeader, holes: Sequence[Range]) -> Iterator[Range]:
     if not load.p_filesz:
         yield load.p_offset, load.p_offset
         return
-    yield from minus(load.p_offset, load.file_end, holes)
+    yield from minus([(load.p_offset, load.file_end)], holes)
 
 
 def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
@@ -750,7 +756,7 @@ def _load_headers(load: ProgramHeader, pages: PageMap, note: Note) -> Iterator[P
 # ---- The spare ----
 
 
-def _kept(source: ByteSource, tables: ElfTables, pages: PageMap) -> Iterator[Kept]:
+def _kept(source: ByteSource, tables: ElfTables, pages: PageMap) -> Iterator[MovedSpan]:
     """The bytes of the original that the library has unchanged.
 
     These are all of its pages but the first, and of that the program headers. A loader that takes
@@ -761,17 +767,17 @@ def _kept(source: ByteSource, tables: ElfTables, pages: PageMap) -> Iterator[Kep
     for (start, end), place in zip(pages.kept, pages.places, strict=True):
         end = min(end, source.size)
         if start == 0 and EHDR.size <= headers < end_of_headers <= PAGE_SIZE:
-            yield Kept(headers, end_of_headers, place + headers)
+            yield MovedSpan(headers, end_of_headers, place + headers)
         skipped = PAGE_SIZE if start == 0 else 0
         if start + skipped < end:
-            yield Kept(start + skipped, end, place + skipped)
+            yield MovedSpan(start + skipped, end, place + skipped)
 
 
 def _spare_layout(source: ByteSource, trailer: Trailer) -> FileLayout:
     copies, position = [], 0
-    for kept in (*trailer.kept, Kept(source.size, source.size, 0)):
+    for kept in (*trailer.kept, MovedSpan(source.size, source.size, 0)):
         if position < kept.start:
-            copies.append(CopiedRange(position, kept.start, position))
+            copies.append(MovedSpan(position, kept.start, position))
         position = kept.end
     data = trailer.pack()
     start = trailer_offset(source.size)
@@ -783,4 +789,4 @@ def _word(value: int) -> int:
 
 
 def _up(value: int) -> int:
-    return -(-value // PAGE_SIZE) * PAGE_SIZE
+    return round_up(value, PAGE_SIZE)

@@ -67,6 +67,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SYM,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import Range, Span, intersection, union
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
@@ -93,22 +94,20 @@ class Guards:
 
     Attributes:
         targets: addresses that relocations write to, ascending.
-        starts, ends: disjoint ascending address ranges that must stay as they are.
+        used: disjoint address ranges that must stay as they are.
         functions: addresses of functions by the dynamic symbols, in any section.
     """
 
     targets: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
+    used: tuple[Span, ...]
     functions: tuple[int, ...] = ()
 
     def why_kept(self, start: int, end: int) -> str | None:
         """The loader's use of the addresses ``[start, end)``, or None."""
         if (target := self.find_target(start, end)) is not None:
             return f"a relocation writes to address {target:#x}"
-        at = bisect.bisect_right(self.ends, start)
-        if at < len(self.starts) and self.starts[at] < end:
-            return f"the loader or a dynamic symbol uses address {max(start, self.starts[at]):#x}"
+        for used in intersection([(start, end)], self.used):
+            return f"the loader or a dynamic symbol uses address {used.start:#x}"
         return None
 
     def find_target(self, start: int, end: int) -> int | None:
@@ -143,22 +142,10 @@ def read_guards(source: ByteSource, tables: ElfTables) -> Guards:
     if _ANDROID & set(dynamic):
         raise CannotCompactError(source.path, "has Android's packed relocations")
     symbols = tuple(_defined_symbols(source, tables, dynamic))
-    found = (*_header_ranges(tables), *_table_ranges(dynamic))
-    ranges = [(start, end) for start, end in found if end > start]
-    ranges += [(value, value + (size or 1)) for _, value, size in symbols]
-    ranges.sort()
-    starts: list[int] = []
-    ends: list[int] = []
-    for start, end in ranges:
-        if ends and start <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        else:
-            starts.append(start)
-            ends.append(end)
+    named = ((value, value + (size or 1)) for _, value, size in symbols)
     return Guards(
         targets=tuple(sorted(_relocation_targets(source, tables, dynamic))),
-        starts=tuple(starts),
-        ends=tuple(ends),
+        used=union((*_header_ranges(tables), *_table_ranges(dynamic), *named)),
         functions=tuple(value for kind, value, _ in symbols if kind in _FUNCTIONS),
     )
 
@@ -185,7 +172,7 @@ def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
     return found
 
 
-def _header_ranges(tables: ElfTables) -> Iterator[tuple[int, int]]:
+def _header_ranges(tables: ElfTables) -> Iterator[Range]:
     phoff = tables.header.e_phoff
     for load in tables.loads:
         if load.p_offset == 0:
@@ -202,7 +189,7 @@ def _header_ranges(tables: ElfTables) -> Iterator[tuple[int, int]]:
             yield section.sh_addr, section.sh_addr + section.sh_size
 
 
-def _table_ranges(dynamic: dict[int, int]) -> Iterator[tuple[int, int]]:
+def _table_ranges(dynamic: dict[int, int]) -> Iterator[Range]:
     for tag, size_tag in _TABLES.items():
         if tag in dynamic:
             size = dynamic.get(size_tag, 0) if size_tag is not None else 0

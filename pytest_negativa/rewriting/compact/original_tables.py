@@ -41,6 +41,7 @@ from pytest_negativa.gpucode.elf_tables import (
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -65,7 +66,6 @@ _STEP = 256 << 10
 _PAGE_SIZES = {EM_X86_64: 4096, EM_AARCH64: 65536}
 _OTHER_PAGE_SIZE = 65536
 
-Range = tuple[int, int]
 """From the first offset to the one behind the last."""
 
 

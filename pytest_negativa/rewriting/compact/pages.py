@@ -20,7 +20,18 @@ from pytest_negativa.gpucode.elf_tables import (
     ProgramHeader,
     SectionHeader,
 )
-from pytest_negativa.rewriting.compact.original_tables import ElfTables, Range
+from pytest_negativa.models.spans import (
+    Range,
+    Span,
+    around,
+    intersection,
+    minus,
+    round_up,
+    size,
+    union,
+    within,
+)
+from pytest_negativa.rewriting.compact.original_tables import ElfTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +44,14 @@ class PageMap:
         places: new offset of each range's start.
     """
 
-    kept: tuple[Range, ...]
+    kept: tuple[Span, ...]
     page_size: int
     places: tuple[int, ...]
 
     @property
     def size(self) -> int:
         """Bytes of all pages that stay."""
-        if not self.kept:
-            return 0
-        start, end = self.kept[-1]
-        return self.places[-1] + end - start
+        return size(self.kept)
 
     def new_offset(self, offset: int) -> int | None:
         """The new offset of ``offset``; None if its page leaves the file."""
@@ -66,14 +74,9 @@ class PageMap:
         at = bisect.bisect_right(self.kept, (offset, 1 << 64))
         return self.places[at] if at < len(self.places) else self.size
 
-    def pieces(self, start: int, end: int) -> Iterator[Range]:
+    def pieces(self, start: int, end: int) -> Iterator[Span]:
         """The parts of ``[start, end)`` that stay, as ranges of old offsets."""
-        at = max(bisect.bisect_right(self.kept, (start, 1 << 64)) - 1, 0)
-        for kept_start, kept_end in itertools.islice(self.kept, at, None):
-            if kept_start >= end:
-                return
-            if max(start, kept_start) < min(end, kept_end):
-                yield max(start, kept_start), min(end, kept_end)
+        return intersection([(start, end)], self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def lay_out(
             pages = _place(kept, page_size)
             return PageLayout(pages, tuple(runs), tuple(sorted(left)), given_up)
         left.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
-        given_up += sum(end - start for start, end in left[:excess])
+        given_up += size(left[:excess])
         holes = sorted(left[excess:])
 
 
@@ -157,10 +160,7 @@ def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> It
         if at < 0 or end > loads[at].file_end:
             continue
         # A PT_LOAD must have bytes of the file before its zeros.
-        first = max(_up(start, page_size), _up(loads[at].p_offset + 1, page_size))
-        last = _down(end, page_size)
-        if first < last:
-            yield first, last
+        yield from within([(max(start, loads[at].p_offset + 1), end)], page_size)
 
 
 def _split(
@@ -214,85 +214,21 @@ def _code_sections(tables: ElfTables, functions: Sequence[int]) -> list[Range]:
 def _code_end(code: Sequence[Range], start: int, end: int, page_size: int) -> int | None:
     """The end of the last page with code in ``[start, end)``, or None if there is no code."""
     ends = [min(e, end) for s, e in code if s < end and e > start]
-    return _up(max(ends), page_size) if ends else None
+    return round_up(max(ends), page_size) if ends else None
 
 
-def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> list[Range]:
+def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> tuple[Span, ...]:
     # The ELF header is in page 0, which need not be in a segment.
-    wanted = [(0, page_size)]
-    wanted += [
-        (_down(s.p_offset, page_size), _up(s.file_end, page_size))
-        for s in tables.loads
-        if s.p_filesz
-    ]
-    kept: list[Range] = []
-    gaps = sorted(holes)
-    for start, end in sorted(wanted):
-        if kept and start < kept[-1][1]:
-            start = kept[-1][1]
-        for gap_start, gap_end in gaps:
-            if start <= gap_start and gap_end <= end:
-                if start < gap_start:
-                    kept.append((start, gap_start))
-                start = gap_end
-        if start < end:
-            kept.append((start, end))
-    return kept
+    loaded = ((s.p_offset, s.file_end) for s in tables.loads)
+    return union(minus(around([(0, 1), *loaded], page_size), union(holes)))
 
 
-def _place(kept: Sequence[Range], page_size: int) -> PageMap:
-    # Neighbours are united, and copied in one go.
-    united = merged(kept)
-    sizes = (end - start for start, end in united)
-    places = tuple(itertools.accumulate(sizes, initial=0))[:-1]
-    return PageMap(tuple(united), page_size, places)
+def _place(kept: tuple[Span, ...], page_size: int) -> PageMap:
+    places = tuple(itertools.accumulate((span.size for span in kept), initial=0))[:-1]
+    return PageMap(kept, page_size, places)
 
 
-def _up(value: int, page_size: int) -> int:
-    return -(-value // page_size) * page_size
-
-
-def _down(value: int, page_size: int) -> int:
-    return value - value % page_size
-
-
-def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Range]:
+def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Span]:
     """Ranges in pages that stay which are in no segment; old offsets."""
-    loaded = sorted((s.p_offset, s.file_end) for s in tables.loads if s.p_filesz)
-    for start, end in pages.kept:
-        position = max(start, EHDR.size)
-        for load_start, load_end in loaded:
-            if load_end <= position or load_start >= end:
-                continue
-            if position < load_start:
-                yield position, load_start
-            position = load_end
-        if position < end:
-            yield position, end
-
-
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order; ranges that touch or overlap are united, empty ranges left out."""
-    found: list[Range] = []
-    for start, end in sorted(ranges):
-        if start >= end:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((start, end))
-    return found
-
-
-def minus(start: int, end: int, ranges: Iterable[Range]) -> Iterator[Range]:
-    """What of ``[start, end)`` lies outside of ascending ranges."""
-    for range_start, range_end in ranges:
-        if range_end <= start:
-            continue
-        if range_start >= end:
-            break
-        if start < range_start:
-            yield start, range_start
-        start = range_end
-    if start < end:
-        yield start, end
+    kept = ((max(start, EHDR.size), end) for start, end in pages.kept)
+    return minus(kept, union((s.p_offset, s.file_end) for s in tables.loads))

@@ -74,7 +74,7 @@ def original_bytes(library: ByteSource, spare: ByteSource, trailer: Trailer) -> 
     position = 0
     for kept in trailer.kept:
         yield from _read(spare, position, kept.start)
-        yield from _read(library, kept.place, kept.place + kept.end - kept.start)
+        yield from _read(library, kept.target, kept.target + kept.end - kept.start)
         position = kept.end
     yield from _read(spare, position, trailer.original_size)
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.models.base import NonNegative, Record, Span
-from pytest_negativa.models.reconstruction import KeptRange
+from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.spans import MovedSpan, Span
 
 
 class CannotCompactError(ReconstructError):
@@ -83,7 +83,7 @@ class Compacted(Record, frozen=True, kw_only=True):
     load_check: str
     spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()
-    kept: tuple[KeptRange, ...]
+    kept: tuple[MovedSpan, ...]
 
 
 class Forecast(Record, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.fatbin import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Element, LibraryMap, Region, Section
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.original_tables import Range
+from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
@@ -80,13 +80,12 @@ def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPla
     found: list[Range] = []
     for section in library_map.sections:
         for region in section.regions:
-            spans = [(e.payload.start, e.payload.end) for e in region.elements]
+            spans = [e.payload for e in region.elements]
             if spans and unused.issuperset(spans):
-                found.append((region.span.start, region.span.end))
+                found.append(region.span)
             else:
                 found += unused.intersection(spans)
-        frames = [(frame.span.start, frame.span.end) for frame in section.frames]
-        found += unused.intersection(frames)
+        found += unused.intersection(frame.span for frame in section.frames)
     joined: list[Range] = []
     for start, end in sorted(found):
         if joined and _is_zeros(source, joined[-1][1], start):
@@ -110,28 +109,25 @@ class _Planner:
         # Of two decisions on the same bytes, keeping wins.
         self._unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
         self._why_kept = why_kept
-        self._zeros: list[tuple[int, int]] = []
+        self._zeros: list[Range] = []
         self._changes: list[Change] = []
         self._guarded: list[str] = []
 
     def add_section(self, section: Section) -> None:
         shift = section.vaddr - section.span.start
         for region in section.regions:
-            unused = [(e.payload.start, e.payload.end) in self._unused for e in region.elements]
-            if any(unused) and not self._is_guarded(region.span.start, region.span.end, shift):
+            unused = [e.payload in self._unused for e in region.elements]
+            if any(unused) and not self._is_guarded(*region.span, shift):
                 self._add_region(region, unused)
         for frame in section.frames:
-            span = frame.span
-            if (span.start, span.end) in self._unused and not self._is_guarded(
-                span.start, span.end, shift
-            ):
-                self._zeros.append((span.start, span.end))
+            if frame.span in self._unused and not self._is_guarded(*frame.span, shift):
+                self._zeros.append(frame.span)
         self._changes += (Fill(start, end, 0) for start, end in self._with_padding(shift))
         self._zeros = []
 
-    def _with_padding(self, shift: int) -> list[tuple[int, int]]:
+    def _with_padding(self, shift: int) -> list[Range]:
         """The zeros of a section; neighbours are united if only padding is between them."""
-        zeros: list[tuple[int, int]] = []
+        zeros: list[Range] = []
         for start, end in sorted(self._zeros):
             if start == end:
                 continue
@@ -168,7 +164,7 @@ class _Planner:
         return reason is not None
 
     def _add_region(self, region: Region, unused: Sequence[bool]) -> None:
-        start, end = region.span.start, region.span.end
+        start, end = region.span
         if all(unused):
             self._zeros.append((start, end))
             return

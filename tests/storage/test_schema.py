@@ -1,8 +1,9 @@
-"""The shipped schemas are those of the models, and real output fits them."""
+"""Schemas are made from the models, and real output fits them."""
 
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 
 import jsonschema
@@ -13,45 +14,28 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.storage.maps import save_map
-from pytest_negativa.storage.records import (
-    inspection_schema,
-    listing_schemas,
-    lock_schema,
-    map_schema,
-    report_schema,
-    schema_names,
-    schema_text,
-    shipped_schema,
-    verdict_schema,
-    vulnerabilities_schema,
-)
+from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
 
-@pytest.mark.parametrize(
-    ("name", "schema"),
-    [
-        ("library-map", map_schema()),
-        ("inspection", inspection_schema()),
-        ("verdict", verdict_schema()),
-        ("lock", lock_schema()),
-        ("report", report_schema()),
-        ("vulnerabilities", vulnerabilities_schema()),
-        *listing_schemas().items(),
-    ],
-)
-def test_shipped_is_generated(name: str, schema: dict[str, object]) -> None:
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
+def test_each_is_a_schema_with_a_title(name: str) -> None:
+    schema = json.loads(schema_text(name))
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert shipped_schema(name) == schema_text(schema), (
-        "run: python -m pytest_negativa.storage.records"
-    )
+    assert schema["title"]
+
+
+def test_only_the_configuration_has_a_file() -> None:
+    """Editors read it from the package; all others are made from the records."""
+    files = (resources.files("pytest_negativa.storage") / "schemas").iterdir()
+    assert [file.name for file in files] == ["negativa.schema.json"]
 
 
 @pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
 def test_map_files_fit(library: Path, tmp_path: Path) -> None:
     save_map(read_library(library, Scope()), tmp_path / "map.json")
     document = json.loads((tmp_path / "map.json").read_bytes())
-    jsonschema.validate(document, json.loads(shipped_schema("library-map")))
+    jsonschema.validate(document, json.loads(schema_text("library-map")))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +48,13 @@ def test_output_fits(options: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     document = json.loads(result.stdout)
-    jsonschema.validate(document, json.loads(shipped_schema("inspection")))
+    jsonschema.validate(document, json.loads(schema_text("inspection")))
     assert len(document["libraries"]) == len(SHARED_OBJECTS)
     assert len(document["errors"]) == 1
 
 
 def test_schema_rejects_other_documents() -> None:
-    schema = json.loads(shipped_schema("inspection"))
+    schema = json.loads(schema_text("inspection"))
     for document in ({}, {"format_version": 1, "libraries": [{}], "errors": []}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(document, schema)
@@ -78,10 +62,10 @@ def test_schema_rejects_other_documents() -> None:
 
 def test_command_prints_them() -> None:
     listed = CliRunner().invoke(main, ["schema"])
-    assert listed.stdout.split() == list(schema_names())
-    assert {"inspection", "library-map", "verdict"} <= set(schema_names())
+    assert listed.stdout.split() == list(SCHEMA_NAMES)
+    assert {"inspection", "library-map", "verdict"} <= set(SCHEMA_NAMES)
     shown = CliRunner().invoke(main, ["schema", "inspection"])
-    assert shown.stdout == shipped_schema("inspection")
+    assert shown.stdout == schema_text("inspection")
     wrong = CliRunner().invoke(main, ["schema", "../nothing"])
     assert wrong.exit_code == 2
     assert "is none of" in wrong.stderr
