@@ -170,7 +170,7 @@ def _read(
 
 
 def _request(*, with_digest: bool) -> MapRequest:
-    """How to read a file; with a digest if the suite may have a plan for it."""
+    """Request to read a file; with a digest if the suite may have a plan for it."""
     return MapRequest(
         Scope(headers_only=True),
         with_map=True,

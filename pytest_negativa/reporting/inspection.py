@@ -1,4 +1,4 @@
-"""What ``negativa inspect`` prints: summaries and maps to text."""
+"""Output of ``negativa inspect``: summaries and maps to text."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def set_report(
 
 
 def windows_text(count: int) -> str:
-    """What to add to a headline if so many libraries of Windows are not read."""
+    """Addition to a headline about libraries of Windows, which are not read."""
     if not count:
         return ""
     return f"; {format_items(count, 'Windows library', 'Windows libraries')} (PE) not read"

@@ -123,7 +123,7 @@ class OutcomeRecorder:
 
     @property
     def failure(self) -> str | None:
-        """Why the file is incomplete; None if it is complete."""
+        """Reason for an incomplete file; None if it is complete."""
         return self._writer.failure
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -241,7 +241,7 @@ def _text(report: Any) -> str | None:
 
 
 def _reason(report: Any) -> str | None:
-    """Why a test was skipped or expected to fail."""
+    """Reason for which a test was skipped or expected to fail."""
     if hasattr(report, "wasxfail"):
         return utf8(str(report.wasxfail))
     if not report.skipped:

@@ -1,4 +1,4 @@
-"""How a pytest session is handed to a supervisor, which runs its tests under proof.
+"""Hands a pytest session to a supervisor, which runs its tests under proof.
 
 ``pytest --negativa-verify`` must survive crashes of the tests that it runs. So before any conftest
 is imported, ``execve`` replaces the process by a supervisor. It has the same process id, terminal
@@ -43,7 +43,7 @@ _AGAIN = ("--maxfail=0",)
 
 
 class Request(NamedTuple):
-    """What a supervisor is to do: measure, or verify after tracing (``settings.enabled``)."""
+    """Task of a supervisor: measure, or verify after tracing (``settings.enabled``)."""
 
     settings: Settings
     program: Program

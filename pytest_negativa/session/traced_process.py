@@ -23,7 +23,7 @@ _CLOSED = "its standard output was closed before its end (as by head)"
 
 
 class NotTraced(NamedTuple):
-    """Why a process is not traced.
+    """Reason for which a process is not traced.
 
     Attributes:
         is_faulty: whether the reason is an error, such as a folder that can't be written.

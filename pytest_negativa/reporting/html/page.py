@@ -1,4 +1,4 @@
-"""What a run found to the columns of the HTML report."""
+"""Results of a run to the columns of the HTML report."""
 
 from __future__ import annotations
 
