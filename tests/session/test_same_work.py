@@ -307,6 +307,7 @@ def test_on_the_host():
     fault.check(project.verify(status=1))
 
 
+PYTEST = (sys.executable, "-m", "pytest", "-q")
 # One of two kernels is used by an option, a variable, or the text of a file alone.
 ON_DEMAND = """
 def test_always():
@@ -324,10 +325,10 @@ def pytest_addoption(parser):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "environ", "change"),
+    ("option", "variable", "change"),
     [
-        (("--device=cuda",), {}, "option device: 'cuda' when traced, 'cpu' on the copies"),
-        ((), {"ON_GPU": "1"}, "variable ON_GPU: set when traced alone"),
+        (("--device=cuda",), "NOTHING", "option device: 'cuda' when traced, 'cpu' on the copies"),
+        ((), "ON_GPU", "variable ON_GPU: set when traced alone"),
     ],
     ids=["option", "variable"],
 )
@@ -340,18 +341,19 @@ def test_another_start(
     tmp_path: Path,
     fault: PlantedFault,
     option: tuple[str, ...],
-    environ: dict[str, str],
+    variable: str,
     change: str,
 ) -> None:
     project = VerifiedProject(tmp_path / "project", ON_DEMAND)
     project.write("conftest.py", DEVICE)
-    project.pytest("-q", "--negativa", *option, **environ)
+    project.run("env", f"{variable}=1", *PYTEST, "--negativa", *option)
     shown = project.verify(status=1)
     fault.check(shown)
     assert change in shown
     # No rerun of the originals could tell.
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
-    assert "Started otherwise" not in project.verify("-v", *option, **environ)
+    done = project.run("env", f"{variable}=1", *PYTEST, "--negativa-verify", "-v", *option)
+    assert "Started otherwise" not in done.stdout
     assert project.verdict["proved"] and project.verdict["changes"] == []
 
 
