@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError, NotElfError
-from pytest_negativa.gpucode.cache import MapCache, open_cache
+from pytest_negativa.errors import FormatError, NotElfError
+from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
@@ -159,7 +159,6 @@ class _Analyzer:
         )
         self._names: list[LibraryNames] = []
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
-        self._warnings: list[str] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
@@ -194,7 +193,7 @@ class _Analyzer:
             without_code=without_code,
             runtime_kernels=self._runtime_kernels(hashes),
             unreadable=tuple(sorted(unreadable)),
-            warnings=(*self._warnings, *unchecked, *self._glob_warnings(analyzed)),
+            warnings=(*unchecked, *self._glob_warnings(analyzed)),
             unchecked=unchecked,
         )
 
@@ -212,7 +211,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = self._open_cache()
+        cache = open_cache(self._settings.cache)
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)
@@ -230,14 +229,6 @@ class _Analyzer:
                 unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
-
-    def _open_cache(self) -> MapCache | None:
-        """The cache; without its URL if that can't be used, which must not end a session."""
-        try:
-            return open_cache(self._settings.cache)
-        except NegativaError as e:
-            self._warnings.append(f"maps of libraries are not shared: {e}")
-            return open_cache(replace_fields(self._settings.cache, url=None))
 
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
