@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -25,13 +25,8 @@ from pytest_negativa.gpucode.source import ByteSource, MemorySource, open_source
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.archive_kinds import HEAD_SIZE, ArchiveKind, archive_kind
 from pytest_negativa.images.archives import Entry, iter_archive
-from pytest_negativa.images.layers import (
-    Cover,
-    Image,
-    LinkedFolders,
-    find_image,
-    iter_layers,
-)
+from pytest_negativa.images.layers import Image, find_image, iter_layers
+from pytest_negativa.images.overlay import HardLink, Link, Overlay
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
 
@@ -138,19 +133,13 @@ class Contents:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """A file or link of a layer. All hard links to a file have the same record.
-
-    Attributes:
-        linked: of a hard link whose file is not known yet, the path of that file.
-    """
+    """A file of a layer, as far as it is of interest."""
 
     member: Member | None = None
     mapped: MappedLibrary | None = None
     size: int = 0
     code_file: CodeFile | None = None
-    target: str | None = None
     text: bytes | None = None
-    linked: str | None = None
 
     @property
     def is_listed(self) -> bool:
@@ -158,54 +147,8 @@ class _File:
 
 
 _NOTHING = _File()
-
-
-@dataclass(slots=True)
-class _Layer:
-    """What a layer holds; an archive that is no image has one."""
-
-    files: dict[str, _File] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)
-
-    def follow(self, folders: LinkedFolders) -> None:
-        """Give the files that lie behind links of lower layers the names that they get."""
-        links = {name: f.target for name, f in self.files.items() if f.target is not None}
-        moved = folders.add(self.files.keys(), self.folders, links)
-        if moved:
-            self.files = {moved.get(name, name): file for name, file in self.files.items()}
-            self.folders = {moved.get(name, name) for name in self.folders}
-
-    def find_linked(self, folders: LinkedFolders, below: Sequence[_Layer]) -> Iterator[str]:
-        """Give hard links the files that they lead to; yield the names of links to nowhere.
-
-        Args:
-            folders: the links of these layers.
-            below: the lower layers, whose links have their files.
-        """
-        earlier: dict[str, _File] = {}
-        waiting: dict[str, str] = {}
-        for name, file in self.files.items():
-            if file.linked is not None:
-                target = folders.place_of(file.linked)
-                target = waiting.get(target, target)
-                file = self.files[name] = earlier.get(target, file)
-                if file.linked is not None:
-                    waiting[name] = target
-            earlier[name] = file
-        cover = Cover()
-        for layer in reversed(below) if waiting else ():
-            for name, target in waiting.items():
-                if target in layer.files and not cover.hides(target):
-                    self.files[name] = layer.files[target]
-            waiting = {n: to for n, to in waiting.items() if self.files[n].linked is not None}
-            cover.add(layer.files, layer.folders)
-        yield from waiting
-
-
-def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
-    """Sorts like a walk over a tree: the files of a folder come before its folders."""
-    *folders, name = path.split("/")
-    return *((True, folder) for folder in folders), (False, name)
+_Layer = dict[str, _File | Link | HardLink | None]
+"""What a layer holds, see ``overlay.Layer``; an archive that is no image has one."""
 
 
 def may_hold_code(head: bytes) -> bool:
@@ -231,11 +174,11 @@ def map_archive(
     if _WINDOWS_WHEEL.search(path.name):
         problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
         contents.problems.append(FormatError(path, None, problem))
-    layers: defaultdict[int, _Layer] = defaultdict(_Layer)
+    layers: defaultdict[int, _Layer] = defaultdict(dict)
     left = _MAX_LISTS
     try:
         for number, entries in _iter_layers(path, contents):
-            layer = layers[number] = _Layer()
+            layer = layers[number] = {}
             for entry in entries:
                 left -= _take(entry, layer, contents, question, left)
     except FormatError as e:
@@ -264,26 +207,26 @@ def _find_image(path: Path) -> Image | None:
 def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, left: int) -> int:
     """Take a file of a layer; returns the bytes of lists that are kept."""
     name = entry.name
+    # A file of the same name before this one is gone when the archive is unpacked.
+    layer.pop(name, None)
     if entry.is_folder:
-        layer.files.pop(name, None)
-        layer.folders.add(name)
+        layer[name] = None
         return 0
     folder = name.rpartition("/")[0]
     if folder.endswith(_DIST_INFO):
         contents.dist_infos.add(folder)
     if entry.linked is not None:
-        # The file may lie behind a link, or in a lower layer.
-        layer.files[name] = layer.files.get(entry.linked) or _File(linked=entry.linked)
+        layer[name] = HardLink(entry.linked)
         return 0
-    # A file of the same name before this one is gone when the archive is unpacked.
-    layer.files[name] = _NOTHING if entry.target is None else _File(target=entry.target)
     if entry.target is not None:
+        layer[name] = Link(entry.target)
         return 0
+    layer[name] = _NOTHING
     try:
         if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
             if entry.size > min(left, _MAX_LIST):
                 return 0
-            layer.files[name] = _File(text=_content(entry))
+            layer[name] = _File(text=_content(entry))
             return entry.size
         code_file = code_file_of(entry.head, entry.size) if question.with_lists else None
         member = mapped = None
@@ -296,7 +239,7 @@ def _take(entry: Entry, layer: _Layer, contents: Contents, question: Question, l
                 mapped = map_source(where, source, question.request(entry.size))
         file = _File(member, mapped, entry.size, code_file)
         if file.is_listed:
-            layer.files[name] = file
+            layer[name] = file
     except FormatError as e:
         contents.problems.append(e)
     return 0
@@ -311,36 +254,28 @@ def _content(entry: Entry) -> bytes:
 
 def _merge(layers: dict[int, _Layer], contents: Contents) -> dict[str, Member]:
     """Put the layers over each other; returns the files that are still to be mapped."""
-    cover, folders = Cover(), LinkedFolders()
-    ordered = [layer for _, layer in sorted(layers.items())]
-    for number, layer in enumerate(ordered):
-        layer.follow(folders)
-        for name in layer.find_linked(folders, ordered[:number]):
-            if ".so" in name:
-                problem = f"is a hard link to {layer.files[name].linked}, which is not before it"
-                path = Path(contents.path, name)
-                contents.problems.append(FormatError(path, None, f"{problem}; it is not read"))
+    overlay: Overlay[_File] = Overlay()
+    for _, layer in sorted(layers.items()):
+        for name in overlay.unpack(layer):
+            link = layer[name]
+            if ".so" in name and isinstance(link, HardLink):
+                problem = f"is a hard link to {link.target}, which is not before it; it is not read"
+                contents.problems.append(FormatError(Path(contents.path, name), None, problem))
     members: dict[str, Member] = {}
-    seen: defaultdict[_File, list[str]] = defaultdict(list)
-    gone: defaultdict[_File, list[str]] = defaultdict(list)
-    for layer in reversed(ordered):
-        for name, file in layer.files.items():
-            is_hidden = cover.hides(name)
-            if file.is_listed:
-                (gone if is_hidden else seen)[file].append(name)
-            elif not is_hidden:
-                if file.target is not None:
-                    contents.links[name] = file.target
-                if file.text is not None:
-                    contents.lists[name] = file.text
-        cover.add(layer.files, layer.folders)
-    for file, names in seen.items():
-        first, *others = sorted(names, key=_walk_order)
-        _show(file, first, contents, members)
-        contents.aliases.update(dict.fromkeys(others, first))
-    for file in gone.keys() - seen.keys():
+    shown: dict[_File, str] = {}
+    for name, file in overlay.walk():
+        if isinstance(file, Link):
+            contents.links[name] = file.target
+        elif file.text is not None:
+            contents.lists[name] = file.text
+        elif file in shown:
+            contents.aliases[name] = shown[file]
+        elif file.is_listed:
+            shown[file] = name
+            _show(file, name, contents, members)
+    for file in overlay.placed.keys() - shown.keys():
         if file.member is not None or file.mapped is not None:
-            contents.hidden.append((min(gone[file]), file.size))
+            contents.hidden.append((overlay.placed[file], file.size))
     return members
 
 

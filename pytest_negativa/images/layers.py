@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import platform
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -40,11 +40,6 @@ _MAX_DEPTH = 4
 # As many links in one path as Linux follows (path_resolution(7)).
 _MAX_LINKS = 40
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-WHITEOUT = ".wh."
-"""Begins the name of an empty file which says that another one of lower layers is gone."""
-OPAQUE = ".wh..wh..opq"
-"""Name of an empty file which says that the folder's content in lower layers is gone."""
 
 
 class _Platform(msgspec.Struct):
@@ -284,103 +279,3 @@ def resolve_links(path: str, target_of: Callable[[str], str | None]) -> str | No
                 return None
             waiting += reversed(PurePosixPath(target).parts)
     return "/".join(found)
-
-
-@dataclass(slots=True)
-class LinkedFolders:
-    """The symbolic links of the layers; add the layers from the bottom up.
-
-    A layer is unpacked over the lower ones, and links on the way to a file are followed: with
-    ``lib -> usr/lib`` below, ``lib/x.so`` becomes ``usr/lib/x.so``. A folder of the layer takes the
-    place of a link instead. A link is gone where a lower file of its name would be hidden. Source:
-    ``applyNaive`` of containerd's package ``archive``.
-    """
-
-    # Targets by name, which has no link in its folder.
-    _links: dict[str, str] = field(default_factory=dict)
-
-    def add(
-        self, names: Collection[str], folders: Collection[str], links: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Add a layer; returns the names of files and folders that become others, with these.
-
-        Args:
-            names: of its files and links.
-            folders: that it has an entry for.
-            links: targets of its links.
-        """
-        for folder in sorted(folders):
-            self._links.pop(self._place(folder), None)
-        if self._links:
-            cover = Cover()
-            cover.add(self._places(names).values())
-            self._links = {n: to for n, to in self._links.items() if not cover.hides(n)}
-        for name, target in links.items():
-            self._links[self._place(name)] = target
-        places = self._places((*names, *folders)) if self._links else {}
-        return {name: place for name, place in places.items() if place != name}
-
-    def _places(self, names: Iterable[str]) -> dict[str, str]:
-        """Where files come to lie, for each name."""
-        real: dict[str, str] = {}
-        places: dict[str, str] = {}
-        for name in names:
-            folder, _, base = name.rpartition("/")
-            if folder not in real:
-                real[folder] = self._resolve(folder)
-            places[name] = f"{real[folder]}/{base}".lstrip("/")
-        return places
-
-    def _place(self, name: str) -> str:
-        return self._places((name,))[name]
-
-    def place_of(self, path: str) -> str:
-        """Where a path leads in the layers so far, as in a changed root; it may be a link itself.
-
-        Source: ``hardlinkRootPath`` of containerd's package ``archive``.
-        """
-        folder, _, base = path.rpartition("/")
-        return f"{resolve_links(folder, self._links.get) or ''}/{base}".lstrip("/")
-
-    def _resolve(self, folder: str) -> str:
-        above = folder
-        while above and above not in self._links:
-            above = above.rpartition("/")[0]
-        found = resolve_links(folder, self._links.get) if above else None
-        return folder if found is None else found
-
-
-@dataclass(slots=True)
-class Cover:
-    """What upper layers hide of lower ones; add the layers from the top down."""
-
-    _gone: set[str] = field(default_factory=set)
-    _folders: set[str] = field(default_factory=set)
-    _opaque: set[str] = field(default_factory=set)
-
-    def hides(self, path: str) -> bool:
-        """Whether a file of the next layer can't be seen."""
-        if path in self._gone or path in self._folders:
-            return True
-        folder = path
-        while folder:
-            folder = folder.rpartition("/")[0]
-            if folder in self._opaque or (folder and folder in self._gone):
-                return True
-        return False
-
-    def add(self, names: Iterable[str], folders: Iterable[str] = ()) -> None:
-        """Add a layer by the names of its files and links, and of its folders."""
-        self._folders.update(folders)
-        for name in names:
-            folder, _, base = name.rpartition("/")
-            above = folder
-            while above and above not in self._folders:
-                self._folders.add(above)
-                above = above.rpartition("/")[0]
-            if base == OPAQUE:
-                self._opaque.add(folder)
-            elif base.startswith(WHITEOUT):
-                self._gone.add(f"{folder}/{base.removeprefix(WHITEOUT)}".lstrip("/"))
-            else:
-                self._gone.add(name)

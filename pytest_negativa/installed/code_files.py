@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import named_metadata
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
@@ -63,7 +63,7 @@ def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution
                 if not any(mark in data for mark in _MARKS):
                     continue
                 rows = dict(code_rows(data.decode("utf-8")))
-                metadata = named_metadata(importlib.metadata.PathDistribution(record.parent))
+                metadata = named_metadata(Distribution(record.parent))
             except (OSError, UnicodeDecodeError, csv.Error):
                 continue
             if rows and metadata is not None and (version := metadata["Version"]) is not None:

@@ -18,7 +18,7 @@ from pytest_negativa.installed.distributions import (
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, HEAD_SIZE, is_spare, kind_of
 
 if TYPE_CHECKING:
-    from importlib.metadata import PathDistribution
+    from pytest_negativa.installed.distribution import Distribution
 
 # The first bytes of their programs don't count: pip has some in each environment.
 _WINDOWS_SUFFIXES = (".dll", ".pyd")
@@ -117,7 +117,7 @@ def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
                 yield os.path.join(root, name)
 
 
-def _iter_distribution(distribution: PathDistribution) -> Iterator[str]:
+def _iter_distribution(distribution: Distribution) -> Iterator[str]:
     for file in distribution.files or ():
         yield str(distribution.locate_file(file))
 
@@ -165,8 +165,8 @@ def _may_hold_gpu_code(path: str) -> bool:
 
 
 def with_requirements(
-    root: PathDistribution, find: Callable[[str], PathDistribution | None] = find_distribution
-) -> Iterator[PathDistribution]:
+    root: Distribution, find: Callable[[str], Distribution | None] = find_distribution
+) -> Iterator[Distribution]:
     """Yield ``root`` and the installed distributions that it requires, directly or not.
 
     Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
@@ -180,7 +180,7 @@ def with_requirements(
 
     yielded = set()
     seen = set()
-    waiting: list[tuple[PathDistribution, frozenset[str]]] = [(root, frozenset())]
+    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
     while waiting:
         distribution, extras = waiting.pop()
         name = canonicalize_name(distribution.metadata["Name"])

@@ -6,13 +6,13 @@ The distributions may be installed for another interpreter than the one that run
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
     find_distributions,
     has_name,
@@ -74,7 +74,7 @@ class Site:
         wanted = {normalized(name) for name in names}
         found = {normalized(d.metadata["Name"]): d for d in self._distributions()}
 
-        def find(name: str) -> importlib.metadata.PathDistribution | None:
+        def find(name: str) -> Distribution | None:
             return found.get(normalized(name))
 
         closure = {
@@ -84,10 +84,10 @@ class Site:
         }
         return (one for one in self.installed() if normalized(one.name) in closure)
 
-    def _distributions(self) -> Iterator[importlib.metadata.PathDistribution]:
+    def _distributions(self) -> Iterator[Distribution]:
         return filter(has_name, find_distributions([str(self.folder)]))
 
-    def _installed(self, distribution: importlib.metadata.PathDistribution) -> Installed | None:
+    def _installed(self, distribution: Distribution) -> Installed | None:
         # No public attribute has the folder of the metadata.
         folder = Path(str(distribution._path))
         if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:

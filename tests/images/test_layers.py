@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.images.layers import Cover
+from pytest_negativa.images.overlay import Link, Overlay
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.models.image import ImageReport, MatchedBy, SlimmableBy, SuiteUse
@@ -442,11 +442,18 @@ def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
     assert "No code differs in 3 libraries" in run("diff", saved, tmp_path / "other.tar")
 
 
-class TestCover:
+def unpacked_names(*layers: Mapping[str, str | None]) -> set[str]:
+    """Paths of the files that are there at the end; the content of each is its own path."""
+    overlay: Overlay[str] = Overlay()
+    for layer in layers:
+        assert not overlay.unpack(layer)
+    return {path for path, _ in overlay.walk()}
+
+
+class TestOverlay:
     @pytest.mark.parametrize(
         ("upper", "path", "hidden"),
         [
-            ("a/b", "a/b", True),
             ("a/b", "a/b/c", True),
             ("a/b", "a/bc", False),
             ("a/b/c", "a", True),
@@ -462,14 +469,29 @@ class TestCover:
         ],
     )
     def test_what_an_upper_layer_hides(self, upper: str, path: str, hidden: bool) -> None:
-        cover = Cover()
-        cover.add({upper})
-        assert cover.hides(path) is hidden
+        assert (path not in unpacked_names({path: path}, {upper: upper})) is hidden
 
     def test_an_empty_folder_hides_a_file(self) -> None:
-        cover = Cover()
-        cover.add((), {"a/b"})
-        assert cover.hides("a/b") and not cover.hides("a/b/c")
+        assert not unpacked_names({"a/b": "a/b"}, {"a/b": None})
+        assert unpacked_names({"a/b/c": "a/b/c"}, {"a/b": None}) == {"a/b/c"}
+
+    def test_a_layer_hides_none_of_its_own_files(self) -> None:
+        upper = {"a/c": "a/c", "a/.wh..wh..opq": "", "a/.wh.c": ""}
+        assert unpacked_names({"a/b": "a/b"}, upper) == {"a/c"}
+
+    def test_a_loop_of_links(self) -> None:
+        overlay: Overlay[str] = Overlay()
+        overlay.unpack({"a": Link("b"), "b": Link("a"), "a/x": "x", "up": Link("../../a")})
+        overlay.unpack({"up/y": "y"})
+        assert {path for path, node in overlay.walk() if node in ("x", "y")} == {"a/x", "a/y"}
+
+    def test_a_link_through_a_link(self) -> None:
+        overlay: Overlay[str] = Overlay()
+        overlay.unpack({"a/b/up": Link("../c"), "down": Link("/a/b/up"), "down/y": "y"})
+        assert [path for path, node in overlay.walk() if node == "y"] == ["a/c/y"]
+
+    def test_a_deep_tree(self) -> None:
+        assert unpacked_names({"a/" * 2000 + "x": "x"}) == {"a/" * 2000 + "x"}
 
 
 class TestHostile:
