@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.locks import lock, open_to_lock
@@ -253,10 +253,8 @@ class Run:
         """
         if _RUN_ID.fullmatch(self.run_id):  # else a round
             RunsFolder(self.folder.parent).make()
-        try:
+        with refusing(self.trace_dir, "created"):
             self.trace_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise StoreError(f"{self.trace_dir}: cannot be created: {e.strerror}") from e
 
     def hold(self) -> None:
         """Keep the run from being deleted until this process ends."""
@@ -281,15 +279,13 @@ class Run:
             )
         # A part of a run must not pass as a run, so the name goes first.
         doomed = self.folder.with_name(f".{self.run_id}{_DELETED_SUFFIX}")
-        try:
+        with refusing(self, "deleted"):
             with open_to_lock(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 if not lock(folder, wait=False):
                     raise StoreError(f"{self}: not deleted: a running session uses it")
                 self.folder.rename(doomed)
             runs.repair_latest()
             shutil.rmtree(doomed)
-        except OSError as e:
-            raise StoreError(f"{self}: cannot be deleted: {e.strerror}") from e
 
     def publish(self, url: Url) -> Sent:
         """Send the run to a URL; see ``storage.published``.
@@ -336,7 +332,7 @@ class Run:
             where = f"here or in its folder {self.trace_dir.name}"
             latest = RunsFolder(self.folder).latest
             hint = f"; its last run is {latest}" if latest.is_dir() else ""
-            raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}{hint}")
+            raise StoreError(f"no trace files (*{TRACE_SUFFIX}) {where}{hint}", self)
         return found
 
     def require_gpu_trace(self) -> None:
@@ -346,14 +342,13 @@ class Run:
             StoreError: it is one.
         """
         if (reason := self._why_no_gpu_trace()) is not None:
-            raise StoreError(reason)
+            raise StoreError(reason, self)
 
     def _why_no_gpu_trace(self) -> str | None:
         if not self.has_pages or self.trace_files():
             return None
         return (
-            f"{self}: only CPU code was traced; show it with: negativa pages --run "
-            f"{shlex.quote(str(self))}"
+            f"only CPU code was traced; show it with: negativa pages --run {shlex.quote(str(self))}"
         )
 
     @property
@@ -494,13 +489,11 @@ class Run:
             return
         link = RunsFolder(self.folder.parent).latest
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
-        try:
+        with refusing(link, "written"):
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
             temporary.symlink_to(self.run_id)
             temporary.replace(link)
-        except OSError as e:
-            raise StoreError(f"{link}: cannot be written: {e.strerror}") from e
 
     @property
     def locate_command(self) -> str:
@@ -519,7 +512,7 @@ class Run:
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"
         if (reason := self._why_no_gpu_trace()) is not None:
-            return reason
+            return f"{self}: {reason}"
         if self.trace_dir.is_dir():
             return f"{self}: no plans here; make them with {again}"
         return f"{self}: no plans here, nor a trace; expected the folder of a run"
@@ -647,7 +640,7 @@ class RunsFolder:
         self.make()
         # A part of a run must not pass as a run. The next attempt goes on in that folder.
         part = run.folder.with_name(f".{run.run_id}{_FETCHED_SUFFIX}")
-        try:
+        with refusing(run, "created"):
             part.mkdir(exist_ok=True)
             with open_to_lock(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 lock(folder)
@@ -660,8 +653,6 @@ class RunsFolder:
                     return run
                 # The process that held it may have made the run of it.
                 shutil.rmtree(part, ignore_errors=True)
-        except OSError as e:
-            raise StoreError(f"{run}: cannot be created: {e.strerror}") from e
         for file in manifest.files:
             if not is_there(run.folder / file.path, file):
                 raise StoreError(
