@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec.structs import replace as replace_fields
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
@@ -93,7 +94,7 @@ def analyze(
     Args:
         watched: files that are GPU code themselves, which globs on libraries match, too.
     """
-    usage = replace_fields(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
+    usage = replace(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
     return _Analyzer(usage, settings, hooks or Hooks(), healed, watched).run(workers, on_done)
 
 
@@ -120,7 +121,7 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
 
 def with_warning(analysis: Analysis, text: str) -> Analysis:
     """The same with one more warning."""
-    return replace(analysis, warnings=(*analysis.warnings, text))
+    return dataclasses.replace(analysis, warnings=(*analysis.warnings, text))
 
 
 def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
@@ -382,4 +383,4 @@ def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibr
     if state_of(path) != state:
         return library
     device, inode, _size, mtime_ns, ctime_ns = state
-    return replace_fields(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+    return replace(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace as replace_fields
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError, WorkerError
@@ -111,9 +111,9 @@ class MappedLibrary(NamedTuple):
             library_map = _at_file(library_map, shown, library_map.library.mtime_ns)
         return self._replace(
             path=path,
-            summary=self.summary and replace_fields(self.summary, path=shown),
+            summary=self.summary and replace(self.summary, path=shown),
             library_map=library_map,
-            content=self.content and replace_fields(self.content, path=shown),
+            content=self.content and replace(self.content, path=shown),
         )
 
 
@@ -273,7 +273,7 @@ def _at(path: Path, mtime_ns: int, mapped: MappedLibrary) -> MappedLibrary:
     summary, library_map = mapped.summary, mapped.library_map
     return mapped._replace(
         path=path,
-        summary=summary and replace_fields(summary, path=real),
+        summary=summary and replace(summary, path=real),
         library_map=library_map and _at_file(library_map, real, mtime_ns),
     )
 
@@ -404,7 +404,7 @@ def _look_up(
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
         path,
-        summary=summary and replace_fields(summary, path=source.path),
+        summary=summary and replace(summary, path=source.path),
         library_map=library_map if request.with_map else None,
         cached=True,
     )
@@ -421,8 +421,8 @@ def _check_name(path: Path, real: str) -> None:
 
 def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
     """The map with path and time of a file with the same content; it may have moved, too."""
-    library = replace_fields(library_map.library, path=path, mtime_ns=mtime_ns)
-    return replace_fields(library_map, library=library)
+    library = replace(library_map.library, path=path, mtime_ns=mtime_ns)
+    return replace(library_map, library=library)
 
 
 def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
@@ -541,7 +541,7 @@ def _read(
 
 
 def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
-    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
+    return replace(library_map, library=replace(library_map.library, sha256=sha256))
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:

@@ -30,11 +30,12 @@ leave out pages that another log has: all logs of a run together tell what was t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, refusing
@@ -208,7 +209,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
         if libraries:
             raise ValueError("no record of the process")
         return None
-    return replace(process, libraries=tuple(libraries), tests=tuple(tests))
+    return dataclasses.replace(process, libraries=tuple(libraries), tests=tuple(tests))
 
 
 def _iter_records(data: bytes) -> Iterator[int]:
