@@ -30,7 +30,27 @@ EINVAL is of names and attributes that a file system does not take.
 
 
 class NegativaError(Exception):
-    """Base of every error that a user can cause or mend."""
+    """Base of every error that a user can cause or mend.
+
+    Attributes:
+        problem: what is wrong, and with ``path`` alone what it is about.
+        path: the file or URL that it is about; None if ``problem`` names it.
+        remedy: what to do; None if ``problem`` says it.
+    """
+
+    def __init__(self, problem: str, path: object = None, remedy: str | None = None) -> None:
+        self.problem = problem
+        self.path = None if path is None else str(path)
+        self.remedy = remedy
+        super().__init__(problem, self.path, remedy)
+
+    def __str__(self) -> str:
+        return self.beside(None)
+
+    def beside(self, path: object) -> str:
+        """The message, without the path if that stands beside it."""
+        where = "" if self.path is None or self.path == str(path) else f"{self.path}: "
+        return f"{where}{self.problem}" + ("" if self.remedy is None else f"; {self.remedy}")
 
 
 class OptionError(NegativaError):
@@ -50,11 +70,12 @@ class FormatError(NegativaError):
         problem: what was found and what was expected.
     """
 
+    path: str
+
     def __init__(self, path: str | os.PathLike[str], offset: int | None, problem: str) -> None:
-        self.path = os.fspath(path)
+        super().__init__(problem, os.fspath(path))
         self.offset = offset
-        self.problem = problem
-        super().__init__(self.path, offset, problem)
+        self.args = self.path, offset, problem
 
     def __str__(self) -> str:
         where = "" if self.offset is None else f" at offset {self.offset:#x}:"
@@ -95,6 +116,29 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         self.number = number
         super().__init__(number)
+
+
+class refusing:
+    """Makes an error of the system within a ``with`` block one of ours.
+
+    Args:
+        path: what the error is about.
+        done: what can't be done: ``read``, ``written``.
+        kind: the error's type.
+    """
+
+    def __init__(self, path: object, done: str, kind: type[NegativaError] = StoreError) -> None:
+        self._path = path
+        self._done = done
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            problem = f"cannot be {self._done}: {error.strerror}"
+            raise self._kind(problem, self._path) from error
 
 
 def describe_fault(error: BaseException) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec.structs import replace as replace_fields
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError, NotElfError
-from pytest_negativa.gpucode.cache import MapCache, open_cache
+from pytest_negativa.errors import FormatError, NotElfError
+from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
@@ -93,7 +94,7 @@ def analyze(
     Args:
         watched: files that are GPU code themselves, which globs on libraries match, too.
     """
-    usage = replace_fields(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
+    usage = replace(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
     return _Analyzer(usage, settings, hooks or Hooks(), healed, watched).run(workers, on_done)
 
 
@@ -120,7 +121,7 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
 
 def with_warning(analysis: Analysis, text: str) -> Analysis:
     """The same with one more warning."""
-    return replace(analysis, warnings=(*analysis.warnings, text))
+    return dataclasses.replace(analysis, warnings=(*analysis.warnings, text))
 
 
 def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
@@ -159,7 +160,6 @@ class _Analyzer:
         )
         self._names: list[LibraryNames] = []
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
-        self._warnings: list[str] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
@@ -194,7 +194,7 @@ class _Analyzer:
             without_code=without_code,
             runtime_kernels=self._runtime_kernels(hashes),
             unreadable=tuple(sorted(unreadable)),
-            warnings=(*self._warnings, *unchecked, *self._glob_warnings(analyzed)),
+            warnings=(*unchecked, *self._glob_warnings(analyzed)),
             unchecked=unchecked,
         )
 
@@ -212,7 +212,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = self._open_cache()
+        cache = open_cache(self._settings.cache)
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)
@@ -230,14 +230,6 @@ class _Analyzer:
                 unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
-
-    def _open_cache(self) -> MapCache | None:
-        """The cache; without its URL if that can't be used, which must not end a session."""
-        try:
-            return open_cache(self._settings.cache)
-        except NegativaError as e:
-            self._warnings.append(f"maps of libraries are not shared: {e}")
-            return open_cache(replace_fields(self._settings.cache, url=None))
 
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
@@ -391,4 +383,4 @@ def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibr
     if state_of(path) != state:
         return library
     device, inode, _size, mtime_ns, ctime_ns = state
-    return replace_fields(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+    return replace(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)

@@ -83,7 +83,7 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
         carried: see ``Part``.
     """
     if isinstance(fetched, StoreError):
-        problem = str(fetched).removeprefix(f"{name}: ")
+        problem = fetched.beside(name)
         return Part(name, Run(Path(name)), problem=problem, carried=carried)
     run = fetched or run_at(Path(name))
     if not run.folder.is_dir():
@@ -100,8 +100,10 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
             require_ended(traces)
         digests = load_digests(run.traces_folder)
         failure = failure or next(filter(None, map(_why_unended, traces)), None)
-    except (StoreError, OSError) as e:
-        return Part(name, run, problem=str(e).removeprefix(f"{run}: "))
+    except StoreError as e:
+        return Part(name, run, problem=e.beside(run))
+    except OSError as e:
+        return Part(name, run, problem=str(e))
     return Part(name, run, traces, digests, failure=failure, carried=carried)
 
 

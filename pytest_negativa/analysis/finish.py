@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
@@ -141,10 +141,10 @@ def write_reports(
         StoreError: one can't be written.
     """
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
-        contents = replace(contents, tests=load_tests(run), history=load_history(run))
+        contents = dataclasses.replace(contents, tests=load_tests(run), history=load_history(run))
         if (pages := gather_by_test(run)) is not None:
             functions = functions_by_group(pages.by_test, lambda test: (test,))
-            contents = replace(contents, host=pages.usage, functions=functions)
+            contents = dataclasses.replace(contents, host=pages.usage, functions=functions)
     for file in render_to_files(contents, options):
         if file.is_appended:
             if appends and not anew:

@@ -11,21 +11,19 @@ import gc
 import hashlib
 import os
 import stat
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace as replace_fields
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NegativaError, WorkerError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
-from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
 from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
 from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source, stamp_of
 from pytest_negativa.gpucode.summary import summarize
@@ -113,9 +111,9 @@ class MappedLibrary(NamedTuple):
             library_map = _at_file(library_map, shown, library_map.library.mtime_ns)
         return self._replace(
             path=path,
-            summary=self.summary and replace_fields(self.summary, path=shown),
+            summary=self.summary and replace(self.summary, path=shown),
             library_map=library_map,
-            content=self.content and replace_fields(self.content, path=shown),
+            content=self.content and replace(self.content, path=shown),
         )
 
 
@@ -130,7 +128,7 @@ def map_libraries(
     """Map libraries and yield each when it is done, in no particular order.
 
     A library that can't be read yields its error and does not stop the others. Libraries in
-    archives are never cached. Large files with the same content are read once.
+    archives are never cached. Hard links to a large file are read once.
 
     Args:
         paths: files, and files in archives.
@@ -152,7 +150,6 @@ def map_libraries(
             else:
                 known[path] = found
     if files.are_worth(known, min_parallel_size):
-        _join_copies(files, known, request, cache, workers)
         is_shared = workers.are_remote or workers.count(len(known)) > 1
     else:
         is_shared = workers.are_remote and bool(known)
@@ -232,10 +229,6 @@ class _Files:
         sizes = [self.size(path) for path in paths]
         return sum(sizes) - max(sizes, default=0) > min_size
 
-    def join(self, first: Path | Member, twin: Path) -> None:
-        """Let the result of ``first`` stand for ``twin``, too."""
-        self._twins.setdefault(first, []).extend((twin, *self._twins.pop(twin, ())))
-
     def results(
         self,
         path: Path | Member,
@@ -280,52 +273,9 @@ def _at(path: Path, mtime_ns: int, mapped: MappedLibrary) -> MappedLibrary:
     summary, library_map = mapped.summary, mapped.library_map
     return mapped._replace(
         path=path,
-        summary=summary and replace_fields(summary, path=real),
+        summary=summary and replace(summary, path=real),
         library_map=library_map and _at_file(library_map, real, mtime_ns),
     )
-
-
-def _join_copies(
-    files: _Files,
-    known: dict[Path | Member, _Tables | None],
-    request: MapRequest,
-    cache: MapCache | None,
-    workers: Workers,
-) -> None:
-    """Join large files of the same content; only those of equal size are hashed.
-
-    Headers are not worth it: a hash takes longer.
-    """
-    if request.scope.headers_only:
-        return
-    by_size: defaultdict[int, list[Path]] = defaultdict(list)
-    for path in known:
-        if isinstance(path, Path) and files.is_large(path):
-            by_size[files.size(path)].append(path)
-    alike = {path: known[path] for group in by_size.values() if len(group) > 1 for path in group}
-    first_of: dict[tuple[int, str], Path] = {}
-    batches = tuple(_batches(files, alike))
-    hash_batch = partial(_hash_batch, _release(workers), request, cache)
-    if workers.are_remote or workers.count(len(batches)) > 1:
-        results = run_tasks(workers, hash_batch, batches, len(batches))
-    else:
-        results = ((batch, hash_batch(batch)) for batch in batches)
-    for batch, found in results:
-        for path, tables in () if isinstance(found, Lost) else zip(batch, found, strict=True):
-            assert isinstance(path, Path)
-            seen = files.seen[path]
-            if tables is None or tables.sha256 is None:
-                continue
-            if seen is None or tables.stamp != seen.stamp:
-                continue
-            first = first_of.setdefault((seen.size, tables.sha256), path)
-            if first == path:
-                known[path] = tables
-                continue
-            files.join(first, path)
-            del known[path]
-            if tables.key is not None and (of_first := known[first]) is not None:
-                known[first] = of_first._replace(copies=(*of_first.copies, tables.key))
 
 
 def _read_by_workers(
@@ -406,18 +356,11 @@ def _path_of(where: Path | Member) -> Path:
 
 
 class _Tables(NamedTuple):
-    """The ELF tables and the cache key of a library; valid while the file has this stamp.
-
-    Attributes:
-        sha256: of the file, if it is known already.
-        copies: keys of files with the same content.
-    """
+    """The ELF tables and the cache key of a library; valid while the file has this stamp."""
 
     stamp: Stamp
     host: HostElf
     key: str | None
-    sha256: str | None = None
-    copies: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, source: ByteSource, request: MapRequest, cache: MapCache | None) -> _Tables:
@@ -461,7 +404,7 @@ def _look_up(
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
         path,
-        summary=summary and replace_fields(summary, path=source.path),
+        summary=summary and replace(summary, path=source.path),
         library_map=library_map if request.with_map else None,
         cached=True,
     )
@@ -478,8 +421,8 @@ def _check_name(path: Path, real: str) -> None:
 
 def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
     """The map with path and time of a file with the same content; it may have moved, too."""
-    library = replace_fields(library_map.library, path=path, mtime_ns=mtime_ns)
-    return replace_fields(library_map, library=library)
+    library = replace(library_map.library, path=path, mtime_ns=mtime_ns)
+    return replace(library_map, library=library)
 
 
 def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
@@ -577,46 +520,28 @@ def _read(
     request: MapRequest,
     cache: MapCache | None,
 ) -> MappedLibrary:
-    sha256 = tables.sha256
-    # Other machines find it by its digest. Headers are read sooner than the digest is made.
-    is_shared = cache is not None and cache.is_shared and not request.scope.headers_only
-    is_wanted = request.with_digest or (is_shared and tables.key is not None)
-    if sha256 is None and is_wanted and _has_gpu_code(tables.host):
-        sha256 = source.sha256()
-    keys: list[str] = []
     library_map = None
-    if cache is not None and tables.key is not None:
-        if sha256 is not None:
-            # Another path, or another machine, may have had the same content.
-            keys = [*tables.copies, cache.content_key(sha256)]
-            library_map = cache.load_by_content(sha256, request.scope)
-        if library_map is None and request.with_digest:
-            # An earlier request may have asked for the same without the digest.
-            library_map = cache.load_map(tables.key, request.scope)
+    if cache is not None and tables.key is not None and request.with_digest:
+        # An earlier request may have asked for the same without the digest.
+        library_map = cache.load_map(tables.key, request.scope)
     cached = library_map is not None
     if library_map is None:
         library_map = map_library(source, tables.host, request.scope)
     library_map = _at_file(library_map, source.path, source.mtime_ns)
     if library_map.sections:
-        if sha256 is None and request.with_digest:
-            sha256 = source.sha256()
+        sha256 = source.sha256() if request.with_digest else None
         # If it changed while it was read, the digest may be of another file than the map.
-        is_known = sha256 is not None and source.is_unchanged()
-        library_map = _with_digest(library_map, sha256 if is_known else None)
+        library_map = _with_digest(library_map, sha256 if source.is_unchanged() else None)
     summary = summarize(library_map, request.devices)
     # Not if it changed while it was read: the map may be of neither file.
     if cache is not None and tables.key is not None and source.is_unchanged():
-        cache.save(tables.key, library_map, summary, also=keys)
+        cache.save(tables.key, library_map, summary)
     library_map = _as_wanted(library_map, request)
     return MappedLibrary(path, summary, library_map if request.with_map else None, cached=cached)
 
 
-def _has_gpu_code(host: HostElf) -> bool:
-    return any(section.name in FATBIN_SECTIONS for section in host.sections)
-
-
 def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
-    return replace_fields(library_map, library=replace_fields(library_map.library, sha256=sha256))
+    return replace(library_map, library=replace(library_map.library, sha256=sha256))
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
@@ -661,12 +586,10 @@ def _map_batch(
     try:
         for where, (known, seen) in batch.items():
             path = _path_of(where)
-            if wanted is not None and seen is not None:
-                if (problem := _why_another(where, seen)) is not None:
-                    answers.append(_Answer(MappedLibrary(path), problem=problem))
-                    continue
-                if isinstance(where, Path) and cache and not request.scope.headers_only:
-                    known = _with_hash(where, known, request, cache) or known
+            problem = None if wanted is None or seen is None else _why_another(where, seen)
+            if problem is not None:
+                answers.append(_Answer(MappedLibrary(path), problem=problem))
+                continue
             mapped = _map(where, request, cache, known)
             encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
             answers.append(_Answer(mapped._replace(library_map=None), encoded))
@@ -686,33 +609,3 @@ def _why_another(where: Path | Member, seen: _Seen) -> str | None:
             return f"{this_worker()} has another file there, of {source.size:,} bytes"
     except FormatError as e:
         return f"{this_worker()} can't read it: {e.problem}"
-
-
-def _hash_batch(
-    wanted: str | None, request: MapRequest, cache: MapCache | None, batch: _Batch
-) -> list[_Tables | None]:
-    """Hash files in a worker; see ``_map_batch``."""
-    if wanted is not None:
-        require_release(wanted)
-    return [
-        _with_hash(path, known, request, cache) if isinstance(path, Path) else None
-        for path, (known, _) in batch.items()
-    ]
-
-
-def _with_hash(
-    path: Path, known: _Tables | None, request: MapRequest, cache: MapCache | None
-) -> _Tables | None:
-    """Tables with the digest of a large file; without if it has no GPU code. None: unreadable."""
-    try:
-        with ByteSource(path) as source:
-            if source.size < _MIN_CACHED_SIZE or has_marker(source):
-                return known
-            if known is None or known.stamp != source.stamp:
-                known = _Tables.read(source, request, cache)
-            if known.sha256 is not None or not _has_gpu_code(known.host):
-                return known
-            known = known._replace(sha256=source.sha256())
-            return known if source.is_unchanged() else None
-    except NegativaError:
-        return None

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
@@ -241,9 +241,7 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
 
 
 def _load(path: Path, kind: type[_T], version: int) -> _T:
-    try:
+    with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     what, remedy = "a trace of CPU code", "trace again"
     return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)

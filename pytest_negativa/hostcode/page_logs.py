@@ -30,14 +30,15 @@ leave out pages that another log has: all logs of a run together tell what was t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -128,10 +129,8 @@ def count_lost(folder: Path) -> int:
         StoreError: the file can't be read.
     """
     path = folder / LOST_NAME
-    try:
+    with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return int.from_bytes(data[:4], "little")
 
 
@@ -148,10 +147,8 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
 
 def _read_log(path: Path) -> LoggedProcess | None:
     """The process of a log; None if it was killed before its first record."""
-    try:
+    with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     with contextlib.suppress(ValueError, struct.error):
         return _parse(data)
     raise PageLogError(f"{path}: not a log of touched pages, or a damaged one")
@@ -212,7 +209,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
         if libraries:
             raise ValueError("no record of the process")
         return None
-    return replace(process, libraries=tuple(libraries), tests=tuple(tests))
+    return dataclasses.replace(process, libraries=tuple(libraries), tests=tuple(tests))
 
 
 def _iter_records(data: bytes) -> Iterator[int]:

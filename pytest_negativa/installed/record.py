@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -117,13 +117,11 @@ def update_record(
     updated = "".join(_update(part, row, changes.get(path_of(row, site))) for part, row in rows)
     if updated == text:
         return False
-    try:
+    with refusing(record, "written"):
         if hidden is not None:
             hidden.unlink(missing_ok=True)
         if FileState.of(record.stat()) != before:
             raise StoreError(f"{record} was replaced while negativa worked; run the command again")
-    except OSError as e:
-        raise StoreError(f"{record}: cannot be written: {e.strerror}") from e
     write_atomically(record, updated.encode(), hidden=hidden, durable=True)
     return True
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.comparison import compare
 from pytest_negativa.measuring.nvml import Gpus
 from pytest_negativa.measuring.pagecache import cached_bytes, evict
@@ -209,10 +209,8 @@ class _Experiment:
             evict(self._files[variant])
             left = cached_bytes(self._files[variant])
         logs = self._request.folder / f"{name}.redirect"
-        try:
+        with refusing(logs, "created", MeasureError):
             logs.mkdir(parents=True)
-        except OSError as e:
-            raise MeasureError(f"{logs}: cannot be created: {e.strerror}") from e
         output = self._request.folder / f"{name}.log"
         sampled = run_sampled(
             self._request.command,

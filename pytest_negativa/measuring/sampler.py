@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
 from pytest_negativa.processes.tree import MemoryPeaks, descendants, end_processes
 
@@ -82,12 +82,10 @@ def run_sampled(
     gpu.begin()
     with output.open("wb") as log:
         begin = time.monotonic_ns()
-        try:
+        with refusing(command[0], "started", MeasureError):
             process = subprocess.Popen(
                 command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        except OSError as e:
-            raise MeasureError(f"{command[0]}: cannot be started: {e.strerror}") from e
         try:
             with _Sampling(memory, gpu, interval):
                 # wait4 and not Popen.wait: it returns what the kernel counted.

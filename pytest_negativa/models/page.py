@@ -1,20 +1,21 @@
-"""The data of the HTML report: a run's report, and everything below its rows, as columns.
+"""The data of the HTML report: a run's report, and tables of everything below its rows.
 
-A run has 50,000 elements and 80,000 kernels, so each table is a record of columns of equal length.
-Texts stand once in ``Page.texts``, and columns refer to them by index (``TextIndex``).
+A run has 50,000 elements and 80,000 kernels. So texts stand once in ``Page.texts``, and rows refer
+to them by index (``TextIndex``).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.report import RunReport
 
 TextIndex = int
-Column = tuple[int, ...]
 
 
-class ElementColumns(Record, frozen=True, kw_only=True):
-    """Elements and frames, by library and offset.
+class ElementRow(NamedTuple):
+    """An element or frame; rows are by library and offset.
 
     Attributes:
         library: index into ``RunReport.libraries``.
@@ -27,20 +28,20 @@ class ElementColumns(Record, frozen=True, kw_only=True):
         members: 1, or how many small elements of one library, arch and reason are in this row.
     """
 
-    library: Column
-    section: Column
-    kind: Column
-    arch: Column
-    region: Column
-    start: Column
-    size: Column
-    reason: Column
-    detail: Column
-    members: Column
+    library: int
+    section: int
+    kind: int
+    arch: int
+    region: int
+    start: int
+    size: int
+    reason: int
+    detail: int
+    members: int
 
 
-class KernelColumns(Record, frozen=True, kw_only=True):
-    """Kernels that the run's devices could load, by library and name.
+class KernelRow(NamedTuple):
+    """A kernel that the run's devices could load; rows are by library and name.
 
     Attributes:
         library: index into ``RunReport.libraries``.
@@ -51,23 +52,23 @@ class KernelColumns(Record, frozen=True, kw_only=True):
         element: index of the first element that holds it; -1 if none was read.
     """
 
-    library: Column
-    name: Column
-    mangled: Column
-    size: Column
-    first: Column
-    element: Column
+    library: int
+    name: int
+    mangled: int
+    size: int
+    first: int
+    element: int
 
 
-class CopyColumns(Record, frozen=True, kw_only=True):
-    """Further elements that hold a kernel: indices into both tables."""
+class CopyRow(NamedTuple):
+    """A further element that holds a kernel: indices into both tables."""
 
-    kernel: Column
-    element: Column
+    kernel: int
+    element: int
 
 
-class TestColumns(Record, frozen=True, kw_only=True):
-    """Tests, and the phases of the session in which something was used first.
+class TestRow(NamedTuple):
+    """A test, or a phase of the session in which something was used first.
 
     Attributes:
         name: text, the node id or the phase.
@@ -76,75 +77,74 @@ class TestColumns(Record, frozen=True, kw_only=True):
         launches, nanoseconds: of all kernels, those of no library included, and their GPU time.
     """
 
-    __test__ = False
-
-    name: Column
-    outcome: Column
-    milliseconds: Column
-    launches: Column
-    nanoseconds: Column
+    name: int
+    outcome: int
+    milliseconds: int
+    launches: int
+    nanoseconds: int
 
 
-class LaunchColumns(Record, frozen=True, kw_only=True):
+class LaunchRow(NamedTuple):
     """Launches of a kernel in a test and range; empty if the trace recorded look-ups alone.
 
     Attributes:
+        times: how often it was launched.
         nanoseconds: GPU time of all of them; 0 if it is unknown.
         ranges: text, names of the NVTX ranges from the outermost on; -1 outside of ranges.
     """
 
-    kernel: Column
-    test: Column
-    count: Column
-    nanoseconds: Column
-    ranges: Column
+    kernel: int
+    test: int
+    times: int
+    nanoseconds: int
+    ranges: int
 
 
-class HostColumns(Record, frozen=True, kw_only=True):
-    """CPU code of libraries whose pages were traced. Sizes in bytes.
+class HostRow(NamedTuple):
+    """CPU code of a library whose pages were traced. Sizes in bytes.
 
     Attributes:
         path: text.
         watched, touched: see ``HostLibrary``.
     """
 
-    path: Column
-    watched: Column
-    touched: Column
+    path: int
+    watched: int
+    touched: int
 
 
-class AlikeColumns(Record, frozen=True, kw_only=True):
-    """Each two tests whose CPU code was told apart, and each with itself; modules if they are many.
+class AlikeRow(NamedTuple):
+    """Two tests whose CPU code was told apart, or one and itself; modules if they are many.
 
     Attributes:
         left, right: text, node ids.
         shared: how many functions both touched at most.
     """
 
-    left: Column
-    right: Column
-    shared: Column
+    left: int
+    right: int
+    shared: int
 
 
-class HistoryColumns(Record, frozen=True, kw_only=True):
-    """Saved runs, the oldest first. Sizes in bytes.
+class HistoryRow(NamedTuple):
+    """A saved run; the oldest is first. Sizes in bytes.
 
     Attributes:
         run: text, the run's id.
     """
 
-    run: Column
-    code_bytes: Column
-    unused_bytes: Column
-    kernels: Column
-    used_kernels: Column
+    run: int
+    code_bytes: int
+    unused_bytes: int
+    kernels: int
+    used_kernels: int
 
 
 class Page(Record, frozen=True, kw_only=True):
     """Everything that the HTML report shows.
 
     Attributes:
-        report: without what has columns here.
+        report: without what has tables here.
         part: which part of the tests the plan is for, as a sentence; None: for all that ran.
         proof: the last verdict on the run as a sentence; None if there is none.
         unused_reasons: those values of ``reason`` that call an element unused.
@@ -161,14 +161,14 @@ class Page(Record, frozen=True, kw_only=True):
     proof: str | None
     unused_reasons: tuple[str, ...]
     texts: tuple[str, ...]
-    elements: ElementColumns
-    kernels: KernelColumns
-    copies: CopyColumns
-    tests: TestColumns
-    launches: LaunchColumns
-    history: HistoryColumns
-    host: HostColumns
-    alike: AlikeColumns
+    elements: tuple[ElementRow, ...]
+    kernels: tuple[KernelRow, ...]
+    copies: tuple[CopyRow, ...]
+    tests: tuple[TestRow, ...]
+    launches: tuple[LaunchRow, ...]
+    history: tuple[HistoryRow, ...]
+    host: tuple[HostRow, ...]
+    alike: tuple[AlikeRow, ...]
     host_incomplete: tuple[str, ...]
     left_out_kernels: int
     left_out_ranges: bool

@@ -330,15 +330,10 @@ class Compare(Record, frozen=True, kw_only=True):
 
 
 class Cache(Record, frozen=True, kw_only=True):
-    """Where the maps of libraries are kept between sessions; ``dir`` is None without a home.
-
-    Attributes:
-        url: where machines share maps; None: they don't.
-    """
+    """Where the maps of libraries are kept between sessions; ``dir`` is None without a home."""
 
     dir: str | None
     limit: int
-    url: str | None
 
 
 class FailureMode(str, enum.Enum):

@@ -557,16 +557,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Drop the least recently used maps if the cache exceeds this size.",
         requires=_TRACED,
     ),
-    Option(
-        name="cache.url",
-        flag_name="cache-url",
-        type=value_types.Address(),
-        default=None,
-        help="Keep maps of libraries at this URL, too, for other machines.",
-        detail="Machines find a map there by the library's SHA-256. The folder stays the first "
-        "cache. Nothing is ever deleted at the URL.",
-        requires=_TRACED,
-    ),
 )
 
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}

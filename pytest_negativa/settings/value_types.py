@@ -217,18 +217,6 @@ class RunName(PathOrUrl):
         return value if value is not None and is_run_id(value) else super().anchored(value, base)
 
 
-class Address(Text):
-    """A URL such as ``s3://bucket/name``."""
-
-    expected = "a URL such as s3://bucket/name"
-    metavar = "URL"
-
-    def parse(self, value: Any) -> str:
-        if not is_url(value):
-            raise self.invalid(value)
-        return PathOrUrl().parse(value)
-
-
 class OutputPath(PathOrUrl):
     """The path or URL of a file to write; ``-`` is standard output."""
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -140,7 +140,7 @@ def write_atomically(
     Raises:
         StoreError: it can't be written; ``path`` is as it was.
     """
-    try:
+    with refusing(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path, hidden=hidden) as new:
             with os.fdopen(os.dup(new.fd), "wb") as file:
@@ -149,8 +149,6 @@ def write_atomically(
             if mode is not None:
                 os.fchmod(new.fd, mode)
             new.publish(durable=durable)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def remove_file(path: Path) -> None:
@@ -159,10 +157,8 @@ def remove_file(path: Path) -> None:
     Raises:
         StoreError: it can't be removed.
     """
-    try:
+    with refusing(path, "removed"):
         path.unlink(missing_ok=True)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
 
 
 def sync_file(path: Path) -> None:

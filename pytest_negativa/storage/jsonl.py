@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import refusing
 from pytest_negativa.storage.system import System
 
 
@@ -28,13 +28,11 @@ class LineWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.failure: str | None = None
-        try:
+        with refusing(path, "created"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = System.open(
                 str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
-        except OSError as e:
-            raise StoreError(f"{path}: cannot be created: {e.strerror}") from e
         self._file = self._identify()
         self._write = partial(System.write, self._fd)
         self._encode = msgspec.json.Encoder().encode

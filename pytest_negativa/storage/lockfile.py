@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
@@ -189,11 +189,8 @@ def load_lock(path: Path | Url) -> Lock:
     """
     if isinstance(path, Url):
         return decode_lock(path.read(MAX_BYTES), str(path))
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    with refusing(path, "read"), path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
     return decode_lock(data, os.fspath(path))
 
 

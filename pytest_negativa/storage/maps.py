@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import refusing
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import decode_versioned, encode_hook
@@ -52,8 +52,6 @@ def load_map(path: Path) -> LibraryMap:
     Raises:
         StoreError: the file can't be read, is no map, or of another version.
     """
-    try:
+    with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_map(data, os.fspath(path))

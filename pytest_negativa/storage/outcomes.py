@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
@@ -64,10 +64,8 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
 
 
 def _read(path: Path) -> list[AnyOutcomeRecord]:
-    try:
+    with refusing(path, "read"):
         lines = read_regular(path, follow=False).split(b"\n")
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     records = []
     for number, line in enumerate(lines, 1):
         if not line:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.urls import Url
 
@@ -40,12 +40,10 @@ def append_output(path: Path | Url, make: Callable[[int], bytes]) -> None:
         write_output(path, make(0))
         return
     _require_folder(target.parent, path)
-    try:
+    with refusing(path, "written"):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(target, flags, 0o666), "ab") as file:
             file.write(make(os.fstat(file.fileno()).st_size))
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def write_output(path: Path | Url, data: bytes) -> None:
@@ -68,7 +66,7 @@ def write_output(path: Path | Url, data: bytes) -> None:
         sys.stdout.flush()
         _write_all(1, data, path)
         return
-    try:
+    with refusing(path, "written"):
         target = _follow(path)
         if (descriptor := _DESCRIPTOR.fullmatch(str(target))) is not None:
             _write_all(int(descriptor[1]), data, path)
@@ -81,15 +79,11 @@ def write_output(path: Path | Url, data: bytes) -> None:
             handle = os.open(target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def _follow_safely(path: Path) -> Path:
-    try:
+    with refusing(path, "written"):
         return _follow(path)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def _follow(path: Path) -> Path:
@@ -126,8 +120,5 @@ def _require_folder(folder: Path, path: Path) -> None:
 
 
 def _write_all(descriptor: int, data: bytes, path: Path) -> None:
-    try:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be written: {e.strerror}") from e
+    with refusing(path, "written"), os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import NotFoundError, StoreError, describe_fault
+from pytest_negativa.errors import NotFoundError, StoreError, describe_fault, refusing
 from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.urls import Url
@@ -69,7 +69,7 @@ def publish(name: str, files: Mapping[str, Path], url: Url) -> Sent:
 def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool]:
     """Send a file that is not there; whether it was sent."""
     name, path = item
-    try:
+    with refusing(path, "read"):
         before = path.stat()
         found = PublishedFile(path=name, size=before.st_size, sha256=_digest(path))
         blob = _blobs(url) / found.sha256
@@ -78,8 +78,6 @@ def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool
             if is_new:
                 blob.send(path)
         after = path.stat()
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         if is_new:
             # Its content may not be what its name says.
@@ -100,9 +98,9 @@ def load_manifest(url: Url) -> Published:
         data = place.read(_MAX_MANIFEST)
     except NotFoundError as e:
         problem = f"there is no {_MANIFEST}; check the URL, and whether the push ended"
-        raise NotFoundError(f"{url}: {problem}") from e
+        raise NotFoundError(problem, url) from e
     except StoreError as e:
-        raise StoreError(f"{url}: {e}") from e
+        raise StoreError(str(e), url) from e
     manifest = decode_versioned(
         data,
         Published,
@@ -139,7 +137,7 @@ def fetch(
     """
     files = [file for file in manifest.files if wanted(file.path)]
     if (total := sum(file.size for file in files)) > max_bytes:
-        raise StoreError(f"{url}: {total:,} bytes, and at most {max_bytes:,} are fetched")
+        raise StoreError(f"{total:,} bytes, and at most {max_bytes:,} are fetched", url)
     blobs = _blobs(url)
 
     def fetch_file(file: PublishedFile) -> None:
@@ -169,7 +167,7 @@ def _telling(url: Url, name: str) -> Iterator[None]:
     try:
         yield
     except StoreError as e:
-        raise type(e)(f"{url}: {name}: {e}") from e
+        raise type(e)(f"{name}: {e}", url) from e
 
 
 def is_there(path: Path, file: PublishedFile) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.code_files import (
@@ -113,12 +113,10 @@ def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
 
 def _remove_others(folder: Path, names: Collection[str]) -> None:
     """Remove files of an earlier analysis of the run; later stages would take them up."""
-    try:
+    with refusing(folder, "cleared"):
         for path in folder.glob("*.json"):
             if path.name not in names:
                 path.unlink()
-    except OSError as e:
-        raise StoreError(f"{folder}: cannot be cleared: {e.strerror}") from e
 
 
 def load_plans(run: Run) -> tuple[LibraryPlan, ...]:
@@ -352,10 +350,8 @@ def _load_if_there(path: Path, kind: type[_V], version: int, what: str, remedy: 
 
 def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
     """A record of a format that must be this release's."""
-    try:
+    with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
 
 
@@ -365,10 +361,8 @@ def load_baseline(path: Path | Url) -> Snapshot:
     Raises:
         StoreError: it can't be read, or is none of this release.
     """
-    try:
+    with refusing(path, "read"):
         data = path.read(_MAX_BASELINE) if isinstance(path, Url) else path.read_bytes()
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
     return decode_versioned(
         data,
         Snapshot,

@@ -40,9 +40,9 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.locks import lock, open_to_lock
@@ -96,11 +96,51 @@ def why_no_folder_for_runs(path: str) -> str | None:
     return None
 
 
+class _Place:
+    """A path in the folder of a record."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, record: Any, owner: object) -> Path:
+        path: Path = record.folder / self._name
+        return path
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A traced run, or a round of a verification, by its folder."""
 
     folder: Path
+
+    trace_dir = _Place("trace")
+    outcomes_file = _Place("tests.jsonl")
+    combined_tests_file = _Place("combined-tests.json")
+    usage_file = _Place("usage.json")
+    negativa_ml_file = _Place("trace.json")
+    page_logs = _Place("cpu")
+    page_log_files = _Place("cpu/files.json")
+    host_usage_file = _Place("cpu.json")
+    host_tests_file = _Place("cpu-tests.json")
+    page_verdict_file = _Place("cpu-verdict.json")
+    map_dir = _Place("map")
+    plan_dir = _Place("plan")
+    spans_dir = _Place("spans")
+    opened_file = _Place("opened.json")
+    files_plan_file = _Place("files.json")
+    report_file = _Place("report.json")
+    verdict_file = _Place("verdict.json")
+    healed_file = _Place("healed.json")
+    unhealed_file = _Place("unhealed.json")
+    answers_file = _Place("healing.jsonl")
+    round_file = _Place("round.json")
+    redirect_logs = _Place("redirect")
+    _partial_file = _Place("partial")
+    _samples_file = _Place("samples")
+    report_files = _Place("reports")
+    _failed_file = _Place("failed")
+    _tests_ended_file = _Place("tests-ended")
+    _incomplete_file = _Place("incomplete")
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -108,49 +148,6 @@ class Run:
     @property
     def run_id(self) -> str:
         return self.folder.name
-
-    @property
-    def trace_dir(self) -> Path:
-        return self.folder / "trace"
-
-    @property
-    def outcomes_file(self) -> Path:
-        return self.folder / "tests.jsonl"
-
-    @property
-    def combined_tests_file(self) -> Path:
-        """How the tests of combined runs ended."""
-        return self.folder / "combined-tests.json"
-
-    @property
-    def usage_file(self) -> Path:
-        return self.folder / "usage.json"
-
-    @property
-    def negativa_ml_file(self) -> Path:
-        return self.folder / "trace.json"
-
-    @property
-    def page_logs(self) -> Path:
-        """The folder in which processes record the pages of CPU code that they touch."""
-        return self.folder / "cpu"
-
-    @property
-    def page_log_files(self) -> Path:
-        return self.page_logs / "files.json"
-
-    @property
-    def host_usage_file(self) -> Path:
-        return self.folder / "cpu.json"
-
-    @property
-    def host_tests_file(self) -> Path:
-        """Of a combined run: which of these pages each test touched."""
-        return self.folder / "cpu-tests.json"
-
-    @property
-    def page_verdict_file(self) -> Path:
-        return self.folder / "cpu-verdict.json"
 
     @property
     def is_empty(self) -> bool:
@@ -168,83 +165,6 @@ class Run:
         """Whether CPU code was traced."""
         return self.page_log_files.exists() or self.host_usage_file.exists()
 
-    @property
-    def map_dir(self) -> Path:
-        return self.folder / "map"
-
-    @property
-    def plan_dir(self) -> Path:
-        return self.folder / "plan"
-
-    @property
-    def spans_dir(self) -> Path:
-        return self.folder / "spans"
-
-    @property
-    def opened_file(self) -> Path:
-        """Which files of distributions that are GPU code were opened."""
-        return self.folder / "opened.json"
-
-    @property
-    def files_plan_file(self) -> Path:
-        """What is decided about these files."""
-        return self.folder / "files.json"
-
-    @property
-    def report_file(self) -> Path:
-        return self.folder / "report.json"
-
-    @property
-    def verdict_file(self) -> Path:
-        return self.folder / "verdict.json"
-
-    @property
-    def healed_file(self) -> Path:
-        return self.folder / "healed.json"
-
-    @property
-    def unhealed_file(self) -> Path:
-        return self.folder / "unhealed.json"
-
-    @property
-    def answers_file(self) -> Path:
-        """The answers of healing's probes, by which an interrupted search goes on."""
-        return self.folder / "healing.jsonl"
-
-    @property
-    def round_file(self) -> Path:
-        return self.folder / "round.json"
-
-    @property
-    def redirect_logs(self) -> Path:
-        """The folder in which the processes of a round log what they loaded."""
-        return self.folder / "redirect"
-
-    @property
-    def _partial_file(self) -> Path:
-        return self.folder / "partial"
-
-    @property
-    def _samples_file(self) -> Path:
-        return self.folder / "samples"
-
-    @property
-    def report_files(self) -> Path:
-        """The folder for what plugins report of a round that only serves a proof."""
-        return self.folder / "reports"
-
-    @property
-    def _failed_file(self) -> Path:
-        return self.folder / "failed"
-
-    @property
-    def _tests_ended_file(self) -> Path:
-        return self.folder / "tests-ended"
-
-    @property
-    def _incomplete_file(self) -> Path:
-        return self.folder / "incomplete"
-
     def make(self) -> None:
         """Make the folder for traces, and the folder for runs if it is not there.
 
@@ -253,10 +173,8 @@ class Run:
         """
         if _RUN_ID.fullmatch(self.run_id):  # else a round
             RunsFolder(self.folder.parent).make()
-        try:
+        with refusing(self.trace_dir, "created"):
             self.trace_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise StoreError(f"{self.trace_dir}: cannot be created: {e.strerror}") from e
 
     def hold(self) -> None:
         """Keep the run from being deleted until this process ends."""
@@ -281,15 +199,13 @@ class Run:
             )
         # A part of a run must not pass as a run, so the name goes first.
         doomed = self.folder.with_name(f".{self.run_id}{_DELETED_SUFFIX}")
-        try:
+        with refusing(self, "deleted"):
             with open_to_lock(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 if not lock(folder, wait=False):
                     raise StoreError(f"{self}: not deleted: a running session uses it")
                 self.folder.rename(doomed)
             runs.repair_latest()
             shutil.rmtree(doomed)
-        except OSError as e:
-            raise StoreError(f"{self}: cannot be deleted: {e.strerror}") from e
 
     def publish(self, url: Url) -> Sent:
         """Send the run to a URL; see ``storage.published``.
@@ -336,7 +252,7 @@ class Run:
             where = f"here or in its folder {self.trace_dir.name}"
             latest = RunsFolder(self.folder).latest
             hint = f"; its last run is {latest}" if latest.is_dir() else ""
-            raise StoreError(f"{self}: no trace files (*{TRACE_SUFFIX}) {where}{hint}")
+            raise StoreError(f"no trace files (*{TRACE_SUFFIX}) {where}{hint}", self)
         return found
 
     def require_gpu_trace(self) -> None:
@@ -346,14 +262,13 @@ class Run:
             StoreError: it is one.
         """
         if (reason := self._why_no_gpu_trace()) is not None:
-            raise StoreError(reason)
+            raise StoreError(reason, self)
 
     def _why_no_gpu_trace(self) -> str | None:
         if not self.has_pages or self.trace_files():
             return None
         return (
-            f"{self}: only CPU code was traced; show it with: negativa pages --run "
-            f"{shlex.quote(str(self))}"
+            f"only CPU code was traced; show it with: negativa pages --run {shlex.quote(str(self))}"
         )
 
     @property
@@ -494,13 +409,11 @@ class Run:
             return
         link = RunsFolder(self.folder.parent).latest
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
-        try:
+        with refusing(link, "written"):
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
             temporary.symlink_to(self.run_id)
             temporary.replace(link)
-        except OSError as e:
-            raise StoreError(f"{link}: cannot be written: {e.strerror}") from e
 
     @property
     def locate_command(self) -> str:
@@ -519,7 +432,7 @@ class Run:
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"
         if (reason := self._why_no_gpu_trace()) is not None:
-            return reason
+            return f"{self}: {reason}"
         if self.trace_dir.is_dir():
             return f"{self}: no plans here; make them with {again}"
         return f"{self}: no plans here, nor a trace; expected the folder of a run"
@@ -531,19 +444,9 @@ class VerificationFolder:
 
     folder: Path
 
-    @property
-    def table_file(self) -> Path:
-        """What leads the dynamic loader from originals to copies."""
-        return self.folder / "redirect.table"
-
-    @property
-    def verdict_file(self) -> Path:
-        return self.folder / "verdict.json"
-
-    @property
-    def allowed_pages_file(self) -> Path:
-        """Which pages of CPU code processes may touch."""
-        return self.folder / "allowed.pages"
+    table_file = _Place("redirect.table")
+    verdict_file = _Place("verdict.json")
+    allowed_pages_file = _Place("allowed.pages")
 
     def round(self, name: str) -> Run:
         """The folder of one round."""
@@ -556,20 +459,9 @@ class RunsFolder:
 
     folder: Path
 
-    @property
-    def latest(self) -> Path:
-        """The link to the last run."""
-        return self.folder / "latest"
-
-    @property
-    def copies(self) -> Path:
-        """The folder with copies of libraries, under the paths of their originals."""
-        return self.folder / "reconstructed"
-
-    @property
-    def pytest_cache(self) -> Path:
-        """pytest's cache folder in rounds that run some tests again: the user's stays as it is."""
-        return self.folder / "cache"
+    latest = _Place("latest")
+    copies = _Place("reconstructed")
+    pytest_cache = _Place("cache")
 
     def make(self) -> None:
         """Make the folder, with a ``.gitignore``, if it is not there.
@@ -647,7 +539,7 @@ class RunsFolder:
         self.make()
         # A part of a run must not pass as a run. The next attempt goes on in that folder.
         part = run.folder.with_name(f".{run.run_id}{_FETCHED_SUFFIX}")
-        try:
+        with refusing(run, "created"):
             part.mkdir(exist_ok=True)
             with open_to_lock(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
                 lock(folder)
@@ -660,8 +552,6 @@ class RunsFolder:
                     return run
                 # The process that held it may have made the run of it.
                 shutil.rmtree(part, ignore_errors=True)
-        except OSError as e:
-            raise StoreError(f"{run}: cannot be created: {e.strerror}") from e
         for file in manifest.files:
             if not is_there(run.folder / file.path, file):
                 raise StoreError(

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.errors import ReconstructError, refusing
 
 ALONE = "NEGATIVA_NO_OTHER_USERS"
 """A variable: 1 says that no other user can do anything on this machine meanwhile."""
@@ -98,10 +98,8 @@ def make_folder(folder: Path) -> None:
         ReconstructError: it can't be made, or see ``refuse_shared``.
     """
     refuse_shared(folder)
-    try:
+    with refusing(folder, "made", ReconstructError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ReconstructError(f"{folder}: cannot be made: {e.strerror}") from e
     # Another user may have made one of them meanwhile.
     refuse_shared(folder)
 
@@ -115,11 +113,9 @@ def make_logs_folder(logs: Path, base: Path) -> None:
     Raises:
         StoreError: it can't be created.
     """
-    try:
+    with refusing(logs, "created"):
         logs.mkdir(parents=True, exist_ok=True)
         set_mode(logs, 0o1777)
-    except OSError as e:
-        raise StoreError(f"{logs}: cannot be created: {e.strerror}") from e
     make_passable(logs.parent, base)
 
 

@@ -23,6 +23,7 @@ from pytest_negativa.errors import (
     OptionError,
     StoreError,
     describe_fault,
+    refusing,
 )
 from pytest_negativa.storage.atomic import new_file, write_atomically
 
@@ -177,20 +178,17 @@ class Url:
         import hashlib  # OpenSSL takes 2 ms to load
 
         digest = hashlib.sha256()
-        try:
-            with new_file(target, mode=0o666) as new:
-                for piece in self._pieces(size):
-                    digest.update(piece)
-                    _write_sparse(new.fd, piece)
-                if digest.hexdigest() != sha256:
-                    raise StoreError(
-                        f"{self}: damaged: its SHA-256 is {digest.hexdigest()[:12]}..., expected "
-                        f"{sha256[:12]}...; delete it there, and push again"
-                    )
-                os.ftruncate(new.fd, size)
-                new.publish()
-        except OSError as e:
-            raise StoreError(f"{target}: cannot be written: {e.strerror}") from e
+        with refusing(target, "written"), new_file(target, mode=0o666) as new:
+            for piece in self._pieces(size):
+                digest.update(piece)
+                _write_sparse(new.fd, piece)
+            if digest.hexdigest() != sha256:
+                raise StoreError(
+                    f"{self}: damaged: its SHA-256 is {digest.hexdigest()[:12]}..., expected "
+                    f"{sha256[:12]}...; delete it there, and push again"
+                )
+            os.ftruncate(new.fd, size)
+            new.publish()
 
     def _pieces(self, size: int) -> Iterator[bytes]:
         """The content, which must have so many bytes."""

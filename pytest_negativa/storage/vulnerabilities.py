@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.vex import VULNERABILITIES_VERSION, Vulnerabilities
 from pytest_negativa.storage.yaml_document import YamlError, parse_document
 from pytest_negativa.storage.yaml_records import convert
@@ -20,11 +20,8 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
     Raises:
         StoreError: it can't be read, or is no such list.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+    with refusing(path, "read"), path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise StoreError(f"{path}: larger than {_MAX_BYTES:,} bytes; {_EXPECTED}")
     try:

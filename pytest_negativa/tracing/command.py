@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, Stopped
+from pytest_negativa.errors import NegativaError, Stopped, refusing
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, WarningRecord
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
@@ -68,10 +68,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program; if this process is interrupted, so is the program, and it may end."""
     with contextlib.ExitStack() as stack:
         arrived = _hold_signals(stack)
-        try:
+        with refusing(command[0], "started", NegativaError):
             process = subprocess.Popen(command, env=environ)
-        except OSError as e:
-            raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
         try:
             stack.close()
             for number in arrived:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
@@ -85,13 +85,11 @@ class TraceReader:
         self.torn = False
         self.problems: list[str] = []
         self.header: Header | None = None
-        try:
+        with refusing(self.path, "read"):
             # Before reading: what a process that is gone had written is all there.
             self.is_running = _is_locked(path)
             with open_regular(path) as file:
                 first = next(read_lines(file), b"")
-        except OSError as e:
-            raise StoreError(f"{self.path}: cannot be read: {e.strerror}") from e
         self._is_ours = self._read_header(first)
 
     def __iter__(self) -> Iterator[AnyTraceRecord]:

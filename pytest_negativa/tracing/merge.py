@@ -194,7 +194,7 @@ class _Merger:
             self._headers.append(trace.header)
             self._processes.append(_TraceMerger(self, trace, process).merge(trace.header))
         except StoreError as e:
-            self._mark_unreadable(path, str(e).removeprefix(f"{path}: "))
+            self._mark_unreadable(path, e.beside(path))
             return
         for problem in trace.problems:
             self.mark_incomplete("trace-damaged", f"{path}: {problem}", process)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.planning.give_back import Part
 from pytest_negativa.storage.atomic import write_atomically
@@ -47,10 +47,8 @@ class Answers:
         """
         known: dict[str, Answer] = {}
         question = _digest(asked).encode()
-        try:
+        with refusing(path, "read"):
             lines = read_regular(path, follow=False).splitlines() if path.exists() else []
-        except OSError as e:
-            raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
         kept = [question]
         for line in lines[1:] if lines[:1] == kept else ():
             # The last line may be cut off; the next one must not begin behind it.
@@ -74,13 +72,10 @@ class Answers:
         """
         answer = Answer(_digest(sorted(map(repr, kept))), failing)
         self._known[answer.kept] = answer
-        try:
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(answer) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as e:
-            raise StoreError(f"{self._path}: cannot be written: {e.strerror}") from e
+        with refusing(self._path, "written"), self._path.open("ab") as file:
+            file.write(msgspec.json.encode(answer) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _digest(words: Sequence[str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -328,7 +328,7 @@ class _Trials:
         libraries lie.
         """
         planned = [
-            replace_fields(p, plan=give_back(p.plan, kept, "probed"))
+            dataclasses.replace(p, plan=give_back(p.plan, kept, "probed"))
             for p in self.planned
             if p.plan.unused_bytes or p.plan.trimmed
         ]
@@ -367,7 +367,7 @@ def _without_unfinished(verification: Verification) -> _Plans:
         return saved
     return _Plans(
         planned=tuple(
-            replace_fields(p, plan=unhealed.get(p.plan.library.path, p.plan))
+            dataclasses.replace(p, plan=unhealed.get(p.plan.library.path, p.plan))
             for p in traced.planned
         ),
         spans=tuple(s for s in spans if s.complete),
@@ -377,7 +377,9 @@ def _without_unfinished(verification: Verification) -> _Plans:
 
 def _save_healed_plans(run: Run, plans: _Plans, spans: Sequence[NeededSpan]) -> _Plans:
     """Give ``spans`` back in the plans, and make the result the run's plans."""
-    planned = tuple(replace_fields(p, plan=give_back_spans(p.plan, spans)) for p in plans.planned)
+    planned = tuple(
+        dataclasses.replace(p, plan=give_back_spans(p.plan, spans)) for p in plans.planned
+    )
     left = {span.library for span in spans if not span.complete}
     unhealed = [p.plan for p in plans.planned if p.plan.library.path in left]
     healed = _Plans(planned, (*plans.spans, *spans), frozenset())

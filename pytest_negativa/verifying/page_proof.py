@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import require_usage, traced_pages
 from pytest_negativa.hostcode.page_logs import (
     LOG_SUFFIX,
@@ -298,11 +298,9 @@ class PageProof:
             NegativaError: see ``prove``.
         """
         for result in self._run_all(RoundKind.VERIFY, None, restricted=False):
-            try:
+            with refusing(self._run.page_logs, "written"):
                 for path in result.run.page_logs.glob(f"*{LOG_SUFFIX}"):
                     shutil.copy2(path, self._run.page_logs)
-            except OSError as e:
-                raise StoreError(f"{self._run.page_logs}: cannot be written: {e.strerror}") from e
 
     def _ends(self, rounds: Sequence[RoundResult], status: int | None) -> Iterator[str]:
         traced = TracedRun(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
@@ -147,10 +147,8 @@ def run_round(
     writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
     begin = time.monotonic()
     with ChildWatch() as watch:
-        try:
+        with refusing(command[0], "started", NegativaError):
             process = subprocess.Popen(command, cwd=program.cwd, env=environ)
-        except OSError as e:
-            raise NegativaError(f"{command[0]}: cannot be started: {e.strerror}") from e
         limit = None if program.interactive else silence_limit
         silent = watch.wait(process, outcomes, limit)
         status = process.returncode

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -189,7 +189,7 @@ class Verification:
                 f"{which} on the originals to see whether it always does"
             )
             self._run_originals(tests if some else None, settles=True)
-            attempt = replace(
+            attempt = dataclasses.replace(
                 attempt,
                 originals=self._originals,
                 all_rounds=tuple(self._rounds),
@@ -273,7 +273,7 @@ class Verification:
                     self._earlier += wait_for_users_of_gone(os.path.realpath(self.copies))
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = run_round(self.program, round_spec, environ, limit)
-        result = replace(result, opens=watch.opens)
+        result = dataclasses.replace(result, opens=watch.opens)
         self._rounds.append(result)
         return result
 
@@ -373,13 +373,15 @@ class Verification:
             usage = merge_traces(trace_files(rounds))
             found = OriginalRound(ended, usage, complete=not any(r.died for r in rounds))
             if settles and tests is not None:
-                self._originals = replace(runs, without_flaky=(*runs.without_flaky, found))
+                self._originals = dataclasses.replace(
+                    runs, without_flaky=(*runs.without_flaky, found)
+                )
                 return
-            runs = replace(runs, together=(*runs.together, found))
+            runs = dataclasses.replace(runs, together=(*runs.together, found))
         alone = dict(runs.alone)
         for nodeid in tests or ():
             alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
-        self._originals = replace(runs, alone=alone)
+        self._originals = dataclasses.replace(runs, alone=alone)
 
 
 def silence_limit(settings: Settings, traced: SessionResult) -> float | None:

@@ -11,20 +11,21 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.page import Page
+from pytest_negativa.models.page import HistoryRow, Page
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Phase, Usage
@@ -54,43 +55,49 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     return contents_of(tmp_path_factory.mktemp("page"), usage)
 
 
-def texts(page: Page, column: tuple[int, ...]) -> list[str | None]:
-    return [None if index < 0 else page.texts[index] for index in column]
+def column(rows: Sequence[NamedTuple], name: str) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for row in rows)
+
+
+def texts(page: Page, indices: Sequence[int]) -> list[str | None]:
+    return [None if index < 0 else page.texts[index] for index in indices]
 
 
 def test_elements_add_up_to_the_report(contents: ReportContents) -> None:
     page = build_page(contents)
     sizes: Counter[str | None] = Counter()
-    for reason, size in zip(texts(page, page.elements.reason), page.elements.size, strict=True):
+    for reason, size in zip(
+        texts(page, column(page.elements, "reason")), column(page.elements, "size"), strict=True
+    ):
         sizes[reason] += size
     (row,) = contents.report.libraries
     assert sizes == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
     (library,) = contents.libraries
-    assert list(page.elements.start) == [d.start for d in library.plan.decisions]
-    assert set(texts(page, page.elements.arch)) == {
+    assert list(column(page.elements, "start")) == [d.start for d in library.plan.decisions]
+    assert set(texts(page, column(page.elements, "arch"))) == {
         f"sm_{arch}" for arch in (75, 80, 86, 90, 100, 120)
     }
-    assert set(page.elements.region) == {0, 1, 2, 3}
-    assert set(page.elements.members) == {1}
+    assert set(column(page.elements, "region")) == {0, 1, 2, 3}
+    assert set(column(page.elements, "members")) == {1}
 
 
 def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
     page = build_page(contents)
     (library,) = contents.libraries
     kernels = page.kernels
-    assert len(kernels.name) == 13
-    mangled = {name for name in texts(page, kernels.mangled) if name}
+    assert len(kernels) == 13
+    mangled = {name for name in texts(page, column(kernels, "mangled")) if name}
     assert mangled == {use.name for use in library.plan.used_kernels}
     assert "void matrices::multiply<16>(float const*, float const*, float*, int, int, int)" in (
-        texts(page, kernels.name)
+        texts(page, column(kernels, "name"))
     )
     kept = {d.start for d in library.plan.decisions if d.kept}
-    for first, element in zip(kernels.first, kernels.element, strict=True):
-        assert first in (0, -1)
-        if first == 0:
-            assert page.elements.start[element] in kept
-    assert texts(page, page.tests.name) == [TEST.nodeid]
-    assert not page.launches.count
+    for kernel in kernels:
+        assert kernel.first in (0, -1)
+        if kernel.first == 0:
+            assert page.elements[kernel.element].start in kept
+    assert texts(page, column(page.tests, "name")) == [TEST.nodeid]
+    assert not page.launches
 
 
 def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
@@ -112,17 +119,20 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
         incomplete=("a log is lost",),
     )  # fmt: skip
     page = build_page(replace_fields(contents, host=host))
-    assert texts(page, page.host.path) == ["/lib/liba.so"]
-    assert (page.host.watched, page.host.touched) == ((8192,), (4096,))
+    assert texts(page, column(page.host, "path")) == ["/lib/liba.so"]
+    assert (column(page.host, "watched"), column(page.host, "touched")) == ((8192,), (4096,))
     assert page.host_incomplete == ("a log is lost",)
-    assert not build_page(contents).host.path
+    assert not build_page(contents).host
 
 
 def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -> None:
     functions = {"t.py::test_b": 0b0011, "t.py::test_a": 0b0111, "u.py::test_c": 0b1001}
     found = build_page(replace_fields(contents, functions=functions))
-    left, right = texts(found, found.alike.left), texts(found, found.alike.right)
-    assert [*zip(left, right, found.alike.shared, strict=True)] == [
+    left, right = (
+        texts(found, column(found.alike, "left")),
+        texts(found, column(found.alike, "right")),
+    )
+    assert [*zip(left, right, column(found.alike, "shared"), strict=True)] == [
         ("t.py::test_a", "t.py::test_a", 3),
         ("t.py::test_a", "t.py::test_b", 2),
         ("t.py::test_a", "u.py::test_c", 1),
@@ -132,14 +142,14 @@ def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -
     ]
     many = {f"m{number % 3}.py::test_{number}": 1 << number for number in range(90)}
     found = build_page(replace_fields(contents, functions=many))
-    assert texts(found, found.alike.left) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
-    assert found.alike.shared == (30, 0, 0, 30, 0, 30)
+    assert texts(found, column(found.alike, "left")) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
+    assert column(found.alike, "shared") == (30, 0, 0, 30, 0, 30)
     assert (found.alike_by_module, found.left_out_alike) == (True, 0)
     many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
     found = build_page(replace_fields(contents, functions=many))
     assert (found.alike_by_module, found.left_out_alike) == (True, 26)
-    assert "m64.py" not in texts(found, found.alike.left)
-    assert not build_page(contents).alike.left
+    assert "m64.py" not in texts(found, column(found.alike, "left"))
+    assert not build_page(contents).alike
 
 
 def test_names_stand_once(contents: ReportContents) -> None:
@@ -147,7 +157,11 @@ def test_names_stand_once(contents: ReportContents) -> None:
     page = build_page(contents)
     report = msgspec.json.encode(page.report)
     assert len(page.texts) == len(set(page.texts))
-    assert not [text for text in texts(page, page.kernels.mangled) if str(text).encode() in report]
+    assert not [
+        text
+        for text in texts(page, column(page.kernels, "mangled"))
+        if str(text).encode() in report
+    ]
 
 
 def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Path) -> None:
@@ -166,47 +180,59 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     page = build_page(
         ReportContents(found.report, found.libraries, found.usage, results, (found.report,) * 2)
     )
-    assert texts(page, page.tests.name) == [TEST.nodeid, other.nodeid]
-    assert texts(page, page.tests.outcome) == ["passed", None]
-    assert page.tests.milliseconds == (1250, 0)
-    assert (page.tests.launches, page.tests.nanoseconds) == ((3, 9), (950, 0))
-    assert texts(page, tuple(page.kernels.mangled[k] for k in page.launches.kernel)) == [name] * 3
-    assert (page.launches.test, page.launches.count) == ((0, 0, 1), (2, 1, 4))
-    assert page.launches.nanoseconds == (900, 50, 0)
-    assert texts(page, page.launches.ranges) == [None, "outer > inner", None]
+    assert texts(page, column(page.tests, "name")) == [TEST.nodeid, other.nodeid]
+    assert texts(page, column(page.tests, "outcome")) == ["passed", None]
+    assert column(page.tests, "milliseconds") == (1250, 0)
+    assert (column(page.tests, "launches"), column(page.tests, "nanoseconds")) == ((3, 9), (950, 0))
+    assert (
+        texts(
+            page, tuple(column(page.kernels, "mangled")[k] for k in column(page.launches, "kernel"))
+        )
+        == [name] * 3
+    )
+    assert (column(page.launches, "test"), column(page.launches, "times")) == ((0, 0, 1), (2, 1, 4))
+    assert column(page.launches, "nanoseconds") == (900, 50, 0)
+    assert texts(page, column(page.launches, "ranges")) == [None, "outer > inner", None]
     few = build_page(ReportContents(found.report, found.libraries, found.usage), most_launches=2)
-    assert (few.launches.count, few.launches.nanoseconds) == ((3, 4), (950, 0))
-    assert few.left_out_ranges and set(few.launches.ranges) == {-1} and not page.left_out_ranges
-    assert page.history.unused_bytes == (found.report.unused_bytes,) * 2
+    assert (column(few.launches, "times"), column(few.launches, "nanoseconds")) == (
+        (3, 4),
+        (950, 0),
+    )
+    assert (
+        few.left_out_ranges
+        and set(column(few.launches, "ranges")) == {-1}
+        and not page.left_out_ranges
+    )
+    assert column(page.history, "unused_bytes") == (found.report.unused_bytes,) * 2
 
 
 def test_small_elements_are_grouped(contents: ReportContents) -> None:
     whole, page = build_page(contents), build_page(contents, most_elements=5, most_kernels=6)
-    for one, column in ((whole, whole.elements), (page, page.elements)):
-        assert sum(column.members) == 28
-        assert sum(column.size) == contents.report.code_bytes, one
-    assert len(page.elements.size) < 28
+    for one in (whole, page):
+        assert sum(element.members for element in one.elements) == 28
+        assert sum(element.size for element in one.elements) == contents.report.code_bytes
+    assert len(page.elements) < 28
     # Each group is of one reason, and what was used stays.
     by_reason: Counter[str] = Counter()
-    for reason, size in zip(page.elements.reason, page.elements.size, strict=True):
-        by_reason[page.texts[reason]] += size
+    for element in page.elements:
+        by_reason[page.texts[element.reason]] += element.size
     (row,) = contents.report.libraries
     assert by_reason == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
-    assert (len(page.kernels.name), page.left_out_kernels) == (6, 7)
-    assert sum(first >= 0 for first in page.kernels.first) == 2
-    places = {*page.kernels.element, *page.copies.element}
-    assert places <= set(range(len(page.elements.size)))
+    assert (len(page.kernels), page.left_out_kernels) == (6, 7)
+    assert sum(first >= 0 for first in column(page.kernels, "first")) == 2
+    places = {*column(page.kernels, "element"), *column(page.copies, "element")}
+    assert places <= set(range(len(page.elements)))
 
 
 def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = build_page(contents)
     page = replace(page, texts=(*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE))
-    numbers = dict.fromkeys(asdict(page.history), (1 << 52, 0, 7))
-    page = replace(page, history=replace(page.history, **numbers))
+    page = replace(page, history=tuple(HistoryRow(*[n] * 5) for n in (1 << 52, 0, 7)))
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
     for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike"):
-        assert dict(found["tables"][name]) == asdict(getattr(page, name))
+        for field, values in found["tables"][name]:
+            assert tuple(values) == column(getattr(page, name), field)
     assert found["report"]["libraries"][0]["path"] == contents.report.libraries[0].path
 
 

@@ -244,13 +244,6 @@ CASES = [
         "/users/ada/.cache/negativa",
     ),
     Case("cache.limit", ("4096",), 4096, "1kB", 1000, "1 KiB", 1024, 2**30),
-    Case(
-        "cache.url",
-        ("s3://bucket/a",), "s3://bucket/a",
-        "gs://bucket/b", "gs://bucket/b",
-        "file:///c", "file:///c",
-        None,
-    ),
 ]  # fmt: skip
 
 

@@ -89,7 +89,7 @@ function indexData(data) {
       note(data.kernelsOfTest, test, pairs.get(key)[1]);
     }
     for (const row of pairs.get(key)) {
-      row[1] += launches.count[i];
+      row[1] += launches.times[i];
       row[2] += launches.nanoseconds[i];
     }
   }

@@ -10,17 +10,37 @@ from __future__ import annotations
 import os.path
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.models.page import Page
+from pytest_negativa.models.page import (
+    AlikeRow,
+    CopyRow,
+    ElementRow,
+    HistoryRow,
+    HostRow,
+    KernelRow,
+    LaunchRow,
+    Page,
+    TestRow,
+)
 
-_TABLES = ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike")
+_TABLES: dict[str, type[NamedTuple]] = {
+    "elements": ElementRow,
+    "kernels": KernelRow,
+    "copies": CopyRow,
+    "tests": TestRow,
+    "launches": LaunchRow,
+    "history": HistoryRow,
+    "host": HostRow,
+    "alike": AlikeRow,
+}
 
 
 def pack(page: Page) -> bytes:
     """The data of a page, deflated (RFC 1950)."""
-    tables = {name: msgspec.structs.asdict(getattr(page, name)) for name in _TABLES}
+    tables = {name: _columns(row, getattr(page, name)) for name, row in _TABLES.items()}
     shared = shared_lengths(page.texts)
     header = {
         "report": page.report,
@@ -48,6 +68,11 @@ def pack(page: Page) -> bytes:
             _write_column(numbers, values)
     _write_column(numbers, shared)
     return zlib.compress(len(encoded).to_bytes(4, "little") + encoded + numbers, 9)
+
+
+def _columns(row: type[NamedTuple], rows: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
+    columns = list(zip(*rows, strict=True)) or [()] * len(row._fields)
+    return dict(zip(row._fields, columns, strict=True))
 
 
 def shared_lengths(texts: Sequence[str]) -> tuple[int, ...]:

@@ -1,11 +1,10 @@
-"""Results of a run to the columns of the HTML report."""
+"""What a run found to the tables of the HTML report."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -13,15 +12,15 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import CodeBlock
 from pytest_negativa.models.page import (
-    AlikeColumns,
-    CopyColumns,
-    ElementColumns,
-    HistoryColumns,
-    HostColumns,
-    KernelColumns,
-    LaunchColumns,
+    AlikeRow,
+    CopyRow,
+    ElementRow,
+    HistoryRow,
+    HostRow,
+    KernelRow,
+    LaunchRow,
     Page,
-    TestColumns,
+    TestRow,
     TextIndex,
 )
 from pytest_negativa.models.plan import UnusedReason
@@ -50,35 +49,13 @@ def build_page(
     most_kernels: int = MOST_KERNELS,
     most_launches: int = MOST_LAUNCHES,
 ) -> Page:
-    """Turn maps, plans and usage into the columns of a page.
+    """Turn maps, plans and usage into the tables of a page.
 
     Args:
         contents: what the run found.
         most_elements, most_kernels, most_launches: limits of the tables.
     """
     return _Builder(contents).build(most_elements, most_kernels, most_launches)
-
-
-class _Element(NamedTuple):
-    library: int
-    section: TextIndex
-    kind: TextIndex
-    arch: TextIndex
-    region: int
-    start: int
-    size: int
-    reason: TextIndex
-    detail: TextIndex
-    members: int
-
-
-class _Kernel(NamedTuple):
-    library: int
-    name: TextIndex
-    mangled: TextIndex
-    size: int
-    first: int
-    element: int
 
 
 class _Texts:
@@ -108,9 +85,9 @@ class _Builder:
         for test in self._contents.tests:
             milliseconds = round(1000 * test.duration)
             self._test(test.nodeid, self._texts.index(test.outcome.value), milliseconds)
-        elements: list[_Element] = []
-        kernels: list[_Kernel] = []
-        copies: list[tuple[int, int]] = []
+        elements: list[ElementRow] = []
+        kernels: list[KernelRow] = []
+        copies: list[CopyRow] = []
         for library in sorted(self._contents.libraries, key=lambda a: rows[a.plan.library.path]):
             self._add(library, rows[library.plan.library.path], elements, kernels, copies)
         left_out = max(0, len(kernels) - most_kernels)
@@ -126,28 +103,15 @@ class _Builder:
             part=None if report.part is None else describe_part(report.part),
             proof=None if report.proof is None else describe_proof(report.proof),
             unused_reasons=tuple(reason.value for reason in UnusedReason),
-            elements=ElementColumns(**_columns(_Element._fields, elements)),
-            kernels=KernelColumns(
-                **_columns(
-                    _Kernel._fields,
-                    [
-                        k._replace(element=numbers[k.element] if k.element >= 0 else -1)
-                        for k in kernels
-                    ],
-                )
+            elements=tuple(elements),
+            kernels=tuple(
+                k._replace(element=numbers[k.element] if k.element >= 0 else -1) for k in kernels
             ),
-            copies=CopyColumns(
-                **_columns(("kernel", "element"), [(k, numbers[e]) for k, e in copies])
-            ),
-            launches=LaunchColumns(**_columns(LaunchColumns.__struct_fields__, launches)),
-            tests=TestColumns(
-                **_columns(
-                    TestColumns.__struct_fields__,
-                    [
-                        (name, *self._tests[name], *totals.get(row, (0, 0)))
-                        for name, row in self._test_rows.items()
-                    ],
-                )
+            copies=tuple(CopyRow(kernel, numbers[element]) for kernel, element in copies),
+            launches=tuple(launches),
+            tests=tuple(
+                TestRow(name, *self._tests[name], *totals.get(row, (0, 0)))
+                for name, row in self._test_rows.items()
             ),
             history=self._history(),
             host=self._host(),
@@ -166,9 +130,9 @@ class _Builder:
         self,
         library: AnalyzedLibrary,
         row: int,
-        elements: list[_Element],
-        kernels: list[_Kernel],
-        copies: list[tuple[int, int]],
+        elements: list[ElementRow],
+        kernels: list[KernelRow],
+        copies: list[CopyRow],
     ) -> None:
         plan, library_map, index = library.plan, library.library_map, self._texts.index
         blocks = _blocks(library)
@@ -185,7 +149,7 @@ class _Builder:
                     found.setdefault(kernel.name, []).append(len(elements))
                     sizes[kernel.name] = max(sizes.get(kernel.name, 0), kernel.code_size or 0)
             elements.append(
-                _Element(
+                ElementRow(
                     row,
                     index(section),
                     index(block.kind.value),
@@ -201,9 +165,9 @@ class _Builder:
         # Neighbours in this order share most of their text.
         for name in sorted(wanted, key=demangle):
             places = found.get(name, [-1])
-            copies += [(len(kernels), place) for place in places[1:]]
+            copies += [CopyRow(len(kernels), place) for place in places[1:]]
             kernels.append(
-                _Kernel(
+                KernelRow(
                     row,
                     index(demangle(name)),
                     index(name) if wanted[name] >= 0 else -1,
@@ -222,9 +186,7 @@ class _Builder:
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
-    def _launches(
-        self, kernels: Sequence[_Kernel], *, by_range: bool = True
-    ) -> list[tuple[int, ...]]:
+    def _launches(self, kernels: Sequence[KernelRow], *, by_range: bool = True) -> list[LaunchRow]:
         by_name: defaultdict[TextIndex, list[int]] = defaultdict(list)
         for number, kernel in enumerate(kernels):
             if kernel.first >= 0:
@@ -240,7 +202,7 @@ class _Builder:
                 row[0] += launched.count
                 row[1] += launched.gpu_ns or 0
         return [
-            (kernel, test, count, gpu_ns, around)
+            LaunchRow(kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
         ]
 
@@ -254,9 +216,9 @@ class _Builder:
             totals[test] = count + launched.count, gpu_ns + (launched.gpu_ns or 0)
         return totals
 
-    def _history(self) -> HistoryColumns:
-        rows = [
-            (
+    def _history(self) -> tuple[HistoryRow, ...]:
+        return tuple(
+            HistoryRow(
                 self._texts.index(report.run_id),
                 report.code_bytes,
                 report.unused_bytes,
@@ -264,20 +226,19 @@ class _Builder:
                 sum(row.used_kernels for row in report.libraries),
             )
             for report in self._contents.history
-        ]
-        names = ("run", "code_bytes", "unused_bytes", "kernels", "used_kernels")
-        return HistoryColumns(**_columns(names, rows))
+        )
 
-    def _host(self) -> HostColumns:
+    def _host(self) -> tuple[HostRow, ...]:
         host = self._contents.host
-        rows = [
-            (self._texts.index(library.paths[0]), library.watched_bytes, library.touched_bytes)
+        return tuple(
+            HostRow(
+                self._texts.index(library.paths[0]), library.watched_bytes, library.touched_bytes
+            )
             for library in (() if host is None else host.libraries)
             if library.unwatched is None
-        ]
-        return HostColumns(**_columns(("path", "watched", "touched"), rows))
+        )
 
-    def _alike(self) -> tuple[AlikeColumns, bool, int]:
+    def _alike(self) -> tuple[tuple[AlikeRow, ...], bool, int]:
         """The tests or modules; whether they are modules; and how many more there are."""
         of_tests = self._contents.functions
         by_module = len(of_tests) > MOST_ALIKE
@@ -286,16 +247,16 @@ class _Builder:
             groups[test.partition("::")[0] if by_module else test] |= functions
         shown = sorted(groups.items())[:MOST_ALIKE]
         pairs = itertools.combinations_with_replacement(shown, 2)
-        rows = [
-            (self._texts.index(left), self._texts.index(right), (of_left & of_right).bit_count())
+        index = self._texts.index
+        rows = tuple(
+            AlikeRow(index(left), index(right), (of_left & of_right).bit_count())
             for (left, of_left), (right, of_right) in pairs
-        ]
-        columns = AlikeColumns(**_columns(("left", "right", "shared"), rows))
-        return columns, by_module, len(groups) - len(shown)
+        )
+        return rows, by_module, len(groups) - len(shown)
 
 
 def _without_kernels(report: RunReport) -> RunReport:
-    """The report without the names that the page has as columns."""
+    """The report without the names that the page has in tables."""
     rows = (replace(row, first_uses=(), unused_kernels=()) for row in report.libraries)
     return replace(report, libraries=tuple(rows), coverage=())
 
@@ -308,18 +269,13 @@ def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:
     }
 
 
-def _columns(names: Sequence[str], rows: Iterable[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    return dict(zip(names, columns, strict=True))
-
-
-def _grouped(elements: list[_Element], most: int) -> tuple[list[_Element], Sequence[int]]:
+def _grouped(elements: list[ElementRow], most: int) -> tuple[list[ElementRow], Sequence[int]]:
     """At most about ``most`` rows, the smallest in groups; and the new row of each old one."""
     if len(elements) <= most:
         return elements, range(len(elements))
     by_size = sorted(range(len(elements)), key=lambda number: -elements[number].size)
     alone = set(by_size[:most])
-    rows: list[_Element] = []
+    rows: list[ElementRow] = []
     groups: dict[tuple[int, ...], int] = {}
     numbers: list[int] = []
     for number, element in enumerate(elements):
@@ -339,8 +295,8 @@ def _grouped(elements: list[_Element], most: int) -> tuple[list[_Element], Seque
 
 
 def _largest(
-    kernels: list[_Kernel], copies: list[tuple[int, int]], most: int
-) -> tuple[list[_Kernel], list[tuple[int, int]]]:
+    kernels: list[KernelRow], copies: list[CopyRow], most: int
+) -> tuple[list[KernelRow], list[CopyRow]]:
     """The used kernels, and of the others those with the most code, at most ``most`` in all."""
     if len(kernels) <= most:
         return kernels, copies
@@ -348,4 +304,4 @@ def _largest(
         range(len(kernels)), key=lambda number: (kernels[number].first < 0, -kernels[number].size)
     )
     kept = {old: new for new, old in enumerate(sorted(order[:most]))}
-    return [kernels[old] for old in kept], [(kept[k], e) for k, e in copies if k in kept]
+    return [kernels[old] for old in kept], [CopyRow(kept[k], e) for k, e in copies if k in kept]

@@ -292,7 +292,7 @@ function rangeList(data, test) {
     groups.get(launches.ranges[i]).push(i);
   }
   if (![...groups.keys()].some((name) => name >= 0)) return null;
-  const count = (i) => launches.count[i], time = (i) => launches.nanoseconds[i], total = (rows) => sum(rows.map(time));
+  const count = (i) => launches.times[i], time = (i) => launches.nanoseconds[i], total = (rows) => sum(rows.map(time));
   const figures = (count, time) => `${plural(count, "launch", "launches")}, ${formatGpuTime(time)}`;
   return make("section", {}, make("h2", {}, "Ranges"),
     make("p", { class: "quiet" }, "The NVTX ranges around its launches, such as a framework's operators; of kernels of libraries alone."),

@@ -14,12 +14,9 @@ class CannotCompactError(ReconstructError):
     """Compaction leaves a library as it is; ``reason`` tells why."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
-        self.path = os.fspath(path)
+        super().__init__(f"not compacted: {reason}", os.fspath(path))
         self.reason = reason
-        super().__init__(self.path, reason)
-
-    def __str__(self) -> str:
-        return f"{self.path}: not compacted: {self.reason}"
+        self.args = path, reason
 
 
 @dataclass(frozen=True, slots=True)
