@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError, NotElfError
-from pytest_negativa.gpucode.cache import MapCache, open_cache
+from pytest_negativa.errors import FormatError, NotElfError
+from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
@@ -43,6 +43,7 @@ from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
+    globs_of,
     is_selected,
     limit_of,
     matches_library,
@@ -59,13 +60,13 @@ _LIBRARY_OPTIONS = (
     "coverage.libraries",
 )
 LIMIT_OPTIONS = (
-    "coverage.fail_under_library",
-    "thresholds.max_unused_percent_library",
-    "thresholds.min_used_kernels_library",
-    "thresholds.max_gpu_code_library",
-    "compare.fail_library",
+    "coverage.fail_under",
+    "thresholds.max_unused_percent",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "compare.fail",
 )
-"""Limits by library glob."""
+"""Limits, also by library glob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class _Analyzer:
             if any(
                 glob.startswith("dist:")
                 for option in (*_LIBRARY_OPTIONS, *LIMIT_OPTIONS)
-                for glob in self._globs(option)
+                for glob in globs_of(settings, option)
             )
             else None
         )
@@ -212,7 +213,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = self._open_cache()
+        cache = open_cache(self._settings.cache)
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)
@@ -230,14 +231,6 @@ class _Analyzer:
                 unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
-
-    def _open_cache(self) -> MapCache | None:
-        """The cache; without its URL if that can't be used, which must not end a session."""
-        try:
-            return open_cache(self._settings.cache)
-        except NegativaError as e:
-            self._warnings.append(f"maps of libraries are not shared: {e}")
-            return open_cache(replace_fields(self._settings.cache, url=None))
 
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
@@ -266,7 +259,7 @@ class _Analyzer:
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
     ) -> LibraryCoverage | None:
         wanted = self._settings.coverage
-        limit = limit_of(wanted.fail_under_library, names)
+        limit = limit_of(wanted.fail_under.libraries, names)
         if wanted.libraries:
             is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
         else:
@@ -305,10 +298,6 @@ class _Analyzer:
         distribution = self._places.of(path).distribution if self._places else None
         return LibraryNames(path, library_map.library.soname, distribution)
 
-    def _globs(self, option: str) -> tuple[str, ...]:
-        section, _, key = option.partition(".")
-        return tuple(getattr(getattr(self._settings, section), key))
-
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
@@ -323,7 +312,8 @@ class _Analyzer:
             yield "no library whose GPU code was used is here to look at"
 
     def _unmatched(self, option: str, names: Sequence[LibraryNames]) -> tuple[str, ...]:
-        matched = {g for g in self._globs(option) if any(matches_library(g, n) for n in names)}
+        globs = globs_of(self._settings, option)
+        matched = {g for g in globs if any(matches_library(g, n) for n in names)}
         return unmatched_globs(self._settings, option, matched, library_candidates(names))
 
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:

@@ -40,7 +40,7 @@ _BASELINE = "negativa-baseline.json"
     help="Show this many rows of each table; 0 shows all. (default: 10)",
 )  # fmt: skip
 @as_json_option("difference")
-@click_options("config", "directory", "reports.demangle")
+@click_options("reports.demangle")
 def diff(
     before: str,
     after: str,
@@ -127,7 +127,7 @@ def diff(
     default=_BASELINE,
     help=f"Write the baseline to this file or URL; - for standard output. (default: {_BASELINE})",
 )
-@click_options("run", "config", "directory")
+@click_options("run")
 def baseline(output: Path | Url, **flags: Any) -> None:
     """Write the figures of a run to a small file, to compare later runs with.
 
@@ -159,8 +159,7 @@ def baseline(output: Path | Url, **flags: Any) -> None:
 @click.argument("lock", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--library", "glob", metavar="GLOB", help="Show libraries whose names match.")
 @as_json_option("history")
-@click_options("config", "directory")
-def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) -> None:
+def history(lock: Path | None, glob: str | None, as_json: bool) -> None:
     """Show how GPU code grew over the saved runs, or over the revisions of LOCK.
 
     LOCK is a lock file in a git repository. Each row has the used and unused bytes at that time;
@@ -173,7 +172,7 @@ def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) ->
     from pytest_negativa.reporting.history import is_named, render_history
     from pytest_negativa.storage.runs import RunsFolder
 
-    settings = settings_of(flags)
+    settings = settings_of()
     if lock is None:
         points = history_of_runs(RunsFolder(Path(settings.directory)))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,6 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ _MOST_ERRORS = 10
 @JOBS
 @EXECUTOR
 @NO_CACHE
-@click_options("config")
 def image_report(
     folder: Path,
     run: Path | Url | None,
@@ -66,7 +64,6 @@ def image_report(
     jobs: int | None,
     executor: str | None,
     no_cache: bool,
-    **flags: Any,
 ) -> None:
     """Show the GPU code in a file tree, and what a suite needs.
 
@@ -88,7 +85,7 @@ def image_report(
 
     if run is not None and lock is not None:
         raise click.UsageError("--run or --lock, not both")
-    settings = settings_of(flags)
+    settings = settings_of()
     suite = None
     if run is not None:
         suite = load_suite(RunsFolder(Path(settings.directory)).find(str(run)))

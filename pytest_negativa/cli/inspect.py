@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,6 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
@@ -64,7 +63,6 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 @JOBS
 @EXECUTOR
 @NO_CACHE
-@click_options("config")
 def inspect(
     libraries: tuple[str, ...],
     devices: tuple[ComputeCapability, ...],
@@ -83,7 +81,6 @@ def inspect(
     jobs: int | None,
     executor: str | None,
     no_cache: bool,
-    **flags: Any,
 ) -> None:
     """Show the GPU code in libraries.
 
@@ -140,7 +137,7 @@ def inspect(
     if not no_cache:
         from pytest_negativa.gpucode.cache import open_cache
 
-        cache = open_cache(settings_of(flags).cache)
+        cache = open_cache(settings_of().cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         if as_json:
             texts = click.get_current_context().with_resource(JsonTexts(request))

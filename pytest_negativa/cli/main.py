@@ -13,6 +13,7 @@ import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
+from pytest_negativa.settings.flags import click_options
 
 _COMMANDS = {
     "baseline": ("diff", "Write the figures of a run to a small file, to compare later runs with."),
@@ -100,7 +101,8 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pytest-negativa", prog_name="negativa")
-def main() -> None:
+@click_options("config", "directory")
+def main(**_flags: Any) -> None:
     """Find and remove GPU code that a program does not need.
 
     Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.

@@ -30,7 +30,7 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
 )
 @as_json_option("misses")
-@click_options("config", "reports.top")
+@click_options("reports.top")
 def misses(
     logs: tuple[Path, ...],
     folders: tuple[Path, ...],

@@ -80,7 +80,7 @@ _NOTHING = "nothing was changed"
     metavar="DIR",
     help="Search the libraries of --add-misses here, not in this interpreter's.",
 )
-@click_options("run", "config", "directory")
+@click_options("run")
 def lock(
     output: Path | Url,
     unproved: bool,

@@ -10,7 +10,6 @@ import click
 
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
-    LIMITS,
     PASS_ON,
     fail_for_limits,
     run_of,
@@ -25,22 +24,18 @@ _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
 
 _VERIFY_OPTIONS = (
     "run",
-    "config",
-    "directory",
     "trace.accept_failed",
-    "verify.fill",
     "verify.copies",
     "verify.rerun",
     "verify.timeout",
     "verify.opened_originals",
     "reports.formats",
     "cpu",
-    *LIMITS,
 )
 
 
 @click.command()
-@click_options("run", "config", "directory", "verify.fill", "verify.copies")
+@click_options("run", "verify.copies")
 def reconstruct(**flags: Any) -> None:
     """Write copies of libraries without their unused GPU code.
 
@@ -65,7 +60,6 @@ def reconstruct(**flags: Any) -> None:
         made = write_copies(
             planned,
             root,
-            fill=settings.verify.fill_byte,
             compact=compact_options(settings),
             on_done=progress.update,
         )

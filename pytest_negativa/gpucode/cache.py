@@ -4,8 +4,6 @@ The key of an entry is the library's size, modification time, change time, inode
 it has no build id, the SHA-256 of its bytes takes that place. The change time matters because a
 rewritten copy may keep size, build id and modification time of its original.
 
-Machines may share maps at a URL, by the digests of libraries alone. The folder comes first.
-
 An entry is one file, written under a temporary name and renamed, so processes may share the
 folder. Its first line holds the lengths and digests of the summary (JSON) and the map (JSON, zstd)
 that follow. An entry that does not match its digests counts as missing, and is made again.
@@ -16,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +23,7 @@ import msgspec
 import zstandard
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import NegativaError, NotFoundError, StoreError
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
@@ -34,7 +31,6 @@ from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
-from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Cache
@@ -43,8 +39,9 @@ _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
 _READER_VERSION = 7
 _SUFFIX = ".map"
-# Bytes of an entry at a URL, and of a map. The largest known, of libtorch_cuda, have 4 and 60 MB.
-_MAX_ENTRY = 1 << 28
+# Bytes of all entries: above it, those go that were used longest ago.
+_LIMIT = 1 << 30
+# Bytes of a map. The largest known, of libtorch_cuda, has 60 MB.
 _MAX_MAP = 1 << 31
 # Of the limit: what is dropped beyond it, so that a full folder has room for many entries again.
 _MARGIN = 1 / 8
@@ -56,47 +53,9 @@ _ROOM: dict[tuple[Path, int], int] = {}
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
-def open_cache(settings: Cache, patience_s: float = 30) -> MapCache | None:
-    """The cache that the settings name; None for a user without a home.
-
-    Args:
-        patience_s: seconds that the store of its URL has for its first answer.
-
-    Raises:
-        StoreError: the store of its URL refuses, or doesn't answer.
-        OptionError: the URL can't be used.
-    """
-    if settings.dir is None:
-        return None
-    url = None if settings.url is None else Url(settings.url)
-    if url is not None:
-        # Later a refusal only costs time. Wrong credentials would cost it for ever.
-        _require_answer(url, patience_s)
-    return MapCache(Path(settings.dir), settings.limit, url=url)
-
-
-def _require_answer(url: Url, patience_s: float) -> None:
-    """Ask the store something.
-
-    Raises:
-        StoreError: it refuses, or doesn't answer. A driver may wait for many minutes.
-        OptionError: the URL can't be used.
-    """
-    failures = []
-
-    def ask() -> None:
-        try:
-            (url / "negativa").size()
-        except NegativaError as e:
-            failures.append(e)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if thread.is_alive():
-        raise StoreError(f"{url}: no answer from the store in {patience_s:g} s")
-    if failures:
-        raise failures[0]
+def open_cache(settings: Cache) -> MapCache | None:
+    """The cache that the settings name; None for a user without a home."""
+    return None if settings.dir is None else MapCache(Path(settings.dir), _LIMIT)
 
 
 class MapCache:
@@ -106,7 +65,6 @@ class MapCache:
         directory: the folder; it need not exist.
         limit: bytes; above it, the least recently used entries are deleted, down to seven eighths.
         reader_version: entries of a reader with another version are not found.
-        url: where other machines find the entries of ``content_key``.
     """
 
     def __init__(
@@ -114,17 +72,10 @@ class MapCache:
         directory: Path,
         limit: int,
         reader_version: int = _READER_VERSION,
-        url: Url | None = None,
     ) -> None:
         self._directory = directory
         self._limit = limit
         self._reader_version = reader_version
-        self._url = url
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other machines find entries by content."""
-        return self._url is not None
 
     def key(self, source: ByteSource, build_id: str | None) -> str:
         """The key of a library, which changes with its content.
@@ -179,37 +130,16 @@ class MapCache:
         return library_map if library_map.scope == scope else None
 
     def load_by_content(self, sha256: str, scope: Scope) -> LibraryMap | None:
-        """Load the map of a library with this content, from another machine if need be.
+        """Load the map of a library with this content.
 
         Args:
             sha256: hex digest of the whole file.
             scope: see ``load_map``.
         """
-        path = self._path(self.content_key(sha256), scope)
-        if self._url is not None and not path.exists():
-            with self._sharing() as url:
-                write_atomically(path, (url / path.name).read(_MAX_ENTRY))
         found = self.load_map(self.content_key(sha256), scope)
         if found is not None and found.sections and found.library.sha256 != sha256:
             return None
         return found
-
-    def _share(self, name: str, data: bytes) -> None:
-        """Write an entry for other machines, if there is none that is whole."""
-        with self._sharing() as url:
-            if (url / name).size() != len(data):
-                (url / name).write(data)
-
-    @contextlib.contextmanager
-    def _sharing(self) -> Iterator[Url]:
-        """The URL. If the store fails, this process does without it from then on."""
-        assert self._url is not None
-        try:
-            yield self._url
-        except NotFoundError:
-            pass
-        except NegativaError:
-            self._url = None
 
     def save(
         self, key: str, library_map: LibraryMap, summary: LibrarySummary, also: Iterable[str] = ()
@@ -227,9 +157,6 @@ class MapCache:
             write_atomically(path := self._path(key, library_map.scope), data)
             for other in also:
                 _link(path, self._path(other, library_map.scope), data)
-            if self._url is not None and library_map.library.sha256 is not None:
-                name = self._path(self.content_key(library_map.library.sha256), library_map.scope)
-                self._share(name.name, data)
             self._keep_limit(len(data))
 
     def _path(self, key: str, scope: Scope) -> Path:

@@ -578,16 +578,13 @@ def _read(
     cache: MapCache | None,
 ) -> MappedLibrary:
     sha256 = tables.sha256
-    # Other machines find it by its digest. Headers are read sooner than the digest is made.
-    is_shared = cache is not None and cache.is_shared and not request.scope.headers_only
-    is_wanted = request.with_digest or (is_shared and tables.key is not None)
-    if sha256 is None and is_wanted and _has_gpu_code(tables.host):
+    if sha256 is None and request.with_digest and _has_gpu_code(tables.host):
         sha256 = source.sha256()
     keys: list[str] = []
     library_map = None
     if cache is not None and tables.key is not None:
         if sha256 is not None:
-            # Another path, or another machine, may have had the same content.
+            # Another path may have had the same content.
             keys = [*tables.copies, cache.content_key(sha256)]
             library_map = cache.load_by_content(sha256, request.scope)
         if library_map is None and request.with_digest:

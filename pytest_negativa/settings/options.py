@@ -118,6 +118,10 @@ _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
 _HEALED = ("healing",)
 
+_BY_LIBRARY = (
+    "A GLOB before it limits each library that the glob matches, and the first that matches counts."
+)
+
 _SWITCH = value_types.Switch()
 _PATH = value_types.FilePath()
 _PATH_OR_URL = value_types.PathOrUrl()
@@ -317,14 +321,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TESTED,
     ),
     Option(
-        name="verify.fill",
-        flag_name="fill",
-        type=value_types.ByteChoice("0x01", "0x00", "0xCC"),
-        default="0x01",
-        help="Overwrite unused GPU code with this byte.",
-        requires=_PROVED,
-    ),
-    Option(
         name="verify.copies",
         flag_name="copies",
         type=value_types.Choice("overwritten", "compacted", "both"),
@@ -445,69 +441,37 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="coverage.fail_under",
         flag_name="fail-under",
-        type=value_types.Percent(),
+        type=value_types.Limits(value_types.Percent()),
         default=None,
         help="Fail (exit 1) if the tests ran less of these libraries' kernels.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="coverage.fail_under_library",
-        flag_name="fail-under-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if the tests ran less of one library's kernels.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_unused_percent",
         flag_name="max-unused-percent",
-        type=value_types.Percent(),
+        type=value_types.Limits(value_types.Percent()),
         default=None,
         help="Fail (exit 1) if more of the GPU code than this is unused.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.min_used_kernels",
         flag_name="min-used-kernels",
-        type=value_types.Count(),
+        type=value_types.Limits(value_types.Count()),
         default=None,
         help="Fail (exit 1) if fewer kernels than this are used.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_gpu_code",
         flag_name="max-gpu-code",
-        type=value_types.Size(),
+        type=value_types.Limits(value_types.Size()),
         default=None,
         help="Fail (exit 1) if libraries and files hold more GPU code than this.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_unused_percent_library",
-        flag_name="max-unused-percent-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if more of one library's GPU code than this is unused.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.min_used_kernels_library",
-        flag_name="min-used-kernels-library",
-        type=value_types.PerLibrary(value_types.Count()),
-        default={},
-        help="Fail (exit 1) if fewer of one library's kernels than this are used.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_gpu_code_library",
-        flag_name="max-gpu-code-library",
-        type=value_types.PerLibrary(value_types.Size()),
-        default={},
-        help="Fail (exit 1) if one library holds more GPU code than this.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
@@ -522,21 +486,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="compare.fail",
         flag_name="compare-fail",
-        type=value_types.ListOf(value_types.GrowthLimit(), commas=True),
-        default=(),
+        type=value_types.Limits(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
+        default=None,
         help="Fail (exit 1) if a figure grew by more than this since the baseline.",
         detail="`size` is the libraries' files, `code` their GPU code, `unused` what no test needs "
         "of it. `new-kernels-untested` counts kernels of the project's own libraries that are not "
-        "in the baseline and that no test ran.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="compare.fail_library",
-        flag_name="compare-fail-library",
-        type=value_types.PerLibrary(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
-        default={},
-        help="Fail (exit 1) if a figure of one library grew by more than this.",
-        detail="The first glob that matches a library sets its limits.",
+        "in the baseline and that no test ran. " + _BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
@@ -547,24 +502,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Keep maps of libraries in this folder between sessions.",
         detail="If not set: negativa in the user's cache folder.",
         metavar="DIR",
-        requires=_TRACED,
-    ),
-    Option(
-        name="cache.limit",
-        flag_name="cache-limit",
-        type=value_types.Size(),
-        default=2**30,
-        help="Drop the least recently used maps if the cache exceeds this size.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="cache.url",
-        flag_name="cache-url",
-        type=value_types.Address(),
-        default=None,
-        help="Keep maps of libraries at this URL, too, for other machines.",
-        detail="Machines find a map there by the library's SHA-256. The folder stays the first "
-        "cache. Nothing is ever deleted at the URL.",
         requires=_TRACED,
     ),
 )

@@ -251,13 +251,6 @@ def test_files_of_gpu_code_that_the_driver_loaded(name: str, what: str, tmp_path
     assert found.unreadable == (f"{BIN / name}: {what}, no library; it is kept as it is",)
 
 
-def test_a_store_that_refuses_costs_a_warning(tmp_path: Path) -> None:
-    found = analyze(used(MULTIARCH), settings(tmp_path, "cache: {url: 'nothing://a/maps'}"))
-    [warning] = found.warnings
-    assert warning.startswith("maps of libraries are not shared: nothing:// URLs: ")
-    assert len(found.libraries) == 1
-
-
 def test_progress(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     usage = used(MULTIARCH, PLAIN)

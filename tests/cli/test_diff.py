@@ -266,16 +266,14 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     text = (project.folder / "negativa-baseline.json").read_text()
     project.write("older.json", text.replace('"image_blur",', ""))
     limits = ("--compare=older.json", "--compare-fail=new-kernels-untested:0")
-    located = project.negativa("locate", *limits, status=1)
+    located = project.negativa("report", *limits, status=1)
     assert located.stderr.endswith(
         "negativa: compare.fail: 1 new kernel is untested (image_blur), the limit is 0\n"
     )
-    found = project.negativa("locate", "--max-gpu-code-library=*quick*=67199", status=1).stderr
+    found = project.negativa("report", "--max-gpu-code=*quick*=67199", status=1).stderr
     assert "negativa: libquickstart.so: max_gpu_code: there are 67,200 bytes" in found
-    project.negativa(
-        "locate", "--max-gpu-code-library=*quick*=67200", "--max-unused-percent-library=*=89.7"
-    )
-    unused = project.negativa("locate", "--max-unused-percent-library=*=89.6", status=1).stderr
+    project.negativa("report", "--max-gpu-code=*quick*=67200", "--max-unused-percent=*=89.7")
+    unused = project.negativa("report", "--max-unused-percent=*=89.6", status=1).stderr
     assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused
 
 

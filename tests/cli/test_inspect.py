@@ -384,12 +384,9 @@ class TestJson:
     ) -> None:
         monkeypatch.delenv("NEGATIVA_CACHE_DIR")
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps, limit: 1 MB}")
+        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
         assert inspect(make_large(MULTIARCH, tmp_path / "large.so")).exit_code == 0
         assert len(list((tmp_path / "maps").iterdir())) == 1
-        (tmp_path / "negativa.yaml").write_text("cache: {dir: none, limit: 10}")
-        assert inspect(tmp_path / "large.so").exit_code == 0
-        assert not list((tmp_path / "none").iterdir())
         (tmp_path / "negativa.yaml").write_text("cache: {dirs: maps}")
         result = inspect(tmp_path / "large.so")
         assert (result.exit_code, result.stderr) == (

@@ -120,7 +120,7 @@ def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     run.make()
     run.new_trace_file().touch()
     for words in (["show", run.run_id], ["delete", run.run_id], ["delete", "--copies"], ["list"]):
-        shown = CliRunner().invoke(main, ["runs", *words, "--dir", str(runs.folder)])
+        shown = CliRunner().invoke(main, ["--dir", str(runs.folder), "runs", *words])
         assert shown.exit_code == 0
         assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
 
@@ -165,8 +165,8 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     # The first run that is fetched is the last one, if there is no other.
     elsewhere = "--dir=elsewhere"
     for number in range(2):
-        quickstart.negativa("runs", "fetch", f"{store}/shard-{number}", elsewhere)
-        assert f"/{first}\n" in quickstart.negativa("runs", "show", elsewhere).stdout
+        quickstart.negativa(elsewhere, "runs", "fetch", f"{store}/shard-{number}")
+        assert f"/{first}\n" in quickstart.negativa(elsewhere, "runs", "show").stdout
 
     # A run that is here is not replaced.
     (quickstart.results / first / "trace.json").write_text("mine")

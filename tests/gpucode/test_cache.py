@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
-from fsspec.implementations.memory import MemoryFileSystem
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache, open_cache
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import read_library
@@ -26,9 +22,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.settings import Cache
-from pytest_negativa.storage.urls import Url
 from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, make_large, without_build_id
-from tests.support.stores import memory_url
 
 ALL = MapRequest(scope=Scope(), with_map=True)
 HEADERS = MapRequest(scope=Scope(headers_only=True), with_map=True)
@@ -417,92 +411,10 @@ class TestFolder:
 
 
 def test_the_settings_name_the_cache(tmp_path: Path, library: Path) -> None:
-    cache = open_cache(Cache(dir=str(tmp_path / "maps"), limit=LIMIT, url=None))
+    cache = open_cache(Cache(dir=str(tmp_path / "maps")))
     one(library, ALL, cache)
     assert entry(tmp_path / "maps").is_file()
-    assert open_cache(Cache(dir=None, limit=LIMIT, url=None)) is None
-
-
-@pytest.fixture
-def machines(library: Path, tmp_path: Path) -> Callable[[str], MappedLibrary]:
-    """Map a copy of the library on a machine of that name; all machines share a URL."""
-    url = memory_url()
-
-    def map_copy(name: str) -> MappedLibrary:
-        settings = Cache(dir=str(tmp_path / name / "maps"), limit=LIMIT, url=url.text)
-        copy = tmp_path / name / "copy.so"
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(library, copy)
-        return one(copy, ALL, open_cache(settings))
-
-    return map_copy
-
-
-def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session must not wait for it as long as drivers do."""
-    is_over = threading.Event()
-
-    def wait(self: MemoryFileSystem, path: str, **options: object) -> dict[str, object]:
-        is_over.wait()
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(MemoryFileSystem, "info", wait)
-    url = memory_url().text
-    with pytest.raises(StoreError, match=f"{url}: no answer from the store in 0.1 s"):
-        open_cache(Cache(dir=str(tmp_path), limit=LIMIT, url=url), patience_s=0.1)
-    is_over.set()
-
-
-def shared_entry() -> str:
-    """The last entry at any URL in memory."""
-    *_, last = map(str, MemoryFileSystem.store)
-    return last
-
-
-def test_machines_share_maps_by_content(
-    machines: Callable[[str], MappedLibrary], library: Path
-) -> None:
-    first, second, again = machines("a"), machines("b"), machines("b")
-    assert [mapped.cached for mapped in (first, second, again)] == [False, True, True]
-    assert second.library_map is not None and second.library_map.library.path.endswith("b/copy.so")
-    assert second.library_map.sections == one(library, ALL, None).library_map.sections  # type: ignore[union-attr]
-    assert second.library_map.library.sha256 is None  # as ALL has it
-
-
-def test_a_damaged_shared_map_is_read_again(machines: Callable[[str], MappedLibrary]) -> None:
-    machines("a")
-    name = shared_entry()
-    data = MemoryFileSystem.store[name].getvalue()
-    for number, damaged in enumerate((data[:-1], data[:-9] + b"\0" * 9, b"", b"text")):
-        MemoryFileSystem().pipe_file(name, damaged)
-        done = machines(f"b{number}")
-        assert done.library_map is not None and not done.cached
-
-
-def test_a_shared_map_of_another_library(
-    machines: Callable[[str], MappedLibrary], library: Path
-) -> None:
-    machines("a")
-    name, other = shared_entry(), library.with_name("other.so")
-    shutil.copyfile(library, other)
-    with other.open("ab") as file:
-        file.write(b"\0")
-    before = {*MemoryFileSystem.store}
-    shutil.move(other, library)
-    machines("b")
-    [new] = {*MemoryFileSystem.store} - before
-    # Somebody gives the map the name of another content.
-    MemoryFileSystem().pipe_file(new, MemoryFileSystem.store[name].getvalue())
-    assert not machines("c").cached
-
-
-def test_a_store_that_refuses(library: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="Protocol not known"):
-        open_cache(Cache(dir=str(tmp_path), limit=LIMIT, url="nothing://a/b"))
-    # It refuses later: that costs time, once.
-    cache = MapCache(tmp_path / "maps", LIMIT, url=Url("nothing://a/b"))
-    assert one(library, ALL, cache).error is None
-    assert not cache.is_shared
+    assert open_cache(Cache(dir=None)) is None
 
 
 def test_what_killed_writers_left_is_dropped(library: Path, cache: MapCache, folder: Path) -> None:

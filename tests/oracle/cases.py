@@ -79,30 +79,30 @@ def quickstart(box: Box) -> None:
     box.negativa("runs", "show", **at)
     box.negativa("reconstruct", **at)
     box.binaries("project/.negativa/reconstructed")
-    box.negativa("reconstruct", "--copies", "compacted", "--fill", "0xCC", **at)
+    box.negativa("reconstruct", "--copies", "compacted", **at)
     box.binaries("project/.negativa/reconstructed")
     for policy in (
         ("--granularity", "kernel"),
         ("--granularity", "kernel", "--keep-kernel", "*blur*", "--keep-arch", "sm_80"),
         ("--keep-ptx", "newest", "--keep-arch", "sm_86,sm_100"),
-        ("--keep-ptx", "all", "--cover-library", "*"),
+        ("--keep-ptx", "all"),
         ("--keep-library", "libquick*"),
         ("--exclude-library", "*"),
     ):
         box.negativa("locate", *policy, **at)
         box.latest("plan/", "spans/", project="project")
     box.negativa("lock", **at)
-    box.negativa("locate", *crossed("15", "60000", "5"), **at)
     box.negativa("locate", "--json", **at)
+    box.negativa("report", *crossed("15", "60000", "5"), **at)
     box.negativa("history", **at)
 
 
 def crossed(fail_under: str, code: str, kernels: str) -> tuple[str, ...]:
     """Limits, which are crossed."""
     return (
-        *("--fail-under", "90", "--fail-under-library", f"*={fail_under}"),
+        *("--fail-under", "90", "--fail-under", f"*={fail_under}"),
         *("--max-gpu-code", code, "--max-unused-percent", "50"),
-        *("--min-used-kernels", kernels, "--max-unused-percent-library", "*=20"),
+        *("--min-used-kernels", kernels, "--max-unused-percent", "*=20"),
     )
 
 
@@ -196,7 +196,7 @@ def launches(box: Box) -> None:
     box.pytest("--negativa", "-k", "add", "--negativa-granularity=kernel", **at)
     box.latest("plan/", "spans/", project="project")
     grew = ("--compare", "before.json", "--compare-fail", "unused:1")
-    box.negativa("locate", *grew, *crossed("50", "100", "9"), **at)
+    box.negativa("report", *grew, *crossed("50", "100", "9"), **at)
     box.negativa("history", **at)
     box.negativa("history", "--json", "--library", "libapp*", **at)
     box.negativa("diff", "--json", "before.json", ".negativa/latest", **at)

@@ -101,7 +101,7 @@ def test_all_totals_count_them(traced: VerifiedProject) -> None:
     text = traced.negativa("report").stdout
     assert "in 1 library and 9 files that are GPU code is unused" in text
     assert traced.negativa("report", f"--max-gpu-code={code}").returncode == 0
-    for limit in (f"--max-gpu-code={code - 1}", "--max-gpu-code-library=dist:some-kernels=1 kB"):
+    for limit in (f"--max-gpu-code={code - 1}", "--max-gpu-code=dist:some-kernels=1 kB"):
         crossed = traced.negativa("report", limit, status=1)
         assert "max_gpu_code: there are" in crossed.stderr
     assert f"{format_bytes(unused)} " in traced.negativa("history").stdout

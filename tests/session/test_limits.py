@@ -39,9 +39,9 @@ def test_all_limits_just_kept_and_just_crossed(
     "crossed",
     [
         ("--negativa-fail-under=99",),
-        ("--negativa-fail-under-library=*=99",),
+        ("--negativa-fail-under=*=99",),
         ("--negativa-compare=earlier.json", "--negativa-compare-fail=code:0"),
-        ("--negativa-min-used-kernels-library=*=3",),
+        ("--negativa-min-used-kernels=*=3",),
     ],
     ids=lambda flags: flags[-1],
 )
