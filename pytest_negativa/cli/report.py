@@ -49,12 +49,14 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     terminal, terminal-missing, github   printed
     json, markdown, csv, html            written to PATH, by default in .negativa
     lcov, cobertura                      kernel coverage, for coverage tools
+    baseline                             figures to compare later runs with (--compare)
     markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
     junit                                of pytest sessions alone
 
     \b
     negativa report
     negativa report markdown lcov:build/kernels.lcov
+    negativa report baseline:negativa-baseline.json
 
     Limits are those of flags and negativa.yaml, whatever the run was made with. Exit status: 0, or
     1 if one of them is crossed, the run can't be read, or a report can't be written.

@@ -203,7 +203,7 @@ def combine(
     """Find the GPU code that none of several RUNS used.
 
     RUNS are folders of traced runs, or folders with trace files: of the shards of a CI job, or of
-    machines with other GPUs. A URL is where negativa runs push put a run. The result is a new run,
+    machines with other GPUs. A URL is where negativa push sent a run. The result is a new run,
     the same in whatever order they are given. If CPU code was traced in all of them, "negativa
     pages" shows the pages that any of them touched.
 

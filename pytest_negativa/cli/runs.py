@@ -1,4 +1,4 @@
-"""The commands that look after traced runs: runs list, show, delete, push, fetch."""
+"""The commands that look after traced runs: runs list, show, delete."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def runs() -> None:
-    """List, show, delete, push and fetch traced runs.
+    """List, show and delete traced runs.
 
-    Exit status: 0, or 1 if a run can't be read, deleted, pushed or fetched.
+    Exit status: 0, or 1 if a run can't be read or deleted.
     """
 
 
@@ -108,50 +108,6 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
         click.echo(printable(f"deleted {run}"))
     if copies:
         _delete_copies(folder.copies)
-
-
-@runs.command()
-@click.argument("words", nargs=-1, required=True, metavar="[RUN] URL")
-def push(words: tuple[str, ...]) -> None:
-    """Send a run to a URL, such as s3://bucket/build-7/shard-1.
-
-    RUN is an id that list prints, or a folder; without it, the last run. Files that are at the
-    URL, or at that of another run in its folder, are not sent again. Another run that lies at the
-    URL is replaced. URLs need the extra urls, and the driver of the store.
-
-    Exit status: 0, or 1 if the run can't be sent.
-    """
-    from pytest_negativa.reporting.units import format_bytes
-    from pytest_negativa.storage.urls import Url
-    from pytest_negativa.tracing.files import require_ended
-
-    *named, url = words
-    if len(named) > 1:
-        raise click.UsageError("expected at most one RUN, and the URL")
-    settings = settings_of()
-    run = named_run(named[0], settings) if named else run_of(settings)
-    require_ended(run.trace_files())
-    done = run.publish(Url(url))
-    sizes = f"{format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
-    click.echo(printable(f"{url}: {run.run_id}, {sizes}"))
-
-
-@runs.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
-def fetch(urls: tuple[str, ...]) -> None:
-    """Fetch runs from URLs to which they were pushed.
-
-    Every command with --run takes a URL, too, and fetches the run first. A run that is here
-    already is not fetched again.
-
-    Exit status: 0, or 1 if a run can't be fetched, or another one of the same id is here.
-    """
-    from pytest_negativa.storage.runs import RunsFolder
-    from pytest_negativa.storage.urls import Url
-
-    folder = RunsFolder(Path(settings_of().directory))
-    for url in urls:
-        click.echo(printable(str(folder.fetch(Url(url)))))
 
 
 def _row(run: Run) -> RunRow:

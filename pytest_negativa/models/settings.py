@@ -62,6 +62,7 @@ class ReportFormat(str, enum.Enum):
     COBERTURA = "cobertura"
     JUNIT = "junit"
     HTML = "html"
+    BASELINE = "baseline"
 
 
 class Report(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -33,6 +33,7 @@ REPORT_FILES: Mapping[str, str] = {
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
+    "baseline": "baseline.json",
 }
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
@@ -152,7 +153,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="heal",
         type=_SWITCH,
         default=False,
-        help="Verify; if that fails, find the code that tests need, and keep it.",
+        help="Verify, and if that fails, find the code that is needed, and keep it.",
         in_file=False,
     ),
     Option(
@@ -409,7 +410,8 @@ OPTIONS: tuple[Option, ...] = (
         "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
         "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
         "junit: properties in the file of pytest's `--junitxml`. "
-        "html: one page with pictures and tables. Without a PATH, a file lies in the folder for "
+        "html: one page with pictures and tables. baseline: figures by which later runs are "
+        "compared. Without a PATH, a file lies in the folder for "
         "reports. `-` is standard output.",
         requires=_TESTED,
     ),
@@ -479,7 +481,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="compare",
         type=_PATH_OR_URL,
         default=None,
-        help="Show what grew since this baseline, see negativa baseline.",
+        help="Show what grew since this baseline, a report of that type.",
         metavar="FILE|URL",
         requires=_TRACED,
     ),

@@ -110,10 +110,10 @@ def measurement_schema() -> dict[str, Any]:
 
 
 def image_report_schema() -> dict[str, Any]:
-    """JSON Schema of what ``negativa image-report --json`` prints."""
+    """JSON Schema of what ``negativa inspect --packages --json`` prints."""
     from pytest_negativa.models.image import ImageReport
 
-    return _schema(ImageReport, "Output of negativa image-report --json")
+    return _schema(ImageReport, "Output of negativa inspect --packages --json")
 
 
 def lock_schema() -> dict[str, Any]:
@@ -152,7 +152,7 @@ def listing_schemas() -> dict[str, dict[str, Any]]:
         "similarity": _schema(SimilarityList, "Output of negativa tests --similar --json"),
         "needs": _schema(NeedList, "Output of negativa needs --json"),
         "difference": _schema(DifferenceList, "Output of negativa diff --json"),
-        "history": _schema(HistoryList, "Output of negativa history --json"),
+        "history": _schema(HistoryList, "Output of negativa diff --json without B"),
         "runs": _schema(RunList, "Output of negativa runs list --json"),
         "run": _schema(RunDetails, "Output of negativa runs show --json"),
         "slim": _schema(SlimList, "Output of negativa slim, slim undo and slim check with --json"),

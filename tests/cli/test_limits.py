@@ -38,7 +38,7 @@ def debloated(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
     project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", "")
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py")
-    written = project.negativa("baseline", "--output=-").stdout
+    written = project.negativa("report", "baseline:-").stdout
     write_baseline(project.folder, json.loads(written))
     return project
 
@@ -56,7 +56,7 @@ def test_there_is_a_case_for_each_limit() -> None:
         (("combine", "{run}"), ()),
         (("report",), ()),
         (("verify",), ()),
-        (("heal",), ()),
+        (("verify", "--heal"), ()),
     ],
     ids=["locate", "debloat", "combine", "report", "verify", "heal"],
 )

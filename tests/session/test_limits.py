@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
     suite = f"def test_use():\n    use(LIB, *{REGIONS})\n"
     project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", suite).trace()
-    write_baseline(project.folder, json.loads(project.negativa("baseline", "--output=-").stdout))
+    write_baseline(project.folder, json.loads(project.negativa("report", "baseline:-").stdout))
     return project
 
 
