@@ -1,4 +1,4 @@
-"""The stage behind ``negativa image-report``: a file tree and a suite to an ``ImageReport``."""
+"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def _read(
         return tree_of(contents), contents.libraries.items()
     if not folder.is_dir():
         raise OptionError(
-            f"{folder}: is neither a folder nor an archive that is read; image-report takes an "
-            "unpacked image, an environment or an archive of one, and inspect takes a library"
+            f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
+            "--lock take an unpacked image, an environment or an archive of one"
         )
     tree = walk_tree(folder)
     return tree, _map_all(tree, matcher, cache, workers, on_done)

@@ -33,6 +33,7 @@ REPORT_FILES: Mapping[str, str] = {
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
+    "baseline": "baseline.json",
 }
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
@@ -118,6 +119,10 @@ _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
 _HEALED = ("healing",)
 
+_BY_LIBRARY = (
+    "A GLOB before it limits each library that the glob matches, and the first that matches counts."
+)
+
 _SWITCH = value_types.Switch()
 _PATH = value_types.FilePath()
 _PATH_OR_URL = value_types.PathOrUrl()
@@ -148,7 +153,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="heal",
         type=_SWITCH,
         default=False,
-        help="Verify; if that fails, find the code that tests need, and keep it.",
+        help="Verify, and if that fails, find the code that is needed, and keep it.",
         in_file=False,
     ),
     Option(
@@ -317,14 +322,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TESTED,
     ),
     Option(
-        name="verify.fill",
-        flag_name="fill",
-        type=value_types.ByteChoice("0x01", "0x00", "0xCC"),
-        default="0x01",
-        help="Overwrite unused GPU code with this byte.",
-        requires=_PROVED,
-    ),
-    Option(
         name="verify.copies",
         flag_name="copies",
         type=value_types.Choice("overwritten", "compacted", "both"),
@@ -413,7 +410,8 @@ OPTIONS: tuple[Option, ...] = (
         "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
         "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
         "junit: properties in the file of pytest's `--junitxml`. "
-        "html: one page with pictures and tables. Without a PATH, a file lies in the folder for "
+        "html: one page with pictures and tables. baseline: figures by which later runs are "
+        "compared. Without a PATH, a file lies in the folder for "
         "reports. `-` is standard output.",
         requires=_TESTED,
     ),
@@ -445,69 +443,37 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="coverage.fail_under",
         flag_name="fail-under",
-        type=value_types.Percent(),
+        type=value_types.Limits(value_types.Percent()),
         default=None,
         help="Fail (exit 1) if the tests ran less of these libraries' kernels.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="coverage.fail_under_library",
-        flag_name="fail-under-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if the tests ran less of one library's kernels.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_unused_percent",
         flag_name="max-unused-percent",
-        type=value_types.Percent(),
+        type=value_types.Limits(value_types.Percent()),
         default=None,
         help="Fail (exit 1) if more of the GPU code than this is unused.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.min_used_kernels",
         flag_name="min-used-kernels",
-        type=value_types.Count(),
+        type=value_types.Limits(value_types.Count()),
         default=None,
         help="Fail (exit 1) if fewer kernels than this are used.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_gpu_code",
         flag_name="max-gpu-code",
-        type=value_types.Size(),
+        type=value_types.Limits(value_types.Size()),
         default=None,
         help="Fail (exit 1) if libraries and files hold more GPU code than this.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_unused_percent_library",
-        flag_name="max-unused-percent-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if more of one library's GPU code than this is unused.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.min_used_kernels_library",
-        flag_name="min-used-kernels-library",
-        type=value_types.PerLibrary(value_types.Count()),
-        default={},
-        help="Fail (exit 1) if fewer of one library's kernels than this are used.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_gpu_code_library",
-        flag_name="max-gpu-code-library",
-        type=value_types.PerLibrary(value_types.Size()),
-        default={},
-        help="Fail (exit 1) if one library holds more GPU code than this.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
@@ -515,28 +481,19 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="compare",
         type=_PATH_OR_URL,
         default=None,
-        help="Show what grew since this baseline, see negativa baseline.",
+        help="Show what grew since this baseline, a report of that type.",
         metavar="FILE|URL",
         requires=_TRACED,
     ),
     Option(
         name="compare.fail",
         flag_name="compare-fail",
-        type=value_types.ListOf(value_types.GrowthLimit(), commas=True),
-        default=(),
+        type=value_types.Limits(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
+        default=None,
         help="Fail (exit 1) if a figure grew by more than this since the baseline.",
         detail="`size` is the libraries' files, `code` their GPU code, `unused` what no test needs "
         "of it. `new-kernels-untested` counts kernels of the project's own libraries that are not "
-        "in the baseline and that no test ran.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="compare.fail_library",
-        flag_name="compare-fail-library",
-        type=value_types.PerLibrary(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
-        default={},
-        help="Fail (exit 1) if a figure of one library grew by more than this.",
-        detail="The first glob that matches a library sets its limits.",
+        "in the baseline and that no test ran. " + _BY_LIBRARY,
         requires=_TRACED,
     ),
     Option(
@@ -547,14 +504,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Keep maps of libraries in this folder between sessions.",
         detail="If not set: negativa in the user's cache folder.",
         metavar="DIR",
-        requires=_TRACED,
-    ),
-    Option(
-        name="cache.limit",
-        flag_name="cache-limit",
-        type=value_types.Size(),
-        default=2**30,
-        help="Drop the least recently used maps if the cache exceeds this size.",
         requires=_TRACED,
     ),
 )

@@ -56,12 +56,11 @@ def load_settings(
 
 def _require_baseline(settings: Settings) -> None:
     """Refuse limits of growth that are never checked."""
-    compare = settings.compare
-    limits = {"compare.fail": compare.fail, "compare.fail_library": compare.fail_library}
-    for name, limit in limits.items():
-        if limit and compare.baseline is None:
-            where = settings.sources[name].where
-            raise OptionError(f"{where}: {name} needs a baseline to compare with: compare.baseline")
+    if settings.compare.fail and settings.compare.baseline is None:
+        where = settings.sources["compare.fail"].where
+        raise OptionError(
+            f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
+        )
 
 
 def resolve(

@@ -153,16 +153,6 @@ class Choice(ValueType):
         return {"enum": list(self.words)}
 
 
-class ByteChoice(Choice):
-    """One of a few bytes in hex, ``"0xCC"``; to YAML a plain ``0xCC`` is a number."""
-
-    def parse(self, value: Any) -> str:
-        return super().parse(f"0x{value:02X}" if type(value) is int else value)
-
-    def schema(self) -> Schema:
-        return {"enum": [*self.words, *(int(word, 16) for word in self.words)]}
-
-
 class Text(ValueType):
     """Any text but an empty one."""
 
@@ -503,6 +493,57 @@ class PerLibrary(ValueType):
 
     def schema(self) -> Schema:
         return {"type": "object", "additionalProperties": self.item.schema()}
+
+
+class Limits(PerLibrary):
+    """A limit over all libraries, limits of single ones, or both: ``[80, "libours.so=90"]``."""
+
+    def __init__(self, item: ValueType) -> None:
+        super().__init__(item)
+        self.expected = f"{item.expected}, also of a library: GLOB={item.metavar}"
+        self.metavar = f"[GLOB=]{item.metavar}"
+
+    def parse(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {"overall": None, "libraries": super().parse(value)}
+        found: dict[str, Any] = {"overall": None, "libraries": {}}
+        if not isinstance(value, list | tuple):
+            self._add(found, value)
+            return found
+        for index, part in enumerate(value):
+            try:
+                self._add(found, part)
+            except InvalidValue as e:
+                raise InvalidValue(str(e), (index, *e.path)) from None
+        return found
+
+    def _add(self, found: dict[str, Any], part: Any) -> None:
+        glob, equals, limit = part.rpartition("=") if isinstance(part, str) else ("", "", part)
+        if equals:
+            limits = found["libraries"]
+            [(key, value)] = super().parse({glob: limit}).items()
+        else:
+            limits, key = found, "overall"
+            parse = self.item.parse_flag if isinstance(part, str) else self.item.parse
+            value = parse(limit)
+        limits[key] = (*(limits.get(key) or ()), *value) if self.item.repeated else value
+
+    def parse_flag(self, value: Any) -> dict[str, Any]:
+        texts = (value,) if isinstance(value, str) else value
+        return self.parse([text for text in texts if text.strip()])
+
+    def anchored(self, value: Any, base: str) -> Any:
+        return value or {"overall": None, "libraries": {}}
+
+    def show(self, value: Any) -> str:
+        return ""
+
+    def schema(self) -> Schema:
+        text = {"type": "string", "pattern": "=.*\\S"}
+        item = self.item.schema()
+        one = {"anyOf": [item.get("items", item), text]}
+        limits = {"type": "object", "additionalProperties": item}
+        return {"anyOf": [one, {"type": "array", "items": one}, limits]}
 
 
 class PathRules(PerLibrary):

@@ -347,8 +347,8 @@ def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[st
         return
     yield f"Nothing was slimmed in {', '.join(printable(str(f.absolute())) for f in folders)}."
     yield (
-        "If the program runs in another environment, name it: negativa explain ERROR --in "
-        "FOLDER. If not, slimming is not the cause."
+        "If the program runs in another environment, name it: negativa explain ERROR PATH. "
+        "If not, slimming is not the cause."
     )
 
 

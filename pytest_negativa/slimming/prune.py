@@ -157,7 +157,7 @@ def find_unneeded(
 def _names(root: Path, tree: Tree | None = None, known: Container[str] = ()) -> dict[str, Path]:
     """Names of the spares that the manifest of a slimmed folder needs, with a library of each.
 
-    By the name alone, which has a digest: ``slim fetch`` may have put one elsewhere.
+    By the name alone, which has a digest: ``negativa fetch`` may have put one elsewhere.
 
     Args:
         root: the folder.

@@ -155,7 +155,7 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
     folder, new = unchecked.parent, unchecked / note.spare_name
     library, target = tree.root / name, folder / note.spare_name
     if url is None:
-        raise OptionError("no URL of spares is known; send them with negativa slim push URL")
+        raise OptionError("no URL of spares is known; send them with negativa push --spares URL")
     owner = library.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise ReconstructError(
@@ -165,7 +165,7 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
     place = Url(url) / note.spare_name
     published = load_published(place)
     if [file.path for file in published.files] != [note.spare_name]:
-        raise StoreError(f"{place}: is no spare; send it again with negativa slim push")
+        raise StoreError(f"{place}: is no spare; send it again with negativa push --spares")
     fetch(place, published, unchecked, max_bytes=note.original_size + MAX_TRAILER)
     try:
         # Its code runs in the processes: the digest of the original decides, not the store's.

@@ -159,7 +159,7 @@ class SparePolicy:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(
-                f"Slimmed by {source}. Put it into {self.folder} (negativa slim fetch can), or "
+                f"Slimmed by {source}. Put it into {self.folder} (negativa fetch can), or "
                 f"install the library again. {self._keeping}"
             ),
         )
@@ -587,7 +587,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     problem = problem or "it is in none of these folders"
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back (negativa slim fetch does, if slim push sent it), or set {SPARE_FOLDER} to "
+        f"bring it back (negativa fetch does, if push --spares sent it), or set {SPARE_FOLDER} to "
         "its folder"
     )
 

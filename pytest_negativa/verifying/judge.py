@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
@@ -96,7 +96,7 @@ def judge(attempt: Attempt) -> Verdict:
         reasons=tuple(reasons),
         command=attempt.program.command,
         exit_status=_first_to_end(attempt.rounds).status or session_status(attempt.rounds),
-        fill=attempt.settings.fill_byte,
+        fill=FILL,
         copies=attempt.settings.copies.value,
         granularity=next((p.granularity for p in attempt.plans), Granularity.ELEMENT.value),
         gpu_tests=tests.gpu_tests,

@@ -36,7 +36,7 @@ def test_every_option_is_documented(generate: ModuleType) -> None:
         assert f"\n{option.help}" in text
         assert f"`{option.flag}" in text
         assert f"| `{option.variable}` |" in text
-    assert "`--keep-ptx {off,newest,all}` of [combine](commands.md#negativa-combine)" in text
+    assert "`--keep-ptx {off,newest,all}` of [debloat](commands.md#negativa-debloat)" in text
 
 
 def test_every_command_is_documented_with_its_options(generate: ModuleType) -> None:

@@ -194,7 +194,13 @@ def test_reports_of_gpu_code_are_refused(project: Project, library: Path) -> Non
     assert "negativa: GPU code not traced: " in done.stdout
     assert "negativa: no GPU code was traced: " in done.stdout
     assert "html, json not written: these reports need a trace of GPU code" in done.stdout
-    image_report = ("image-report", str(library.parent), "--run", str(project.results / "latest"))
+    image_report = (
+        "inspect",
+        "--packages",
+        str(library.parent),
+        "--run",
+        str(project.results / "latest"),
+    )
     for command in (("report", "html"), ("locate",), ("reconstruct",), image_report):
         refused = project.negativa(*command, status=1)
         assert "only CPU code was traced; show it with: negativa pages" in refused.stderr

@@ -530,5 +530,5 @@ def test_a_program(tmp_path: Path, fault: PlantedFault) -> None:
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py")
     fault.check(project.negativa("verify", "--rerun=1", status=1).stdout)
-    assert "\nPROVED" in project.negativa("heal", "--rerun=1").stdout
+    assert "\nPROVED" in project.negativa("verify", "--heal", "--rerun=1").stdout
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]

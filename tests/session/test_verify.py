@@ -657,7 +657,7 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     assert "program.py 13384: passed -> failed\n    exit status 1, 7 when traced" in failed
     assert "NOT PROVED" in failed
 
-    healed = project.negativa("heal", status=7).stdout
+    healed = project.negativa("verify", "--heal", status=7).stdout
     assert "\nPROVED: 58.7 kB" in healed
     assert "lib.so [0x3448, 0x3a50): needed by" in healed and "found by bisection" in healed
     again = project.negativa("verify", "--report=markdown:v.md", status=7).stdout
@@ -704,7 +704,8 @@ def test_the_command_refuses_what_pytest_traced(traced: VerifiedProject, verb: s
     run = traced.run_folder
     before = len(list((traced.run_folder / "verify").glob("*")))
     for words in ((), ("--", sys.executable, "-m", "pytest", "-q")):
-        done = traced.negativa(verb, *words, status=2)
+        heals = ("--heal",) if verb == "heal" else ()
+        done = traced.negativa("verify", *heals, *words, status=2)
         assert done.stdout == ""
         assert done.stderr.endswith(
             f"negativa: error: {run} was traced by pytest; {verb} it with pytest "

@@ -17,7 +17,9 @@ from pytest_negativa.models.settings import (
     Compare,
     Coverage,
     GrowthLimit,
+    GrowthLimits,
     Keep,
+    Limits,
     PtxPolicy,
     RelocatablePolicy,
     Report,
@@ -134,39 +136,33 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         demangle=True,
     )
     assert found.coverage == Coverage(
-        libraries=("libours*.so",), fail_under=80.0, fail_under_library={"libours.so": 90.0}
+        libraries=("libours*.so",), fail_under=Limits(overall=80.0, libraries={"libours.so": 90.0})
     )
     assert found.thresholds == Thresholds(
-        max_unused_percent=99.5,
-        min_used_kernels=200,
-        max_gpu_code=3 * 10**9,
-        max_unused_percent_library={},
-        min_used_kernels_library={"libours.so": 20},
-        max_gpu_code_library={"libours.so": 50 * 10**6},
+        max_unused_percent=Limits(overall=99.5, libraries={}),
+        min_used_kernels=Limits(overall=200, libraries={"libours.so": 20}),
+        max_gpu_code=Limits(overall=3 * 10**9, libraries={"libours.so": 50 * 10**6}),
     )
     assert found.compare == Compare(
         baseline=f"{tmp_path}/negativa-baseline.json",
-        fail=(
-            GrowthLimit(figure="size", limit=5.0, is_percent=True),
-            GrowthLimit(figure="new-kernels-untested", limit=0.0, is_percent=False),
+        fail=GrowthLimits(
+            overall=(
+                GrowthLimit(figure="size", limit=5.0, is_percent=True),
+                GrowthLimit(figure="new-kernels-untested", limit=0.0, is_percent=False),
+            ),
+            libraries={},
         ),
-        fail_library={},
     )
-    assert found.cache.limit == 2 * 2**30
     # The example shows every section, so that it can be copied and cut down.
     assert set(yaml.safe_load(example)) == set(config_schema()["properties"])
     jsonschema.validate(yaml.safe_load(example), config_schema())
 
 
 @pytest.mark.parametrize(
-    ("text", "option"),
-    [
-        ("compare: {fail: ['size:0%']}", "compare.fail"),
-        ("compare: {fail_library: {'*': ['size:0%']}}", "compare.fail_library"),
-    ],
+    "text", ["compare: {fail: ['size:0%']}", "compare: {fail: {'*': ['size:0%']}}"]
 )
-def test_a_limit_of_growth_needs_a_baseline(tmp_path: Path, text: str, option: str) -> None:
-    with pytest.raises(OptionError, match=rf"negativa\.yaml:1:\d+: {option} needs a baseline"):
+def test_a_limit_of_growth_needs_a_baseline(tmp_path: Path, text: str) -> None:
+    with pytest.raises(OptionError, match=r"negativa\.yaml:1:\d+: compare.fail needs a baseline"):
         settings(tmp_path, text)
     settings(tmp_path, text[:-1] + ", baseline: b.json}")
 
@@ -385,10 +381,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("thresholds: {max_gpu_code: 500 XB}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found '500 XB', expected a size like 4096, "
       "500 MB or 1.5 GiB"]),
-    ("cache: {limit: -1}",
-     ["negativa.yaml:1:16: cache.limit: found the number -1, expected a size like 4096, 500 MB "
-      "or 1.5 GiB"]),
-    ("cache: {limit: !!int ten}",
+    ("thresholds: {max_gpu_code: -1}",
+     ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number -1, expected a size like "
+      "4096, 500 MB or 1.5 GiB"]),
+    ("reports: {top: !!int ten}",
      ["negativa.yaml:1:16: found the tag '!!int', expected none"]),
     ("directory: !mine 3", ["negativa.yaml:1:12: found the tag '!mine', expected none"]),
     ("directory: !!python/name:os.system ''",

@@ -228,7 +228,7 @@ def test_what_can_not_be_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     (url / two.name / "manifest.json").delete()
     lose(spares)
     rows = {row.path: row.detail or "" for row in fetch_spares([site.folder], spares)}
-    assert "is no spare; send it again with negativa slim push" in rows[ONE]
+    assert "is no spare; send it again with negativa push --spares" in rows[ONE]
     assert "there is no manifest.json; check the URL" in rows[TWO]
     rows = {row.path: row.detail or "" for row in push_spares([site.folder], url)}
     assert "its spare" in rows[ONE] and "can't be used" in rows[ONE]
@@ -248,11 +248,11 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     store, logs = f"file://{tmp_path}/store", tmp_path / "logs"
 
     def negativa(*words: str | Path, status: int = 0) -> str:
-        done = CliRunner().invoke(main, ["slim", *map(str, words)])
+        done = CliRunner().invoke(main, [*map(str, words)])
         assert done.exit_code == status, done.output
         return done.output
 
-    assert "its spare was sent" in negativa("push", store, site.folder)
+    assert "its spare was sent" in negativa("push", "--spares", site.folder, store)
     lose(spares)
     died = subprocess.run(read, env=logged(logs), capture_output=True, text=True, check=False)
     assert died.returncode < 0 and "spare" in died.stderr
@@ -263,8 +263,10 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     assert [(row["path"], row["detail"]) for row in rows] == [(ONE, "its spare was fetched")]
     assert subprocess.run(read, env={}, capture_output=True, check=True).stdout == expected
     assert "its spare was fetched" in negativa("fetch", "--spare", spares, site.folder)
-    negativa("undo", site.folder)
+    negativa("slim", "undo", site.folder)
     assert digests(site.folder) == before
     assert "no spare to fetch" in negativa("fetch", "--spare", spares, site.folder)
-    assert "Missing option '--spare'" in negativa("fetch", site.folder, status=2)
-    assert "a URL with a password" in negativa("push", "s3://a:b@c/d", site.folder, status=2)
+    assert "--spare DIR" in negativa("fetch", site.folder, status=2)
+    assert "a URL with a password" in negativa(
+        "push", "--spares", site.folder, "s3://a:b@c/d", status=2
+    )

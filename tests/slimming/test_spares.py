@@ -395,12 +395,12 @@ def test_inspect_and_image_report_tell_what_is_left(site: Made, tmp_path: Path) 
     shutil.copy(find_spare(site.one), site.one.parent)
     done = CliRunner().invoke(main, ["inspect", str(site.folder)])
     assert done.exit_code == 0 and "are no longer in the files; with a spare: 2" in done.output
-    done = CliRunner().invoke(main, ["image-report", str(site.folder)])
+    done = CliRunner().invoke(main, ["inspect", "--packages", str(site.folder)])
     assert done.exit_code == 0, done.output
     assert "libraries with a spare: 2; " in done.output
     image = tmp_path / "image.tar"
     subprocess.run(["tar", "-cf", image, "-C", site.folder, "."], check=True)
-    done = CliRunner().invoke(main, ["image-report", str(image)])
+    done = CliRunner().invoke(main, ["inspect", "--packages", str(image)])
     assert done.exit_code == 0, done.output
     assert "libraries with a spare: 2; " in done.output
     # A trace finds GPU code that came back in the spare.

@@ -154,7 +154,7 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
 
     # What came back stays, if the logs say so; the lock can't tell.
     some, _ = deployment.use(30)
-    command = ["lock", "--add-misses", *map(str, (logs, "--in", site.folder, "-o", lock))]
+    command = ["lock", "--add-misses", *map(str, (logs, site.folder, "-o", lock))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert (
         "libtwo.so: came back in part, and is not in the lock; negativa slim keeps what came back "
