@@ -70,9 +70,8 @@ from pytest_negativa.slimming.spares import (
     SparePolicy,
     clear_abandoned,
     discard_unchecked,
-    forget_tree,
+    disown,
     hold_folder,
-    note_tree,
     rebuild,
 )
 from pytest_negativa.slimming.tree import Tree, staged_name
@@ -216,8 +215,9 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             for folder in sorted(spares):
                 try:
-                    self._unchecked[folder] = held.enter_context(hold_folder(folder, root))
-                    note_tree(folder, root)
+                    together = self.held if root == self.tree.root else ()
+                    hold = hold_folder(folder, root, together)
+                    self._unchecked[folder] = held.enter_context(hold)
                 except ReconstructError as e:
                     if self.options.spare is not None:
                         raise
@@ -227,7 +227,7 @@ class Slimmer:
                 self._run(on_done)
             finally:
                 for folder in spares - folders_of_spares(self.manifest.slimmed.values()):
-                    forget_tree(folder, root)
+                    disown(folder, root)
         return self.rows
 
     def _fail_those_of(self, folder: Path, detail: str, on_done: OnDone) -> None:

@@ -52,8 +52,8 @@ from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.slimmer import write_records
 from pytest_negativa.slimming.spares import (
     clear_abandoned,
+    disown,
     find_spare,
-    forget_tree,
     note_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
@@ -142,7 +142,7 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
             needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
             free = (folders_of_spares(entries.values()) | killed) - needed
             for spares in free:
-                forget_tree(spares, tree.root)
+                disown(spares, tree.root)
             on_spares(free)
     return rows
 

@@ -309,7 +309,7 @@ def test_another_user_makes_the_folder_first(
 
 
 def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) -> None:
-    with pytest.raises(ReconstructError, match="cannot be locked"), hold_alone(overtaken):
+    with pytest.raises(ReconstructError, match="belongs to user"), hold_alone(overtaken):
         pass
 
 
