@@ -27,7 +27,7 @@ from pytest_negativa.installed.code_files import CodeDistribution, find_code_dis
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import SITE_NAMES, Site
+from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
     HEAD_SIZE,
@@ -47,9 +47,10 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
-from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, save_manifest
+from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
@@ -118,6 +119,11 @@ class Package:
             return ()
         first, files = self.changed[0], format_items(len(self.changed), "file", "files")
         return (f"{files} left: another content than in RECORD, so not what was proved: {first}",)
+
+    def forecast(self) -> SlimRow:
+        """The row of a dry run."""
+        size = self.size + sum(entry.size for entry in self.gone.values())
+        return self.row(SlimStatus.WOULD_SLIM, len(self.unused) + len(self.gone), size)
 
     def row_before(self) -> SlimRow | None:
         """The row that is known before the work; None if there is work, or nothing to tell."""
@@ -207,7 +213,7 @@ def left_by_spare(name: str, count: int, size: int) -> SlimRow:
 
 def left_by_lock(tree: Tree, locked: LockedFiles) -> Iterator[SlimRow]:
     """The rows for a lock's distribution, if it is here with unused files: a spare leaves them."""
-    for one in find_code_distributions(map(str, tree.sites)):
+    for one in find_code_distributions(str(site.folder) for site in tree.sites):
         if one.digest != locked.record_sha256 or tree.partial:
             continue
         unused = one.rows.keys() - set(locked.kept)
@@ -232,7 +238,7 @@ def packages_by_lock(
     if tree.partial:
         return
     wanted = normalized(locked.distribution)
-    found = find_code_distributions(map(str, tree.sites))
+    found = find_code_distributions(str(site.folder) for site in tree.sites)
     named = [one for one in found if normalized(one.name) == wanted]
     same = [one for one in named if one.digest == locked.record_sha256]
     for one in same:
@@ -346,24 +352,14 @@ def _is_needed(
 
 
 def remove_files(
-    tree: Tree,
-    root: Path,
-    manifest: SlimManifest,
-    package: Package,
-    *,
-    keep_originals: Path | None,
-    token: str,
-    jobs: int,
+    journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
 ) -> Iterator[SlimRow]:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
-        tree: the folder as it was found.
-        root: the same folder, or one that becomes a copy of it, which lacks the files.
-        manifest: gets the entries, and is written.
+        journal: the notes of the run; its copy of the folder lacks the files.
         package: what goes.
         keep_originals: the folder for the files; None: they are lost.
-        token: of the run.
         jobs: files to read at a time.
 
     Yields:
@@ -372,6 +368,7 @@ def remove_files(
     Raises:
         StoreError: the manifest can't be written; then no file is removed.
     """
+    tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     states: dict[FileGroup, FileState] = {}
     failed: list[str] = []
     recorded = tree.recorded(set(package.names))
@@ -379,7 +376,7 @@ def remove_files(
         try:
             if sha256 is None:
                 raise ReconstructError("it cannot be read")
-            states[group], original = _keep(tree, group, sha256, keep_originals, token)
+            states[group], original = _keep(journal, group, sha256, keep_originals)
             mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
         except (OSError, NegativaError) as e:
             failed.append(_failed(package, group, e))
@@ -392,33 +389,31 @@ def remove_files(
             source=package.source,
             original=original,
         )
-        digest = record_digest(sha256)
         for name in group.names:
-            is_recorded = digest in recorded.get(name, ())
-            manifest.removed[name] = replace(entry, recorded=is_recorded)
+            is_recorded = record_digest(sha256) in recorded.get(name, ())
+            removed[name] = replace(entry, recorded=is_recorded)
     if keep_originals is not None and states:
         # One call is faster than one for each of thousands.
         os.sync()
-    save_manifest(root, manifest, token)
-    removed: list[FileGroup] = []
+    journal.save()
+    count, size = len(package.gone), sum(entry.size for entry in package.gone.values())
+    folders: set[Path] = set()
     for group, state in states.items():
         try:
-            for number, name in enumerate(group.names if root == tree.root else ()):
-                take_out(root / name, state, token, by_ctime=not number)
+            for number, name in enumerate(() if journal.is_copy else group.names):
+                take_out(root / name, state, journal.token, by_ctime=not number)
+                folders.add((root / name).parent)
         except (OSError, NegativaError) as e:
             for name in group.names:
                 if os.path.lexists(root / name):
-                    del manifest.removed[name]
+                    del removed[name]
             failed.append(_failed(package, group, e))
         else:
-            removed.append(group)
-    for folder in {(root / name).parent for group in removed for name in group.names}:
+            count, size = count + 1, size + group.size
+    for folder in folders:
         with contextlib.suppress(FileNotFoundError):
             sync_folder(folder)
-    if removed or not failed:
-        size = sum(group.size for group in removed)
-        size += sum(entry.size for entry in package.gone.values())
-        count = len(removed) + len(package.gone)
+    if count > len(package.gone) or not failed:
         yield package.row(SlimStatus.SLIMMED, count, size)
     if failed:
         detail = f"{_several(failed)} cannot be removed"
@@ -431,28 +426,27 @@ def _several(problems: Sequence[str]) -> str:
 
 
 def _keep(
-    tree: Tree, group: FileGroup, sha256: str, folder: Path | None, token: str
+    journal: Journal, group: FileGroup, sha256: str, folder: Path | None
 ) -> tuple[FileState, str | None]:
     """Keep a file; its state since then, and where it is kept."""
     if folder is None:
         return group.state, None
-    aside = folder / sha256
-    linked = keep_original(tree.root / group.name, aside, token, group.state, one_of_many=True)
+    original, aside = journal.tree.root / group.name, folder / sha256
+    linked = keep_original(original, aside, journal.token, group.state, one_of_many=True)
     return linked or group.state, str(aside)
 
 
 def _failed(package: Package, group: FileGroup, error: Exception) -> str:
     package.keep(group)
-    return f"{group.name}: {_reason(error)}"
+    return f"{group.name}: {reason_of(error)}"
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The text of an error for a row that names the file."""
     return str((error.strerror if isinstance(error, OSError) else None) or error)
 
 
-def undo_files(
-    tree: Tree, manifest: SlimManifest, token: str, *, dry_run: bool
-) -> Iterator[SlimRow]:
+def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     """Put back the files that slimming removed, and take them out of the manifest.
 
     A file that is there stays: it was installed again. The files of a distribution that is no
@@ -465,6 +459,7 @@ def undo_files(
     back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
     failed: dict[str, str] = {}
     unknown: Counter[str] = Counter()
+    tree, manifest = journal.tree, journal.manifest
     for name, entry, is_missing in list(_removed(tree, manifest)):
         if is_missing is None:
             unknown[package_of(name)] += 1
@@ -472,9 +467,9 @@ def undo_files(
         entries = back[package_of(name)]
         if is_missing:
             try:
-                _undo_one(tree.root / name, entry, token, dry_run=dry_run)
+                _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
             except (OSError, NegativaError) as e:
-                failed[name] = f"{name}: {_reason(e)}"
+                failed[name] = f"{name}: {reason_of(e)}"
                 continue
             entries.append(entry)
         if not dry_run:
@@ -515,7 +510,7 @@ def _rows_of_unknown(
 def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
     if not failed:
         return
-    origins = Origins([Site(site) for site in tree.sites])
+    origins = Origins(tree.sites)
     groups: defaultdict[tuple[Origin | None, str], dict[Path, str]] = defaultdict(dict)
     for name, problem in failed.items():
         path = tree.root / name

@@ -6,8 +6,10 @@ must not replace a newer library. RECORD tells best; if it says nothing, the fil
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import read_host_elf
@@ -17,7 +19,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.slimming.manifest import digest_of
+from pytest_negativa.slimming.tree import Tree
 
 UNREADABLE = "it cannot be read"
 
@@ -37,28 +39,53 @@ def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
     return bool(records) and not known & records.keys()
 
 
-def why_another(path: Path, name: str, entry: SlimmedFile, records: Records) -> str | None:
-    """Why a file that differs from the result is another file; None if it is that, damaged.
+class Fate(enum.Enum):
+    """What became of a name of a slimmed library."""
 
-    Args:
-        path: of the file.
-        name: its name in the manifest.
-        entry: what the manifest says of it.
-        records: what RECORD files say of that name.
+    RESULT = "the result, or the result damaged"
+    ORIGINAL = "the original"
+    ANOTHER = "another file"
+    UNREADABLE = "a file that can't be read"
+    GONE = "no file"
+
+
+class Judgement(NamedTuple):
+    """What became of a name, and why it is another file."""
+
+    fate: Fate
+    reason: str | None = None
+
+
+def judge(tree: Tree, entry: SlimmedFile) -> dict[str, Judgement]:
+    """What became of each name of a slimmed library.
+
+    By digest: some tools give all files the same time, so time and size tell nothing.
     """
-    digest = digest_of(path)
-    if digest is None:
-        return UNREADABLE
-    if record_digest(digest) in records:
-        return "another one was installed since: RECORD has its digest"
-    if is_reinstalled(name, entry, records):
-        return "another one was installed since: RECORD has neither digest of this one"
+    recorded = tree.recorded(set(entry.names))
+    return {name: _judge(tree, name, entry, recorded.get(name, {})) for name in entry.names}
+
+
+def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judgement:
+    if (group := tree.group_of(name)) is None:
+        return Judgement(Fate.GONE)
+    if (digest := tree.digest(group)) is None:
+        return Judgement(Fate.UNREADABLE, UNREADABLE)
+    if digest == entry.original_sha256:
+        return Judgement(Fate.ORIGINAL)
+    if digest == entry.sha256:
+        return Judgement(Fate.RESULT)
+    reason = None
+    path = tree.root / name
     before = None if entry.original is None else _build_id(Path(entry.original))
-    if before is not None and _build_id(path) not in (None, before):
-        return "another one took its place since: it has another build id"
-    if not _is_made_from(path, entry):
-        return "another file took its place since"
-    return None
+    if record_digest(digest) in records:
+        reason = "another one was installed since: RECORD has its digest"
+    elif is_reinstalled(name, entry, records):
+        reason = "another one was installed since: RECORD has neither digest of this one"
+    elif before is not None and _build_id(path) not in (None, before):
+        reason = "another one took its place since: it has another build id"
+    elif not _is_made_from(path, entry):
+        reason = "another file took its place since"
+    return Judgement(Fate.RESULT if reason is None else Fate.ANOTHER, reason)
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:

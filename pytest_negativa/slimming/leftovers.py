@@ -15,9 +15,15 @@ from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimmedFile
-from pytest_negativa.slimming.manifest import digest_of, is_part_of_manifest, load_manifest
+from pytest_negativa.slimming.manifest import is_part_of_manifest, load_manifest
 from pytest_negativa.slimming.replace import give_back
-from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, Temporary, Tree
+from pytest_negativa.slimming.tree import (
+    MANIFEST_NAME,
+    STAGED_SUFFIX,
+    Temporary,
+    Tree,
+    digest_of,
+)
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 

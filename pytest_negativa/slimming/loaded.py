@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ _OWN_DISTRIBUTION = "pytest_negativa"
 _INTERPRETER = "libpython"
 # Of glibc, musl and their loaders.
 _LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
+
+
+class Role(enum.Enum):
+    """What the run of a lock had to do with a library."""
+
+    LOADED = "loaded, or may stand for one that was"
+    NEVER = "never loaded"
+    KEPT = "never loaded, and the project keeps it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +72,22 @@ class Loaded:
             one.version in self.versions.get(normalized(one.name), (one.version,)) for one in found
         )
 
-    def is_never(self, distribution: str | None, path: Path, names: Iterable[str]) -> bool:
-        """Whether the run never loaded a library.
+    def role_of(self, distribution: str | None, path: Path, names: Iterable[str]) -> Role:
+        """What the run had to do with a library.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
-        base name or the soname. Libraries that the project keeps count as loaded.
+        base name or the soname.
 
         Args:
             distribution: name of the one that installed it, if one did.
             path: of the library.
             names: all its names, below some folder.
         """
-        return not self._is_loaded(path, names) and self._is_selected(distribution, path)
-
-    def is_kept(self, distribution: str | None, path: Path, names: Iterable[str]) -> bool:
-        """Whether the run never loaded a library, and the project keeps it; see ``is_never``."""
-        return not self._is_loaded(path, names) and not self._is_selected(distribution, path)
-
-    def _is_loaded(self, path: Path, names: Iterable[str]) -> bool:
-        known = (*(name.rpartition("/")[2] for name in names), soname_of(path))
-        return not self.names.isdisjoint(known)
-
-    def _is_selected(self, distribution: str | None, path: Path) -> bool:
-        return is_selected(self.selected, LibraryNames(str(path), soname_of(path), distribution))
+        soname = soname_of(path)
+        if not self.names.isdisjoint((*(name.rpartition("/")[2] for name in names), soname)):
+            return Role.LOADED
+        library = LibraryNames(str(path), soname, distribution)
+        return Role.NEVER if is_selected(self.selected, library) else Role.KEPT
 
     def is_left_out(self, path: Path) -> bool:
         """Whether a file lies where the run loaded a library that must stay whole."""

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, StoreError
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import StoreError
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
@@ -154,7 +153,7 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     if group is None or group.size != entry.size:
         return False
     # A copy of a tree may have other times.
-    return group.mtime_ns == entry.mtime_ns or digest_of(tree.root / name) == entry.sha256
+    return group.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
 def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
@@ -162,7 +161,7 @@ def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     group = tree.group_of(name)
     if group is None or group.size != entry.original_size:
         return False
-    return digest_of(tree.root / name) == entry.original_sha256
+    return tree.digest(group) == entry.original_sha256
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:
@@ -189,15 +188,6 @@ def how_to_reinstall(path: Path, origin: Origin | None) -> str:
     if origin is None:
         return "install it again"
     return f"install it again: {reinstall_commands([(path, origin)])[0]}"
-
-
-def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, in hex; None if it can't be read."""
-    try:
-        with ByteSource(path) as source:
-            return source.sha256()
-    except FormatError:
-        return None
 
 
 def _check_name(path: Path, name: str) -> None:

@@ -11,7 +11,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.toolkit import cuda_major
 from pytest_negativa.models.library import Scope
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.recipes import ByArchs
+from pytest_negativa.slimming.recipes import Kind
 from pytest_negativa.slimming.worklist import Task
 
 _LATEST = max(OLDEST_DEVICES.values())
@@ -38,7 +38,7 @@ def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability
     found = [
         text
         for task in tasks
-        if old and isinstance(task.recipe, ByArchs) and (text := _why_impossible(task, old))
+        if old and task.recipe.kind is Kind.ARCHS and (text := _why_impossible(task, old))
     ]
     if found:
         count = format_items(len(found) - 1, "more library", "more libraries")

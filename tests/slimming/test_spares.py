@@ -28,7 +28,7 @@ from pytest_negativa.models.slimming import Origin, SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import (
@@ -37,7 +37,7 @@ from pytest_negativa.slimming.spares import (
     note_of,
     problem_of,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import trailer_offset
