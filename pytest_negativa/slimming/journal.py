@@ -16,16 +16,37 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import RecordFile, RecordRow, SlimManifest, SlimmedFile
+from pytest_negativa.models.slimming import (
+    RecordFile,
+    RecordRow,
+    RemovedFile,
+    SlimManifest,
+    SlimmedFile,
+)
 from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import begin_run, load_manifest, save_manifest, token_of
-from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
+from pytest_negativa.slimming.manifest import (
+    begin_run,
+    is_part_of_manifest,
+    load_manifest,
+    save_manifest,
+    token_of,
+)
+from pytest_negativa.slimming.replace import copy_file, give_back, has_digest, replace_all
 from pytest_negativa.slimming.spares import rebuild
-from pytest_negativa.slimming.tree import Tree, digest_of, staged_name
+from pytest_negativa.slimming.tree import (
+    MANIFEST_NAME,
+    STAGED_SUFFIX,
+    Temporary,
+    Tree,
+    digest_of,
+    staged_name,
+)
 from pytest_negativa.storage.attributes import set_mtime
 from pytest_negativa.storage.shared_folders import refuse_shared
 from pytest_negativa.storage.system import open_regular
@@ -74,10 +95,20 @@ class Journal:
         self.sites = [Site(growing / name) for name in below if not name.startswith("..")]
         self.manifest = begin_run(growing, self.manifest, self.token)
 
-    def state(self, name: str) -> FileState | None:
-        """The state of the file to replace; None if none is there."""
-        group = None if self.is_copy else self.tree.group_of(name)
-        return None if group is None else group.state
+    def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
+        """The places of names, with the state of the file to replace; None if none is there.
+
+        Nothing is written to a place that did not come from here.
+
+        Raises:
+            ReconstructError: another user can exchange what root works on.
+        """
+        places: dict[Path, FileState | None] = {}
+        for name in names:
+            group = None if self.is_copy else self.tree.group_of(name)
+            places[self.root / name] = None if group is None else group.state
+        refuse_shared(*{place.parent for place in places})
+        return places
 
     def save(self) -> None:
         """Write the manifest.
@@ -127,10 +158,9 @@ class Journal:
         Raises:
             NegativaError: it can't be done.
         """
-        places = {self.root / name: self.state(name) for name in names}
+        places = self.places(names)
         first = next(iter(places))
         staged = staged_name(first, self.token)
-        refuse_shared(*{place.parent for place in places})
         try:
             if aside is None:
                 rebuild(first, staged, entry.mtime_ns)
@@ -239,3 +269,84 @@ class Journal:
                 # It may belong to another user, who only let it be written.
                 with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
                     set_mtime(file.fileno(), before.mtime_ns)
+
+
+def remove_leftovers(tree: Tree) -> bool:
+    """Remove what killed runs left in a folder that this process holds.
+
+    Returns:
+        Whether a library may be another one than the tree says, or have another time of change: a
+        leftover may be one more name of its file.
+
+    Raises:
+        StoreError: the manifest can't be read.
+    """
+    if not tree.leftovers:
+        return False
+    manifest = load_manifest(tree.root)
+    entries = {name: entry for entry in manifest.slimmed.values() for name in entry.names}
+    changed = False
+    for temporary in tree.leftovers:
+        # A folder that can't be written is the business of the work that follows.
+        with contextlib.suppress(OSError, ReconstructError):
+            refuse_shared(temporary.path.parent)
+            if not _is_ours(tree.root, temporary, manifest):
+                continue
+            if temporary.place is not None:
+                name = temporary.place.relative_to(tree.root).as_posix()
+                entry = entries.get(name)
+                if not (
+                    _is_known(temporary.path, entry)
+                    or _was_removed(temporary, manifest.removed.get(name))
+                ):
+                    changed |= _put_back(temporary, entry)
+                    continue
+            temporary.path.unlink()
+            changed = True
+    return changed
+
+
+def _is_ours(root: Path, temporary: Temporary, manifest: SlimManifest) -> bool:
+    if temporary.token == manifest.run:
+        return True
+    # The first thing that a run writes; no manifest has its token then.
+    path = temporary.path
+    name = f".{MANIFEST_NAME}.{temporary.token}{STAGED_SUFFIX}"
+    return path == root / name and is_part_of_manifest(path)
+
+
+def _is_known(path: Path, entry: SlimmedFile | None) -> bool:
+    """Whether a file is a result of slimming, or its original."""
+    if entry is None:
+        return False
+    if digest_of(path) in (entry.sha256, entry.original_sha256):
+        return True
+    # A library that was slimmed anew: the earlier result came out.
+    try:
+        with ByteSource(path) as source:
+            return size_before(source) == entry.original_size
+    except FormatError:
+        return False
+
+
+def _was_removed(temporary: Temporary, entry: RemovedFile | None) -> bool:
+    """Whether it is a file of GPU code that a run removed, and another file has its place now."""
+    place = temporary.place
+    if entry is None or place is None or not place.exists():
+        return False
+    return digest_of(temporary.path) == entry.sha256
+
+
+def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
+    """Put a file back that another process had put into the place; it stays if that isn't ours."""
+    place = temporary.place
+    assert place is not None
+    if place.exists():
+        if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
+            return False
+        give_back(temporary.path, place, FileState.of(place.lstat()))
+    else:
+        temporary.path.rename(place)
+        return True
+    temporary.path.unlink()
+    return True

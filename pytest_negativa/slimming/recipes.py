@@ -12,19 +12,18 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.errors import FormatError, StaleLibraryError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import Span
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
@@ -32,6 +31,7 @@ from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
+from pytest_negativa.rewriting.compact.cut import foresee_cut
 from pytest_negativa.rewriting.compact.load_check import why_not_loaded
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
@@ -41,7 +41,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import SparePolicy, cut, foresee, plan_cut
+from pytest_negativa.slimming.spares import SparePolicy, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -79,16 +79,6 @@ class Removal:
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def code_removed(self, spared: Sequence[Span]) -> int:
-        """Bytes of GPU code that are gone, or zeros.
-
-        Args:
-            spared: spans of the plan that could not be removed.
-        """
-        if self.plan is None:
-            return 0
-        return self.plan.unused_bytes - sum(span.size for span in spared) + self.trimmed
-
 
 @dataclass(frozen=True, slots=True)
 class NotSlimmed:
@@ -99,31 +89,23 @@ class NotSlimmed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A library that was slimmed.
+    """A library that was slimmed, or a forecast, which has a size alone.
 
     Attributes:
-        original_sha256, sha256: hex digests of the original and the result.
         size_after: bytes of the file.
+        original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         notes: remarks for the report.
         spare: what brings removed code back; None: nothing does.
     """
 
     removal: Removal
-    original_sha256: str
-    sha256: str
     size_after: int
-    gpu_code_removed: int
+    original_sha256: str = ""
+    sha256: str = ""
+    gpu_code_removed: int = 0
     notes: tuple[str, ...] = ()
     spare: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """A library that would be slimmed, and its size in bytes afterwards."""
-
-    removal: Removal
-    size_after: int
 
 
 class Kind(enum.Enum):
@@ -318,12 +300,13 @@ def slim_library(
     )
     if isinstance(compacted, NotCompacted):
         return NotSlimmed(compacted.reason)
+    gone = removal.trimmed - sum(span.size for span in compacted.spared)
     return Result(
         removal,
+        compacted.size_after,
         compacted.original_sha256,
         compacted.sha256,
-        compacted.size_after,
-        removal.code_removed(compacted.spared),
+        0 if removal.plan is None else removal.plan.unused_bytes + gone,
         (*compacted.notes, *_unloaded(path, load_check)),
     )
 
@@ -362,7 +345,7 @@ def _cut(
         sha256 = result.sha256()
     notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
-        removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
+        removal, done.size_after, done.original_sha256, sha256, gone, notes, spare=done.spare
     )
 
 
@@ -381,7 +364,7 @@ def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
     return total
 
 
-def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Foreseen | NotSlimmed:
+def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result | NotSlimmed:
     """What ``slim_library`` would write; loading is not tried.
 
     Raises:
@@ -392,8 +375,9 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
         return removal
     if recipe.spare is not None and not removal.strips:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
+        options = recipe.spare.options_for(name, recipe.source)
         try:
-            return Foreseen(removal, foresee(path, planned, recipe.spare, name, recipe.source))
+            return Result(removal, foresee_cut(path, planned.needed, options, planned.containers))
         except CannotCompactError as e:
             return NotSlimmed(e.reason)
     forecast = foresee_compaction(
@@ -401,7 +385,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
     )
     if isinstance(forecast, NotCompacted):
         return NotSlimmed(forecast.reason)
-    return Foreseen(removal, forecast.size_after)
+    return Result(removal, forecast.size_after)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
@@ -430,3 +414,8 @@ def _plan_by_headers(
 def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
     library = msgspec.structs.replace(library_map.library, sha256=sha256)
     return msgspec.structs.replace(library_map, library=library)
+
+
+def names_of(devices: Iterable[ComputeCapability]) -> str:
+    """The archs of devices in words: ``sm_80, sm_90``."""
+    return ", ".join(str(SmArch(device.major, device.minor)) for device in devices)

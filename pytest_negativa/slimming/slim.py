@@ -16,10 +16,7 @@ from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifes
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
-from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.leftovers import remove_leftovers
-from pytest_negativa.slimming.loaded import require_known
-from pytest_negativa.slimming.named_archs import refuse_impossible
+from pytest_negativa.slimming.journal import Journal, remove_leftovers
 from pytest_negativa.slimming.recipes import Recipe, by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import (
@@ -30,7 +27,12 @@ from pytest_negativa.slimming.tree import (
     scan_folder,
     unfinished_copy,
 )
-from pytest_negativa.slimming.worklist import find_by_archs, find_by_lock
+from pytest_negativa.slimming.worklist import (
+    find_by_archs,
+    find_by_lock,
+    refuse_impossible,
+    require_known,
+)
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.shared_folders import make_folder, refuse_shared

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -37,15 +36,13 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.code_files import forget_stale, reason_of, remove_files
 from pytest_negativa.slimming.journal import Journal, Lines
 from pytest_negativa.slimming.manifest import folders_of_spares, may_be_kept
-from pytest_negativa.slimming.named_archs import names_of
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
-    Foreseen,
     Kind,
     NotSlimmed,
-    Removal,
     Result,
     foresee_library,
+    names_of,
     slim_library,
 )
 from pytest_negativa.slimming.replace import keep_original, link, replace_all
@@ -60,14 +57,11 @@ from pytest_negativa.slimming.spares import (
 from pytest_negativa.slimming.tree import staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
-from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NOT_KEPT = (
     "no original is kept, because it was slimmed without --keep-originals before; to have one, "
     "install it again, then slim"
 )
-
-_Outcome = TypeVar("_Outcome", Result, Foreseen)
 
 OnDone = Callable[[int], None]
 """Called with the bytes of each library that is done."""
@@ -164,9 +158,13 @@ class Slimmer:
         """
         self.rows = [self._with_note(row) for row in self.work.rows]
         if self.options.dry_run:
-            self._process(self._foresee, self._add_forecast, on_done)
+            self._process(
+                self._foresee,
+                lambda task, _staged, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
+                on_done,
+            )
             for package in self.work.packages:
-                self.rows.append(package.forecast())
+                self.rows.append(package.row(SlimStatus.WOULD_SLIM, package.unused))
                 on_done(package.size)
             return self.rows
         journal = self.journal
@@ -274,7 +272,8 @@ class Slimmer:
         for name, result in self.work.links.items():
             place = journal.root / name
             try:
-                link(journal.root / result, place, journal.state(name), journal.token)
+                [state] = journal.places([name]).values()
+                link(journal.root / result, place, state, journal.token)
                 self.work.current.add(name)
             except (OSError, NegativaError) as e:
                 detail = f"cannot be replaced: {reason_of(e)}"
@@ -284,8 +283,8 @@ class Slimmer:
 
     def _process(
         self,
-        begin: Callable[[Task, Path], _Outcome | NotSlimmed],
-        finish: Callable[[Task, Path, _Outcome], None],
+        begin: Callable[[Task, Path], Result | NotSlimmed],
+        finish: Callable[[Task, Path, Result], None],
         on_done: OnDone,
     ) -> None:
         """Begin all tasks in threads, and finish them one by one in this thread.
@@ -337,7 +336,7 @@ class Slimmer:
             return NotSlimmed(NO_GPU_CODE)
         root, options = self.journal.root, self.options
         try:
-            refuse_shared(*{(root / name).parent for name in task.names})
+            self.journal.places(task.names)
         except ReconstructError:
             # Nothing would be written there.
             if not self._may_lose(task) and self._code_in(task) is False:
@@ -357,7 +356,7 @@ class Slimmer:
             unchecked=None if spare is None else self._unchecked[spare.folder],
         )
 
-    def _foresee(self, task: Task, _staged: Path) -> Foreseen | NotSlimmed:
+    def _foresee(self, task: Task, _staged: Path) -> Result | NotSlimmed:
         name, source = Path(task.name).name, task.source
         # A dry run writes nothing into the folder.
         with contextlib.ExitStack() as stack:
@@ -366,17 +365,13 @@ class Slimmer:
                 rebuild(task.source, source)
             return foresee_library(task.recipe, source, name, strip=self.options.strip)
 
-    def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
-        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, foreseen.removal)
-
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
             self._put_back(task, task.before, reason)
             return
         # Libraries without GPU code are not what the user asked about.
         if reason != NO_GPU_CODE:
-            row = SlimRow.unchanged(task.name, SlimStatus.LEFT, task.size, reason)
-            self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
+            self._add_unchanged(task, SlimStatus.LEFT, task.size, reason)
         group = self.journal.tree.group_of(task.name)
         if group is not None:
             self._note_left(task, group.size, group.mtime_ns, reason)
@@ -408,13 +403,14 @@ class Slimmer:
         self.rows.append(row)
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        journal, removal = self.journal, made.removal
-        notes = (*removal.notes, *made.notes, *self._notes_on(task, made))
+        journal = self.journal
+        notes = (*made.removal.notes, *made.notes, *self._notes_on(task, made))
         linked: FileState | None = None
+        places = journal.places(task.names)
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / made.original_sha256
-            known = journal.state(task.name)
+            known = next(iter(places.values()))
             linked = keep_original(self._original_of(task), aside, journal.token, known)
             # The file that is replaced is another one than the original made again.
             linked = None if task.is_cut else linked
@@ -442,9 +438,8 @@ class Slimmer:
             spare=None if made.spare is None else str(made.spare),
         )
         journal.save()
-        places = {journal.root / name: linked or journal.state(name) for name in task.names}
         try:
-            replace_all(staged, places, journal.token)
+            replace_all(staged, {p: linked or state for p, state in places.items()}, journal.token)
         except ReconstructError:
             if not any(_is_file(place, status) for place in places):
                 del slimmed[task.name]
@@ -452,7 +447,7 @@ class Slimmer:
                 journal.save()
             raise
         self.work.current.update(task.names)
-        self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, notes)
+        self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
     def _notes_on(self, task: Task, made: Result) -> Iterator[str]:
         if made.spare is not None and self.options.spare is None:
@@ -467,24 +462,19 @@ class Slimmer:
             )
 
     def _add_row(
-        self,
-        task: Task,
-        status: SlimStatus,
-        after: int,
-        removal: Removal,
-        notes: tuple[str, ...] = (),
+        self, task: Task, status: SlimStatus, made: Result, notes: tuple[str, ...] = ()
     ) -> None:
-        detail = task.recipe.why(has_gpu_code=removal.plan is not None)
-        if removal.useless_for:
-            detail = f"keeps no code for {names_of(removal.useless_for)}"
+        detail = task.recipe.why(has_gpu_code=made.removal.plan is not None)
+        if useless_for := made.removal.useless_for:
+            detail = f"keeps no code for {names_of(useless_for)}"
         row = SlimRow(
             path=task.name,
             status=status,
             before=task.size,
-            after=after,
+            after=made.size_after,
             detail=detail,
             others=len(task.names) - 1,
-            useless=bool(removal.useless_for),
+            useless=bool(useless_for),
             notes=notes,
         )
         self.rows.append(row)
@@ -492,7 +482,10 @@ class Slimmer:
     def _add_failed(self, task: Task, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.before is None else task.before.size
-        row = SlimRow.unchanged(task.name, SlimStatus.FAILED, size, detail)
+        self._add_unchanged(task, SlimStatus.FAILED, size, detail)
+
+    def _add_unchanged(self, task: Task, status: SlimStatus, size: int, detail: str) -> None:
+        row = SlimRow.unchanged(task.name, status, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
 
 

@@ -28,7 +28,6 @@ from pytest_negativa.rewriting.compact.cut import (
     Cut,
     CutOptions,
     cut_library,
-    foresee_cut,
 )
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.pages import merged, minus
@@ -117,15 +116,13 @@ class SparePolicy:
         traced, came_back = dict(self.traced), dict(self.came_back)
         for misses in logs:
             sha256 = misses.original.hex()
-            one = traced.get(sha256)
-            if one is None:
+            if (one := traced.get(sha256)) is None:
                 both = merged((*came_back.get(sha256, ()), *misses.ranges()))
                 came_back[sha256] = tuple(both)
-            else:
-                touched = ((span.start, span.end) for span in one.touched)
-                both = merged((*touched, *misses.ranges()))
-                spans = tuple(Span(start, end) for start, end in both)
-                traced[one.sha256] = msgspec.structs.replace(one, touched=spans)
+                continue
+            touched = ((span.start, span.end) for span in one.touched)
+            spans = tuple(Span(*both) for both in merged((*touched, *misses.ranges())))
+            traced[sha256] = msgspec.structs.replace(one, touched=spans)
         return replace(self, traced=traced, came_back=came_back)
 
     def for_unneeded(self) -> SparePolicy:
@@ -440,17 +437,6 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
             f"{where}{reason}, so spares, whose code processes run, could be exchanged there; "
             f"{remedy}"
         )
-
-
-def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str, source: str) -> int:
-    """Size in bytes that the library would have; nothing is written.
-
-    Raises:
-        CannotCompactError: the library must stay as it is.
-        NegativaError: it can't be read.
-    """
-    options = policy.options_for(name, source)
-    return foresee_cut(path, planned.needed, options, planned.containers)
 
 
 # ---- The way back ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import stat
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
@@ -219,6 +221,16 @@ class Tree:
             self._digests[group] = digest_of(self.root / group.name)
         return self._digests[group]
 
+    def digests(self, groups: Iterable[FileGroup], jobs: int) -> dict[FileGroup, str | None]:
+        """The same for several files, of which so many are read at a time."""
+        # hashlib lets other threads work meanwhile.
+        pool = concurrent.futures.ThreadPoolExecutor(jobs)
+        try:
+            return dict(zip(groups := [*groups], pool.map(self.digest, groups), strict=True))
+        finally:
+            # A user who interrupts should not wait for large files.
+            pool.shutdown(wait=False, cancel_futures=True)
+
     def is_library(self, group: FileGroup) -> bool:
         """Whether it is a shared object, by name and by its first bytes; if unreadable, by name."""
         # There may be a hundred thousand other files.
@@ -234,6 +246,15 @@ def digest_of(path: Path) -> str | None:
     try:
         with ByteSource(path) as source:
             return source.sha256()
+    except FormatError:
+        return None
+
+
+def soname_of(path: Path) -> str | None:
+    """The soname of a library, if it has one and can be read."""
+    try:
+        with ByteSource(path) as source:
+            return read_host_elf(source).soname
     except FormatError:
         return None
 

@@ -23,19 +23,17 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.slimming.code_files import undo_files
 from pytest_negativa.slimming.folder_locks import hold
-from pytest_negativa.slimming.identity import (
+from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import (
     UNREADABLE,
     Fate,
     Judgement,
     Records,
+    folders_of_spares,
+    how_to_reinstall,
     is_reinstalled,
     is_uninstalled,
     judge,
-)
-from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import (
-    folders_of_spares,
-    how_to_reinstall,
     may_be_kept,
     other_manifest,
 )
@@ -235,12 +233,13 @@ def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) 
     if dry_run:
         return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
     journal.put_back(way.names, entry, way.aside, way.like)
-    for name in (name for name, one in found.items() if one.fate is Fate.ORIGINAL):
-        # An earlier run was killed between the names of one file.
+    # An earlier run was killed between the names of one file.
+    behind = (name for name, one in found.items() if one.fate is Fate.ORIGINAL)
+    for place, state in journal.places(behind).items():
         try:
-            link(tree.root / way.names[0], tree.root / name, journal.state(name), journal.token)
+            link(tree.root / way.names[0], place, state, journal.token)
         except OSError as e:
-            raise ReconstructError(f"{name}: cannot be put back: {e.strerror}") from e
+            raise ReconstructError(f"{place}: cannot be put back: {e.strerror}") from e
     return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
 
 

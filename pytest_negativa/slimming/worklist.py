@@ -6,10 +6,9 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import enum
 import functools
-import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -17,23 +16,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.gpucode.library import has_gpu_code
+from pytest_negativa.arch import OLDEST_DEVICES, ComputeCapability
+from pytest_negativa.errors import FormatError, NegativaError, OptionError
+from pytest_negativa.gpucode.library import has_gpu_code, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.models.lock import Lock, LockedLibrary
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.toolkit import cuda_major
+from pytest_negativa.installed.distributions import normalized
+from pytest_negativa.installed.sites import Installed
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
+from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import (
     Package,
-    left_by_lock,
-    left_by_spare,
     packages_by_lock,
 )
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
-from pytest_negativa.slimming.identity import UNREADABLE, Fate, judge
-from pytest_negativa.slimming.loaded import Loaded, Role, runs_below
 from pytest_negativa.slimming.manifest import (
+    UNREADABLE,
+    Fate,
     is_original,
     is_result,
+    judge,
     may_be_kept,
     other_manifest,
 )
@@ -43,6 +50,7 @@ from pytest_negativa.slimming.recipes import (
     Recipe,
     by_lock,
     by_pages,
+    names_of,
     never_loaded,
 )
 from pytest_negativa.slimming.spares import (
@@ -52,8 +60,122 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     note_of,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, soname_of
 from pytest_negativa.storage.records import utf8
+
+_OWN_DISTRIBUTION = "pytest_negativa"
+_INTERPRETER = "libpython"
+# Of glibc, musl and their loaders.
+_LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
+
+
+class Role(enum.Enum):
+    """What the run of a lock had to do with a library."""
+
+    LOADED = "loaded, or may stand for one that was"
+    NEVER = "never loaded"
+    KEPT = "never loaded, and the project keeps it"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a lock tells about loading.
+
+    Attributes:
+        versions: of the lock's distributions, by normalized name.
+        names: base names and sonames of all libraries with GPU code that the run loaded.
+        left_out: paths, as in the lock, of libraries that it loaded and that must stay whole.
+        selected: which libraries the project allows to change.
+    """
+
+    versions: Mapping[str, frozenset[str | None]]
+    names: frozenset[str]
+    left_out: tuple[str, ...]
+    selected: Libraries
+
+    @classmethod
+    def of(cls, lock: Lock) -> Loaded:
+        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
+        versions: defaultdict[str, set[str | None]] = defaultdict(set)
+        for row in rows:
+            if row.distribution is not None:
+                versions[normalized(row.distribution)].add(row.version)
+        names = {row.path.rpartition("/")[2] for row in rows}
+        names |= {row.soname for row in rows if row.soname is not None}
+        return cls(
+            versions={name: frozenset(found) for name, found in versions.items()},
+            names=frozenset(names),
+            left_out=tuple(row.path for row in lock.left_out),
+            selected=Libraries(include=lock.include, exclude=lock.exclude),
+        )
+
+    def are_versions(self, found: Iterable[Installed]) -> bool:
+        """Whether the lock's distributions are here in its versions.
+
+        Other versions may load more libraries, also of the distributions that they require.
+        """
+        return all(
+            one.version in self.versions.get(normalized(one.name), (one.version,)) for one in found
+        )
+
+    def role_of(self, distribution: str | None, path: Path, names: Iterable[str]) -> Role:
+        """What the run had to do with a library.
+
+        A library in any folder may be loaded in place of one that the run loaded, if they share the
+        base name or the soname.
+
+        Args:
+            distribution: name of the one that installed it, if one did.
+            path: of the library.
+            names: all its names, below some folder.
+        """
+        soname = soname_of(path)
+        if not self.names.isdisjoint((*(name.rpartition("/")[2] for name in names), soname)):
+            return Role.LOADED
+        library = LibraryNames(str(path), soname, distribution)
+        return Role.NEVER if is_selected(self.selected, library) else Role.KEPT
+
+    def is_left_out(self, path: Path) -> bool:
+        """Whether a file lies where the run loaded a library that must stay whole."""
+        return any(path.as_posix().endswith(f"/{left}") for left in self.left_out) or (
+            path.as_posix() in self.left_out
+        )
+
+
+def runs_below(path: Path, names: Iterable[str]) -> str | None:
+    """Why a library must stay whole even if no test loaded it; None if it may lose code.
+
+    Args:
+        path: of the library.
+        names: all its names, below some folder.
+    """
+    if _OWN_DISTRIBUTION in path.parts:
+        return "it is a part of pytest-negativa"
+    for name in (*(name.rpartition("/")[2] for name in names), soname_of(path) or ""):
+        if name.startswith(_LIBC):
+            return "it is a part of the C library"
+        if name.startswith(_INTERPRETER):
+            return "it is an interpreter of Python"
+    return None
+
+
+def require_known(lock: Lock) -> None:
+    """Refuse a lock that doesn't prove what was loaded.
+
+    Raises:
+        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
+    """
+    proof = lock.proof
+    if not proof.proved:
+        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
+    if proof.incomplete:
+        raise OptionError(
+            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
+            f"{'; '.join(proof.incomplete)}"
+        )
+    if not lock.libraries:
+        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
+
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
@@ -135,10 +257,12 @@ class WorkList:
     stale: list[str] = field(default_factory=list)
     packages: list[Package] = field(default_factory=list)
 
-    def add_packages(self, packages: Iterable[Package]) -> None:
-        """Add packages, with the rows that are known of them."""
+    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
+        """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if (row := package.row_before()) is not None:
+            if spare:
+                self.rows += [package.left_by_spare()] if package.unused else []
+            elif (row := package.row_before()) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -385,20 +509,13 @@ class _Folder:
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
         candidates.sort(key=lambda group: -group.size)
         found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        # hashlib lets other threads work meanwhile.
-        pool = concurrent.futures.ThreadPoolExecutor(self._jobs)
-        try:
-            digests = pool.map(self.tree.digest, candidates)
-            for group, digest in zip(candidates, digests, strict=True):
-                if digest is not None:
-                    found[digest].append(group)
-                else:
-                    self._unread.add(group.size)
-                    row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                    self.settle(group, row)
-        finally:
-            # A user who interrupts should not wait for large files.
-            pool.shutdown(wait=False, cancel_futures=True)
+        for group, digest in self.tree.digests(candidates, self._jobs).items():
+            if digest is not None:
+                found[digest].append(group)
+            else:
+                self._unread.add(group.size)
+                row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+                self.settle(group, row)
         return found
 
 
@@ -458,11 +575,7 @@ def find_by_lock(
                 folder.settle(library, answer)
             elif answer is not None:
                 folder.add(library, answer)
-    if spare is None:
-        unmet += _add_packages(folders, lock, source, jobs)
-    else:
-        for folder, files in itertools.product(folders, lock.files):
-            folder.work.rows += left_by_lock(folder.tree, files)
+    unmet += _add_packages(folders, lock, source, jobs, spare=spare is not None)
     return [folder.work for folder in folders], unmet
 
 
@@ -618,16 +731,20 @@ class _Facts:
 
 
 def _add_packages(
-    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int
+    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int, *, spare: bool
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
     for files in lock.files:
         found = False
         for folder in folders:
-            packages = list(packages_by_lock(folder.tree, folder.manifest, files, source, jobs))
-            folder.work.add_packages(packages)
+            packages = list(
+                packages_by_lock(
+                    folder.tree, folder.manifest, files, source, jobs, is_checked=not spare
+                )
+            )
+            folder.work.add_packages(packages, spare=spare)
             found |= bool(packages)
-        if not found:
+        if not found and not spare:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
@@ -641,22 +758,21 @@ def find_by_archs(
     for library in folder.libraries():
         folder.add(library, recipe)
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
-    if recipe.spare is None:
-        folder.work.add_packages(packages)
-    else:
-        unused = (one for one in packages if one.unused)
-        folder.work.rows += (left_by_spare(p.name, len(p.unused), p.size) for p in unused)
+    folder.work.add_packages(packages, spare=recipe.spare is not None)
     return folder.work
 
 
 def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
     wanted = f" (of {library.distribution} {library.version})" if library.distribution else ""
     for folder in folders:
+        named = [
+            (name, group)
+            for group in folder.tree.groups
+            for name in group.names
+            if name.rpartition("/")[2] == library.name and folder.is_free(group.names)
+        ]
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
-        groups = _by_base_name(folder.tree, library.name)
-        for name, group in sorted(groups, key=lambda found: not library.path.endswith(found[0])):
-            if not folder.is_free(group.names):
-                continue
+        for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
             folder.take(group)
             path = folder.tree.root / name
             # Of the manifest's results it is known that their originals were other files, too.
@@ -684,14 +800,6 @@ def _why_unknown(root: Path, path: Path) -> str:
     return detail
 
 
-def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:
-    for group in tree.groups:
-        for name in group.names:
-            if name.rpartition("/")[2] == base_name:
-                yield name, group
-                break
-
-
 def _has_gpu_code(path: Path) -> bool:
     try:
         return has_gpu_code(path)
@@ -708,4 +816,53 @@ def _describe(lock: Lock) -> str:
     return (
         f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
         + (f", {proof.date}" if proof.date else "")
+    )
+
+
+_LATEST = max(OLDEST_DEVICES.values())
+
+
+def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability]) -> None:
+    """Refuse devices that are too old for the CUDA of a library, which has no code for them.
+
+    Later devices are no mistake: they may compile the library's PTX.
+
+    Args:
+        tasks: the libraries to slim.
+        devices: what the user named.
+
+    Raises:
+        OptionError: a library can't have code for one of the devices; nothing was done.
+    """
+    old = [device for device in devices if device < _LATEST]
+    found = [
+        text
+        for task in tasks
+        if old and task.recipe.kind is Kind.ARCHS and (text := _why_impossible(task, old))
+    ]
+    if found:
+        count = format_items(len(found) - 1, "more library", "more libraries")
+        more = f" (and {count})" if len(found) > 1 else ""
+        raise OptionError(
+            f"--arch: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
+            "all the same"
+        )
+
+
+def _why_impossible(task: Task, old: Sequence[ComputeCapability]) -> str | None:
+    try:
+        library_map = read_library(task.source, Scope(headers_only=True))
+        with ByteSource(task.source) as source:
+            major = cuda_major(source, library_map)
+    except FormatError:
+        return None  # Slimming leaves it alone, and says why.
+    oldest = OLDEST_DEVICES.get(major or 0)
+    if oldest is None:
+        return None
+    bad = [d for d in old if d < oldest and not library_map.loaded_starts((d,))]
+    if not bad:
+        return None
+    return (
+        f"{task.source} was compiled by CUDA {major}, whose oldest GPUs are {names_of([oldest])}, "
+        f"and has no code for {names_of(bad)}"
     )

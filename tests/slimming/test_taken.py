@@ -11,8 +11,8 @@ import pytest
 
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import journal, replace, slimmer
-from pytest_negativa.slimming.exchange import exchange
 from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.replace import exchange
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
