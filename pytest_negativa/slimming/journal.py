@@ -16,9 +16,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import size_before
-from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
@@ -45,6 +44,7 @@ from pytest_negativa.slimming.tree import (
     Temporary,
     Tree,
     digest_of,
+    read_fact,
     staged_name,
 )
 from pytest_negativa.storage.attributes import set_mtime
@@ -322,11 +322,7 @@ def _is_known(path: Path, entry: SlimmedFile | None) -> bool:
     if digest_of(path) in (entry.sha256, entry.original_sha256):
         return True
     # A library that was slimmed anew: the earlier result came out.
-    try:
-        with ByteSource(path) as source:
-            return size_before(source) == entry.original_size
-    except FormatError:
-        return False
+    return read_fact(path, size_before) == entry.original_size
 
 
 def _was_removed(temporary: Temporary, entry: RemovedFile | None) -> bool:

@@ -33,7 +33,7 @@ from pytest_negativa.models.slimming import (
     SlimmedFile,
 )
 from pytest_negativa.rewriting.compact.damage import diagnose
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
 
@@ -274,13 +274,10 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judge
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
     try:
-        compacted = diagnose(path).compacted
+        if diagnose(path).compacted:
+            return read_fact(path, size_before) in (None, entry.original_size)
         with ByteSource(path) as source:
-            if source.size < EHDR.size:
-                return False
             header = EHDR.unpack_from(source.read(0, EHDR.size))
-            if compacted:
-                return _size_before(source) in (None, entry.original_size)
     except FormatError:
         return False
     # Section headers end the files that slimming writes, so a cut file tells the size it had.
@@ -288,16 +285,5 @@ def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
 
 
-def _size_before(source: ByteSource) -> int | None:
-    try:
-        return size_before(source)
-    except FormatError:
-        return None
-
-
 def _build_id(path: Path) -> str | None:
-    try:
-        with ByteSource(path) as source:
-            return read_host_elf(source).build_id
-    except FormatError:
-        return None
+    return read_fact(path, lambda source: read_host_elf(source).build_id)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import RecordLine, record_digest
@@ -54,7 +54,7 @@ from pytest_negativa.slimming.spares import (
     hold_folder,
     rebuild,
 )
-from pytest_negativa.slimming.tree import staged_name
+from pytest_negativa.slimming.tree import read_fact, staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -142,10 +142,7 @@ class Slimmer:
     def _code_in(self, task: Task) -> bool | None:
         """Whether a library has GPU code; None if it can't be read."""
         if task.name not in self._has_code:
-            try:
-                self._has_code[task.name] = has_gpu_code(task.source)
-            except FormatError:
-                self._has_code[task.name] = None
+            self._has_code[task.name] = read_fact(task.source, has_gpu_code)
         return self._has_code[task.name]
 
     def run(self, on_done: OnDone) -> list[SlimRow]:

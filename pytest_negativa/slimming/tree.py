@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
@@ -241,22 +242,26 @@ class Tree:
         return self._libraries[group]
 
 
-def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, in hex; None if it can't be read."""
+_Fact = TypeVar("_Fact")
+
+
+def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
+    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
     try:
         with ByteSource(path) as source:
-            return source.sha256()
+            return read(source)
     except FormatError:
         return None
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, in hex; None if it can't be read."""
+    return read_fact(path, ByteSource.sha256)
 
 
 def soname_of(path: Path) -> str | None:
     """The soname of a library, if it has one and can be read."""
-    try:
-        with ByteSource(path) as source:
-            return read_host_elf(source).soname
-    except FormatError:
-        return None
+    return read_fact(path, lambda source: read_host_elf(source).soname)
 
 
 def _is_library(path: Path) -> bool:

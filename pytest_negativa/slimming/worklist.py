@@ -23,7 +23,6 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.toolkit import cuda_major
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.sites import Installed
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
@@ -60,7 +59,7 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     note_of,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, soname_of
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, soname_of
 from pytest_negativa.storage.records import utf8
 
 _OWN_DISTRIBUTION = "pytest_negativa"
@@ -75,71 +74,6 @@ class Role(enum.Enum):
     LOADED = "loaded, or may stand for one that was"
     NEVER = "never loaded"
     KEPT = "never loaded, and the project keeps it"
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a lock tells about loading.
-
-    Attributes:
-        versions: of the lock's distributions, by normalized name.
-        names: base names and sonames of all libraries with GPU code that the run loaded.
-        left_out: paths, as in the lock, of libraries that it loaded and that must stay whole.
-        selected: which libraries the project allows to change.
-    """
-
-    versions: Mapping[str, frozenset[str | None]]
-    names: frozenset[str]
-    left_out: tuple[str, ...]
-    selected: Libraries
-
-    @classmethod
-    def of(cls, lock: Lock) -> Loaded:
-        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
-        versions: defaultdict[str, set[str | None]] = defaultdict(set)
-        for row in rows:
-            if row.distribution is not None:
-                versions[normalized(row.distribution)].add(row.version)
-        names = {row.path.rpartition("/")[2] for row in rows}
-        names |= {row.soname for row in rows if row.soname is not None}
-        return cls(
-            versions={name: frozenset(found) for name, found in versions.items()},
-            names=frozenset(names),
-            left_out=tuple(row.path for row in lock.left_out),
-            selected=Libraries(include=lock.include, exclude=lock.exclude),
-        )
-
-    def are_versions(self, found: Iterable[Installed]) -> bool:
-        """Whether the lock's distributions are here in its versions.
-
-        Other versions may load more libraries, also of the distributions that they require.
-        """
-        return all(
-            one.version in self.versions.get(normalized(one.name), (one.version,)) for one in found
-        )
-
-    def role_of(self, distribution: str | None, path: Path, names: Iterable[str]) -> Role:
-        """What the run had to do with a library.
-
-        A library in any folder may be loaded in place of one that the run loaded, if they share the
-        base name or the soname.
-
-        Args:
-            distribution: name of the one that installed it, if one did.
-            path: of the library.
-            names: all its names, below some folder.
-        """
-        soname = soname_of(path)
-        if not self.names.isdisjoint((*(name.rpartition("/")[2] for name in names), soname)):
-            return Role.LOADED
-        library = LibraryNames(str(path), soname, distribution)
-        return Role.NEVER if is_selected(self.selected, library) else Role.KEPT
-
-    def is_left_out(self, path: Path) -> bool:
-        """Whether a file lies where the run loaded a library that must stay whole."""
-        return any(path.as_posix().endswith(f"/{left}") for left in self.left_out) or (
-            path.as_posix() in self.left_out
-        )
 
 
 def runs_below(path: Path, names: Iterable[str]) -> str | None:
@@ -428,21 +362,23 @@ class _Folder:
             self.work.current.update(results)
             return
         found = judge(tree, entry)
-        for fate in (Fate.RESULT, Fate.UNREADABLE):
-            files = {g: n for n, one in reversed(found.items()) if one.fate is fate
-                     and (g := tree.group_of(n)) is not None}  # fmt: skip
-            for group, name in files.items():
-                self._damaged.add(entry.original_sha256)
-                # It is a damaged result: no result is there.
-                detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
-                detail = UNREADABLE if fate is Fate.UNREADABLE else detail
-                status = SlimStatus.FAILED if fate is Fate.UNREADABLE else SlimStatus.CHANGED
+        fates = {one.fate for one in found.values()} & {Fate.RESULT, Fate.UNREADABLE}
+        if not fates:
+            # The library may be away for a while, and the entry is the way to the original.
+            is_away = tree.is_hidden(entry.names) or may_be_kept(entry)
+            self.work.stale += [key] if not is_away and tree.covers(entry.names) else []
+            return
+        self._damaged.add(entry.original_sha256)
+        status, detail = SlimStatus.FAILED, UNREADABLE
+        if Fate.RESULT in fates:
+            # None is whole, so this one was damaged.
+            status = SlimStatus.CHANGED
+            detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
+            fates = {Fate.RESULT}
+        for name, one in found.items():
+            group = tree.group_of(name)
+            if group is not None and one.fate in fates and self.is_free(group.names):
                 self.settle(group, SlimRow.unchanged(name, status, group.size, detail))
-            if files:
-                return
-        # The library may be away for a while, and the entry is the way to the original.
-        if not (tree.is_hidden(entry.names) or may_be_kept(entry)) and tree.covers(entry.names):
-            self.work.stale.append(key)
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -476,14 +412,14 @@ class _Folder:
             if isinstance(library, KnownResult) and outcome.status in _IS_THERE:
                 self.work.links |= dict.fromkeys(library.originals, library.results[0])
 
-    def libraries(self) -> Iterator[Library]:
-        """The files that no recipe has yet, or the entries of the manifest that they belong to."""
+    def libraries(self) -> Iterator[tuple[FileGroup, Library]]:
+        """The files that no recipe has yet, and the libraries that each belongs to."""
         for group in self.tree.groups:
             slimmed = map(self._slimmed_by_name.get, group.names)
             library: Library = next(filter(None, slimmed), None) or group
             is_named = isinstance(library, KnownResult) or ".so" in group.name.rpartition("/")[2]
             if is_named and self.is_free(library.names):
-                yield library
+                yield group, library
 
     def add_left(self, recipes: Sequence[Recipe]) -> Iterator[str]:
         """Digests of the recipes by which an earlier run left a file that is still there."""
@@ -568,9 +504,9 @@ def find_by_lock(
     if spare is not None and spare_unloaded:
         whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     for folder in folders:
-        rules = _Rules(folder, Loaded.of(lock), others, never, whole, spare)
-        for library in folder.libraries():
-            answer = rules.answer(library)
+        rules = _Rules(folder, lock, others, never, whole, spare)
+        for group, library in folder.libraries():
+            answer = rules.answer(group, library)
             if isinstance(answer, SlimRow):
                 folder.settle(library, answer)
             elif answer is not None:
@@ -585,14 +521,22 @@ class _Rules:
     def __init__(
         self,
         folder: _Folder,
-        loaded: Loaded,
+        lock: Lock,
         others: Recipe | None,
         never: Recipe | None,
         whole: Recipe | None,
         spare: SparePolicy | None,
     ) -> None:
         self._tree = folder.tree
-        self._loaded = loaded
+        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
+        names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
+        self._loaded = frozenset(filter(None, names))
+        self._left_out = tuple(row.path for row in lock.left_out)
+        self._selected = Libraries(include=lock.include, exclude=lock.exclude)
+        versions: defaultdict[str, set[str | None]] = defaultdict(set)
+        for row in rows:
+            if row.distribution is not None:
+                versions[normalized(row.distribution)].add(row.version)
         self._others = others
         self._whole = whole
         self._spare = spare
@@ -601,16 +545,18 @@ class _Rules:
         self._never: dict[str, Recipe | None] = {}
         self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
-            found = tuple(site.with_requirements(loaded.versions)) if others or never else ()
-            of_site = never if loaded.are_versions(found) else None
+            found = tuple(site.with_requirements(versions)) if others or never else ()
+            known = (versions.get(normalized(one.name), {one.version}) for one in found)
+            are_same = all(one.version in then for one, then in zip(found, known, strict=True))
             for one in found:
-                self._never |= dict.fromkeys(one.libraries, of_site)
+                self._never |= dict.fromkeys(one.libraries, never if are_same else None)
             for one in site.installed():
                 self._owners |= dict.fromkeys(one.libraries, one.name)
-        self._traced = () if spare is None or whole is None else spare.loaded or ()
-        sizes = {one.size for one in self._traced}
-        if spare is not None:
-            sizes |= {one.size for one in spare.traced.values()}
+        loaded_then = () if spare is None or whole is None else spare.loaded or ()
+        traced = () if spare is None else spare.traced.values()
+        self._contents = {one.sha256 for one in loaded_then}
+        self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
+        sizes = {one.size for one in (*loaded_then, *traced)}
         by_digest = folder.by_digest(sizes) if sizes else {}
         self._rules: tuple[Callable[[_Facts], Recipe | SlimRow | None], ...] = (
             self._contradicts,
@@ -621,24 +567,30 @@ class _Rules:
         )
         self._digests = {group: sha256 for sha256, groups in by_digest.items() for group in groups}
 
-    def answer(self, library: Library) -> Recipe | SlimRow | None:
+    def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The recipe for a library, or a row that tells why it stays; None: it is no concern."""
-        facts = self._facts(library)
+        paths = tuple(str(self._tree.root / name) for name in group.names)
+        sha256 = self._digests.get(group)
+        if isinstance(library, KnownResult):
+            sha256 = library.entry.original_sha256
+        facts = _Facts(library, group, paths, sha256, self)
         for rule in self._rules:
             if (answer := rule(facts)) is not None:
                 return answer
         return None
 
-    def _facts(self, library: Library) -> _Facts:
-        group = library
-        if isinstance(library, KnownResult):
-            found = self._tree.group_of(library.results[0])
-            assert found is not None, "its result is here"
-            group = found
-        assert isinstance(group, FileGroup)
-        paths = [str(self._tree.root / name) for name in group.names]
+    def role_of(self, paths: Sequence[str]) -> Role:
+        """What the run of the lock had to do with a library.
+
+        A library in any folder may be loaded in place of one that the run loaded, if they share the
+        base name or the soname.
+        """
+        soname = soname_of(Path(paths[0]))
+        if not self._loaded.isdisjoint((soname, *(path.rpartition("/")[2] for path in paths))):
+            return Role.LOADED
         owner = next(filter(None, map(self._owners.get, paths)), None)
-        return _Facts(library, group, tuple(paths), owner, self._loaded)
+        is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
+        return Role.NEVER if is_allowed else Role.KEPT
 
     def _contradicts(self, facts: _Facts) -> SlimRow | None:
         """The lock leaves it out, so needs it whole, and the result that is here lacks code."""
@@ -649,29 +601,29 @@ class _Rules:
         # If its original was kept, the recipe for others slims that.
         if others is not None and (kept or others.kind is Kind.ARCHS):
             return None
-        if not any(self._loaded.is_left_out(self._tree.root / name) for name in library.names):
+        here = [f"/{(self._tree.root / name).as_posix()}" for name in library.names]
+        if not any(path.endswith(f"/{left}") for path in here for left in self._left_out):
             return None
         has_way_back = kept or library.entry.spare is not None
         return library.unchanged(SlimStatus.FAILED, _LEFT_OUT_UNDO if has_way_back else _LEFT_OUT)
 
     def _not_loaded(self, facts: _Facts) -> Recipe | SlimRow | None:
         """No run is known to have loaded it, by its content and names."""
-        if not self._is_unknown(facts) or facts.role is not Role.NEVER:
+        if not facts.is_unknown or facts.role is not Role.NEVER:
             return None
         if (reason := runs_below(facts.path, facts.group.names)) is not None:
             return facts.left(reason)
         return self._whole
 
-    def _is_unknown(self, facts: _Facts) -> bool:
+    def is_unknown(self, facts: _Facts) -> bool:
+        """Whether neither run knows a library by content, nor the trace by name."""
         group = facts.group
         if self._whole is None or not self._tree.is_library(group):
             return False
         if isinstance(facts.library, FileGroup) and group.size < MIN_GAIN:
             return False
-        traced = {os.path.basename(path) for one in self._traced for path in one.paths}  # noqa: PTH119
-        return self._sha256(facts) not in {one.sha256 for one in self._traced} and (
-            traced.isdisjoint(name.rpartition("/")[2] for name in group.names)
-        )
+        names = (name.rpartition("/")[2] for name in group.names)
+        return facts.sha256 not in self._contents and self._names.isdisjoint(names)
 
     def _of_lock(self, facts: _Facts) -> Recipe | None:
         """It belongs to a distribution of the lock, or to one that these require."""
@@ -683,39 +635,33 @@ class _Rules:
 
     def _by_trace(self, facts: _Facts) -> Recipe | None:
         """Its CPU code was traced."""
-        is_traced = self._spare is not None and self._sha256(facts) in self._spare.traced
-        return by_pages(self._spare) if is_traced and self._spare is not None else None
+        if self._spare is None or facts.sha256 not in self._spare.traced:
+            return None
+        return by_pages(self._spare)
 
     def _is_kept(self, facts: _Facts) -> SlimRow | None:
         """It would have lost its code, and the project keeps it."""
         never = any(self._never.get(path) is not None for path in facts.paths)
         takes_cpu_code = self._spare is not None and self._spare.loaded is not None
-        is_unknown = self._is_unknown(facts)
-        if not (never or is_unknown) or facts.role is not Role.KEPT:
+        if not (never or facts.is_unknown) or facts.role is not Role.KEPT:
             return None
-        has_code = (is_unknown and takes_cpu_code) or _has_gpu_code(facts.path)
+        has_code = (facts.is_unknown and takes_cpu_code) or read_fact(facts.path, has_gpu_code)
         return facts.left(_KEPT) if has_code else None
-
-    def _sha256(self, facts: _Facts) -> str | None:
-        library = facts.library
-        if isinstance(library, KnownResult):
-            return library.entry.original_sha256
-        return self._digests.get(library)
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """A library that a lock does not name: the file, its real paths, and the distribution's name.
+    """A file that a lock does not name, each fact read once: its library, real paths and digest.
 
     Attributes:
-        role: what the run of the lock had to do with it.
+        sha256: of the original; None if a trace knows no library of its size.
     """
 
     library: Library
     group: FileGroup
     paths: tuple[str, ...]
-    owner: str | None
-    loaded: Loaded
+    sha256: str | None
+    rules: _Rules
 
     @property
     def path(self) -> Path:
@@ -723,7 +669,11 @@ class _Facts:
 
     @functools.cached_property
     def role(self) -> Role:
-        return self.loaded.role_of(self.owner, self.path, self.group.names)
+        return self.rules.role_of(self.paths)
+
+    @functools.cached_property
+    def is_unknown(self) -> bool:
+        return self.rules.is_unknown(self)
 
     def left(self, reason: str) -> SlimRow:
         """A row for a library that stays as it is."""
@@ -755,7 +705,7 @@ def find_by_archs(
 ) -> WorkList:
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
     folder = _Folder(tree, manifest, keeps_spares=keeps_spares, jobs=1)
-    for library in folder.libraries():
+    for _, library in folder.libraries():
         folder.add(library, recipe)
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
     folder.work.add_packages(packages, spare=recipe.spare is not None)
@@ -798,13 +748,6 @@ def _why_unknown(root: Path, path: Path) -> str:
         if note_of(path) is not None:
             return f"{detail}, or run negativa slim undo, which needs its spare, and then slim"
     return detail
-
-
-def _has_gpu_code(path: Path) -> bool:
-    try:
-        return has_gpu_code(path)
-    except FormatError:
-        return False
 
 
 def _describe(lock: Lock) -> str:
