@@ -233,7 +233,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
-    spares stay, because other folders may use them: see negativa slim prune.
+    spares stay, because copies of the folder may use them: see negativa slim prune.
 
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
     that runs negativa.
@@ -289,9 +289,9 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
     """Remove spares in DIR that no library needs.
 
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
-    PATH needs, or in a folder that was slimmed into DIR. So name each copy of such a folder as
-    PATH: prune does not know of copies, and a library without its spare can't be loaded. If such
-    a folder is not here now, prune removes no spare without --force. What a killed slim left goes
+    PATH needs, or in the folder that was slimmed into DIR. So name each copy of that folder as
+    PATH: prune does not know of copies, and a library without its spare can't be loaded. If that
+    folder is not here now, prune removes no spare without --force. What a killed slim left goes
     in any case. It leaves all other files.
 
     Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,6 @@ from pytest_negativa.images.report import report_image
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.prune import prune_spares
 from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -134,27 +132,11 @@ def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     assert undo_trees((site.folder,)) and load_manifest(site.folder).spares is None
 
 
-def test_spares_that_are_here_are_known_to_prune(
-    sent: tuple[Made, Path, Url], tmp_path: Path
-) -> None:
-    """As after a folder of spares was copied, or its libraries were."""
-    site, spares, _url = sent
-    copy = tmp_path / "copy"
-    shutil.copytree(site.folder, copy, symlinks=True)
-    undo_trees([site.folder])
-    before = {path.name for path in spares.glob("*.spare")}
-    assert set(details(fetch_spares([copy], spares)).values()) == {"its spare is here"}
-    assert not prune_spares(spares, ()).unneeded
-    assert {path.name for path in spares.glob("*.spare")} == before
-
-
 @in_namespace
 def test_a_read_only_folder_with_all_spares_will_do(site: Made, tmp_path: Path) -> None:
     """As in an image that has them, whose entry point fetches."""
     spares = tmp_path / "spares"
     slim(site, spares)
-    for note in spares.glob(".tree-*"):
-        note.unlink()
     with read_only(spares):
         assert set(details(fetch_spares([site.folder], spares)).values()) == {"its spare is here"}
     other = tmp_path / "other"

@@ -19,12 +19,13 @@ from pytest_negativa.models.listing import SlimList
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.loaded import runs_below
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.worklist import runs_below
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
