@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
-_READER_VERSION = 7
+_READER_VERSION = 8
 _SUFFIX = ".map"
 # Of the limit: what is dropped beyond it, so that a full folder has room for many entries again.
 _MARGIN = 1 / 8
