@@ -34,11 +34,11 @@ def test_version_comes_first(tmp_path: Path) -> None:
 
 def test_other_version_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "map.json"
-    save_map(replace(read_library(MULTIARCH, Scope()), format_version=3), file)
+    save_map(replace(read_library(MULTIARCH, Scope()), format_version=4), file)
     with pytest.raises(StoreError) as caught:
         load_map(file)
     assert str(caught.value) == (
-        f"{file}: format_version 3, this release reads 2; make the map again"
+        f"{file}: format_version 4, this release reads 3; make the map again"
     )
 
 
