@@ -38,7 +38,7 @@ from pytest_negativa.storage.records import (
     write_record,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, read_input
 
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
@@ -351,10 +351,8 @@ def load_baseline(path: Path | Url) -> Snapshot:
     Raises:
         StoreError: it can't be read, or is none of this release.
     """
-    with refusing(path, "read"):
-        data = path.read(_MAX_BASELINE) if isinstance(path, Url) else path.read_bytes()
     return decode_versioned(
-        data,
+        read_input(path, _MAX_BASELINE),
         Snapshot,
         SNAPSHOT_VERSION,
         origin=str(path),
