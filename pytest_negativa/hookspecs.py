@@ -16,7 +16,7 @@ import pluggy
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.models.report import RunReport
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.models.trace import Header, Usage
@@ -63,7 +63,7 @@ def pytest_negativa_libraries(
 
 @hookspec(firstresult=True)
 def pytest_negativa_keep_element(
-    settings: Settings, library: LibraryMap, element: Element | Frame
+    settings: Settings, library: LibraryMap, element: Element
 ) -> str | None:
     """Keep an element that the plan would call unused, as a whole or in part.
 

@@ -16,7 +16,7 @@ import cxxfilt
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.models.report import RunReport
     from pytest_negativa.models.trace import Usage
 
@@ -63,9 +63,7 @@ class PublicKernels:
         """Adds no library: this is the hook that sees what was traced."""
         self._used = {kernel.name for image in usage.iter_images() for kernel in image.kernels}
 
-    def pytest_negativa_keep_element(
-        self, library: LibraryMap, element: Element | Frame
-    ) -> str | None:
+    def pytest_negativa_keep_element(self, library: LibraryMap, element: Element) -> str | None:
         for kernel in library.kernels_of(element.content):
             if self.is_public(kernel.name):
                 return f"{qualified_name(kernel.name)} is public"

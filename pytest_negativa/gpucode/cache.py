@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
-_READER_VERSION = 7
+_READER_VERSION = 8
 _SUFFIX = ".map"
 # Bytes of all entries: above it, those go that were used longest ago.
 _LIMIT = 1 << 30

@@ -24,7 +24,7 @@ from pytest_negativa.models.file_kinds import (
     kind_of,
     ptx_target,
 )
-from pytest_negativa.models.library import Compression, Frame
+from pytest_negativa.models.library import Compression, Element
 from pytest_negativa.models.spans import Span
 
 _ELEMENT_KINDS = {
@@ -97,7 +97,7 @@ def _whole_file(kind: FileKind, offset: int, size: int, member: str | None = Non
     return HostSection("", offset, size, 0, executable=False, content=kind, member=member)
 
 
-def read_bare_code(source: Readable, section: HostSection) -> Frame | None:
+def read_bare_code(source: Readable, section: HostSection) -> Element | None:
     """The code that fills a section from end to end; None for other sections and for fatbins."""
     if section.content is None or (kind := _ELEMENT_KINDS.get(section.content)) is None:
         return None
@@ -111,8 +111,8 @@ def read_bare_code(source: Readable, section: HostSection) -> Frame | None:
         arch = SmArch.from_number(int.from_bytes(head[_LTO_ARCH], "little") // 10)
     elif kind is ElementKind.PTX and (target := ptx_target(head)) is not None:
         arch = SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
-    return Frame(
-        span=Span(section.offset, section.offset + section.size),
+    return Element.bare(
+        Span(section.offset, section.offset + section.size),
         unpacked_size=section.size,
         arch=arch,
         kind=kind,

@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHT_NOBITS
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
 from pytest_negativa.gpucode.source import Readable
-from pytest_negativa.models.library import Compression, Frame
+from pytest_negativa.models.library import Compression, Element
 from pytest_negativa.models.spans import Span
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
@@ -32,7 +32,7 @@ _CHECKSUM_SIZE = 4
 _FRONT_STEPS = 8
 
 
-def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
+def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> Element | None:
     """Read the frame at ``offset``; None if it holds no cubin, is other data, or has lost its end.
 
     Raises:
@@ -69,15 +69,17 @@ def parse_frame(source: Readable, offset: int, end: int, budget: WalkBudget) -> 
     elf_header = _front(source, offset, frame_end)
     if not is_cubin_header(elf_header) or len(elf_header) < EHDR.size:
         return None
-    return Frame(
-        span=Span(offset, frame_end),
+    return Element.bare(
+        Span(offset, frame_end),
         unpacked_size=unpacked_size,
         arch=cubin_arch(elf_header),
         unreadable=abi_problem(elf_header),
     )
 
 
-def parse_plain_cubin(source: Readable, offset: int, end: int, budget: WalkBudget) -> Frame | None:
+def parse_plain_cubin(
+    source: Readable, offset: int, end: int, budget: WalkBudget
+) -> Element | None:
     """Read the headers of the ELF file at ``offset``; None if it is no cubin that fits.
 
     Raises:
@@ -101,8 +103,8 @@ def parse_plain_cubin(source: Readable, offset: int, end: int, budget: WalkBudge
     )
     if offset + size > end:
         return None
-    return Frame(
-        span=Span(offset, offset + size),
+    return Element.bare(
+        Span(offset, offset + size),
         unpacked_size=size,
         arch=cubin_arch(head),
         compression=Compression.NONE,

@@ -32,7 +32,6 @@ from pytest_negativa.models.library import (
     Content,
     Element,
     ForeignCode,
-    Frame,
     LibraryIdentity,
     LibraryMap,
     LtoIr,
@@ -217,7 +216,7 @@ class _Reader:
     def read_section(self, host: HostSection) -> Section | None:
         """Read the GPU code in a section; None if it has none."""
         regions: list[Region] = []
-        frames: list[Frame] = []
+        frames: list[Element] = []
         whole = read_bare_code(self._source, host)
         for found in (whole,) if whole else iter_containers(self._source, host, self.problems):
             if isinstance(found, Region):
@@ -298,7 +297,7 @@ class _Reader:
         self._excess_left -= excess
         return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
 
-    def _read_frame(self, frame: Frame) -> Frame:
+    def _read_frame(self, frame: Element) -> Element:
         if frame.unreadable is not None or not self._is_whole(frame.span):
             return frame
         if self._scope.headers_only or not (

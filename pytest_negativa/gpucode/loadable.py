@@ -9,7 +9,6 @@ from pytest_negativa.models.library import (
     RELOCATABLE,
     Cubin,
     Element,
-    Frame,
     LibraryMap,
     Section,
 )
@@ -62,7 +61,7 @@ def loaded_sections(library_map: LibraryMap, device: ComputeCapability) -> Seque
     return others
 
 
-def _is_stub(code: Element | Frame) -> bool:
+def _is_stub(code: Element) -> bool:
     content = code.content
     return isinstance(content, Cubin) and not (
         content.kernels or content.device_functions or content.global_data or content.constant_data

@@ -149,10 +149,8 @@ def map_libraries(
                 yield from files.results(path, found, request, cache)
             else:
                 known[path] = found
-    if files.are_worth(known, min_parallel_size):
-        is_shared = workers.are_remote or workers.count(len(known)) > 1
-    else:
-        is_shared = workers.are_remote and bool(known)
+    is_worth = files.are_worth(known, min_parallel_size) and workers.count(len(known)) > 1
+    is_shared = bool(known) and (workers.are_remote or is_worth)
     results = (
         _read_by_workers(files, known, request, cache, workers)
         if is_shared

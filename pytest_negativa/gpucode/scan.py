@@ -10,7 +10,7 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.search import Find, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LINKED, RELOCATABLE, Frame, Problem, Region
+from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Problem, Region
 
 # Sections that hold nothing but regions. Other bytes in them are damage, and reported. In other
 # sections they are other data.
@@ -52,7 +52,7 @@ class Problems:
 
 def iter_containers(
     source: Readable, section: HostSection, problems: Problems
-) -> Iterator[Region | Frame]:
+) -> Iterator[Region | Element]:
     """Find all regions and bare cubin frames of a section, by offset; they never overlap.
 
     Data that only looks like a region is skipped. In a section that should hold nothing but
@@ -78,7 +78,7 @@ def iter_containers(
                 unknown,
                 f"{name}: {offset - unknown:,} bytes before the next region are not understood",
             )
-        found: Region | Frame | None = None
+        found: Region | Element | None = None
         try:
             if magic == fatbin.MAGIC:
                 found = fatbin.parse_region(source, offset, end, budget)

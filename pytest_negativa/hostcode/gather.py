@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
@@ -36,9 +36,8 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.records import decode_versioned, write_record
+from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.system import read_regular
 
 # The last one may still run, or have loaded other libraries. Asking takes some ms.
 _RUNS_TO_ASK = 8
@@ -241,7 +240,4 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
 
 
 def _load(path: Path, kind: type[_T], version: int) -> _T:
-    with refusing(path, "read"):
-        data = read_regular(path, follow=False)
-    what, remedy = "a trace of CPU code", "trace again"
-    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
+    return load_record(path, kind, version, "a trace of CPU code", "trace again")

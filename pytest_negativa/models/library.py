@@ -25,8 +25,9 @@ from pytest_negativa.models.base import NonNegative, Record, Row
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.spans import Span
 
-FORMAT_VERSION = 2
-"""Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not."""
+FORMAT_VERSION = 3
+"""Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not. 3 has
+elements in the place of frames."""
 
 # Names from fatbinary_section.h of the CUDA toolkit.
 LINKED = ".nv_fatbin"
@@ -167,17 +168,55 @@ class Element(Record, frozen=True, kw_only=True):
     kind: ElementKind
     arch: SmArch
     compression: Compression
-    kind_number: NonNegative
-    flags: NonNegative
+    kind_number: NonNegative = 0
+    flags: NonNegative = 0
     identifier: str | None = None
     options: str | None = None
     content: Content | None = None
     unreadable: str | None = None
 
+    @classmethod
+    def bare(
+        cls,
+        span: Span,
+        unpacked_size: int,
+        arch: SmArch,
+        kind: ElementKind = ElementKind.CUBIN,
+        compression: Compression = Compression.ZSTD,
+        unreadable: str | None = None,
+    ) -> Element:
+        """Code with no fatbin around it: a zstd frame that holds a cubin, or plain code.
+
+        Args:
+            span: all of it; nothing is padding.
+            arch: that the code states: a cubin's ELF header, or the target of PTX; sm_00 if none.
+        """
+        return cls(
+            header_offset=span.start,
+            payload=span,
+            stored_size=span.size,
+            unpacked_size=unpacked_size,
+            kind=kind,
+            arch=arch,
+            compression=compression,
+            unreadable=unreadable,
+        )
+
     @property
     def span(self) -> Span:
         """Header and payload."""
         return Span(self.header_offset, self.payload.end)
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the unpacked cubin, if it was read and no region holds it."""
+        return self.content.sha256 if isinstance(self.content, Cubin) else None
+
+    def runs_on(self, device: ComputeCapability) -> bool:
+        """Whether a device can load it: as it is, or compiled by the driver."""
+        if self.kind is ElementKind.CUBIN:
+            return cubin_runs_on(self.arch, device)
+        return not self.kind.is_opaque and can_be_compiled_for(self.arch, device)
 
 
 class Region(Record, frozen=True, kw_only=True):
@@ -192,39 +231,6 @@ class Region(Record, frozen=True, kw_only=True):
     elements: tuple[Element, ...]
 
 
-class Frame(Record, frozen=True, kw_only=True):
-    """GPU code with no fatbin around it: a zstd frame that holds a cubin, or plain code.
-
-    Attributes:
-        span: file offsets of the code; its size is the stored size.
-        unpacked_size: bytes of the code after decompression.
-        arch: that the code states: a cubin's ELF header, or the target of PTX; sm_00 if none.
-        kind: what it is. In libraries it is a cubin.
-        compression: zstd, or none.
-        content: what was read of it; None if not asked for, or unreadable.
-        unreadable: why it could not be read.
-    """
-
-    span: Span
-    unpacked_size: NonNegative
-    arch: SmArch
-    kind: ElementKind = ElementKind.CUBIN
-    compression: Compression = Compression.ZSTD
-    content: Cubin | Ptx | None = None
-    unreadable: str | None = None
-
-    @property
-    def digest(self) -> str | None:
-        """SHA-256 of the unpacked cubin, if it was read."""
-        return self.content.sha256 if isinstance(self.content, Cubin) else None
-
-    def runs_on(self, device: ComputeCapability) -> bool:
-        """Whether a device can load it: as it is, or compiled by the driver."""
-        if self.kind is ElementKind.CUBIN:
-            return cubin_runs_on(self.arch, device)
-        return not self.kind.is_opaque and can_be_compiled_for(self.arch, device)
-
-
 class CodeBlock(NamedTuple):
     """An element or a bare frame: the unit that a plan keeps or calls unused.
 
@@ -232,13 +238,13 @@ class CodeBlock(NamedTuple):
         start, end: file offsets of an element's payload, padding included, or of a frame.
         header_offset: file offset at which it begins: that of an element's header, or ``start``.
         kind: what it holds.
-        arch, compression: see ``Element`` and ``Frame``.
+        arch, compression: see ``Element``.
         stored_size: bytes of ``[start, end)`` in use.
         unpacked_size: bytes of the content after decompression.
         content: the content that was read; None if it was not asked for, or is unreadable.
         unreadable: why it can't be read.
         region: the region that holds it; None for a frame.
-        record: the element or frame itself.
+        record: the element itself.
     """
 
     start: int
@@ -252,7 +258,7 @@ class CodeBlock(NamedTuple):
     content: Content | None
     unreadable: str | None
     region: Region | None
-    record: Element | Frame
+    record: Element
 
     @property
     def size(self) -> int:
@@ -291,7 +297,7 @@ class Section(Record, frozen=True, kw_only=True):
     span: Span
     vaddr: NonNegative
     regions: tuple[Region, ...] = ()
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[Element, ...] = ()
     member: str | None = None
 
     def __post_init__(self) -> None:
@@ -312,37 +318,21 @@ class Section(Record, frozen=True, kw_only=True):
 
     def iter_code(self) -> Iterator[CodeBlock]:
         """The elements of all regions, then the frames."""
-        for region in self.regions:
-            for e in region.elements:
-                yield CodeBlock(
-                    e.payload.start,
-                    e.payload.end,
-                    e.header_offset,
-                    e.kind,
-                    e.arch,
-                    e.compression,
-                    e.stored_size,
-                    e.unpacked_size,
-                    e.content,
-                    e.unreadable,
-                    region,
-                    e,
-                )
-        for f in self.frames:
-            start, end = f.span
+        inside = ((region, element) for region in self.regions for element in region.elements)
+        for region, e in (*inside, *((None, frame) for frame in self.frames)):
             yield CodeBlock(
-                start,
-                end,
-                start,
-                f.kind,
-                f.arch,
-                f.compression,
-                end - start,
-                f.unpacked_size,
-                f.content,
-                f.unreadable,
-                None,
-                f,
+                e.payload.start,
+                e.payload.end,
+                e.header_offset,
+                e.kind,
+                e.arch,
+                e.compression,
+                e.stored_size,
+                e.unpacked_size,
+                e.content,
+                e.unreadable,
+                region,
+                e,
             )
 
 
@@ -525,7 +515,7 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         for region in self.iter_regions():
             yield from region.elements
 
-    def iter_frames(self) -> Iterator[Frame]:
+    def iter_frames(self) -> Iterator[Element]:
         """All bare frames, section by section."""
         for section in self.sections:
             yield from section.frames

@@ -18,7 +18,6 @@ from pytest_negativa.models.library import (
     Content,
     Cubin,
     Element,
-    Frame,
     LibraryMap,
     Ptx,
     Region,
@@ -44,7 +43,7 @@ _TRIMMED = frozenset(
     reason.value for reason in (KeepReason.LOADED, KeepReason.MEMORY_IMAGE, KeepReason.ARCH_POLICY)
 )
 
-KeepElement = Callable[[LibraryMap, Element | Frame], str | None]
+KeepElement = Callable[[LibraryMap, Element], str | None]
 """A plugin's veto: why an element must be kept, or None."""
 
 

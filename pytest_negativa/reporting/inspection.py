@@ -13,7 +13,7 @@ from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import CodeBlock, Cubin, Element, LibraryMap, Ptx
+from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.reporting.tables import format_table
@@ -323,7 +323,7 @@ def _arch_text(arch: SmArch) -> str:
 
 
 def _note(block: CodeBlock) -> str:
-    identifier = block.record.identifier if isinstance(block.record, Element) else None
+    identifier = block.record.identifier
     return block.unreadable or identifier or ""
 
 

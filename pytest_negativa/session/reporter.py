@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.code_files import OpenedFiles
-    from pytest_negativa.models.library import Element, Frame, LibraryMap
+    from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.models.report import RunReport
     from pytest_negativa.processes.code_files import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
@@ -322,7 +322,7 @@ class Reporter:
 
         hook = self._config.hook
 
-        def keep(library: LibraryMap, element: Element | Frame) -> str | None:
+        def keep(library: LibraryMap, element: Element) -> str | None:
             reason: str | None = hook.pytest_negativa_keep_element(
                 settings=self._settings, library=library, element=element
             )

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import DIGESTS_VERSION, LibraryDigests, TracedLibrary
-from pytest_negativa.storage.records import decode_versioned, write_record
+from pytest_negativa.storage.records import load_if_there, write_record
 from pytest_negativa.storage.runs import digests_in
-from pytest_negativa.storage.system import read_regular
 
 
 def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
@@ -28,22 +26,11 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     Raises:
         StoreError: the file can't be read.
     """
-    path = digests_in(folder)
-    try:
-        data = read_regular(path)
-    except FileNotFoundError:
-        return {}
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
-    found = decode_versioned(
-        data,
-        LibraryDigests,
-        DIGESTS_VERSION,
-        origin=str(path),
-        what="digests of libraries",
-        remedy="remove it, and trace again if libraries have changed since",
-    )
-    return {replace(library, sha256=None): library for library in found.libraries}
+    what = "digests of libraries"
+    remedy = "remove it, and trace again if libraries have changed since"
+    found = load_if_there(digests_in(folder), LibraryDigests, DIGESTS_VERSION, what, remedy)
+    libraries = () if found is None else found.libraries
+    return {replace(library, sha256=None): library for library in libraries}
 
 
 def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:

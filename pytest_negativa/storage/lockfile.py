@@ -6,7 +6,6 @@ fixed. Messages name line and key. Digests in the file are checked when it is re
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, read_input
 from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
 from pytest_negativa.storage.yaml_records import convert
 
@@ -187,16 +186,10 @@ def load_lock(path: Path | Url) -> Lock:
     Raises:
         StoreError: it can't be read, is no lock, or of another version.
     """
-    if isinstance(path, Url):
-        return decode_lock(path.read(MAX_BYTES), str(path))
-    with refusing(path, "read"), path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    return decode_lock(data, os.fspath(path))
+    return decode_lock(read_input(path, MAX_BYTES), str(path))
 
 
 def _compose(data: bytes, origin: str) -> Node:
-    if len(data) > MAX_BYTES:
-        raise StoreError(f"{origin}: larger than {MAX_BYTES:,} bytes; is this a lock file?")
     try:
         root = parse_document(data, MAX_ITEMS)
     except YamlError as e:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import refusing
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.records import decode_versioned, encode_hook
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own
 
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 
@@ -52,6 +50,4 @@ def load_map(path: Path) -> LibraryMap:
     Raises:
         StoreError: the file can't be read, is no map, or of another version.
     """
-    with refusing(path, "read"):
-        data = read_regular(path, follow=False)
-    return decode_map(data, os.fspath(path))
+    return decode_map(read_own(path), os.fspath(path))

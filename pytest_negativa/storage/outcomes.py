@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
@@ -31,7 +31,7 @@ from pytest_negativa.models.outcomes import (
     WorkerEnded,
 )
 from pytest_negativa.storage.jsonl import LineWriter
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.records import read_own
 
 _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
@@ -64,8 +64,7 @@ def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> Sessio
 
 
 def _read(path: Path) -> list[AnyOutcomeRecord]:
-    with refusing(path, "read"):
-        lines = read_regular(path, follow=False).split(b"\n")
+    lines = read_own(path).split(b"\n")
     records = []
     for number, line in enumerate(lines, 1):
         if not line:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.system import read_regular
 
 _T = TypeVar("_T")
 
@@ -74,6 +75,31 @@ def decode_versioned(
         return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
     except (*UNDECODABLE, ValueError) as e:
         raise StoreError(f"{origin}: not {what} of this release: {e}") from e
+
+
+def read_own(path: Path) -> bytes:
+    """The bytes of a file that a run or a session left, and no link: a mark is shown to people.
+
+    Raises:
+        StoreError: it can't be read, or is no regular file.
+    """
+    with refusing(path, "read"):
+        return read_regular(path, follow=False)
+
+
+def load_record(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T:
+    """A record from a file; see ``decode_versioned``.
+
+    Raises:
+        StoreError: it can't be read, is something else, or of another version.
+    """
+    data = read_own(path)
+    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
+
+
+def load_if_there(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T | None:
+    """As ``load_record``; None if there is no file."""
+    return load_record(path, kind, version, what, remedy) if path.exists() else None
 
 
 def write_record(path: Path, record: object, *, indent: int = 0) -> None:

@@ -30,10 +30,15 @@ from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map, save_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
-from pytest_negativa.storage.records import decode_versioned, write_record
+from pytest_negativa.storage.records import (
+    decode_versioned,
+    load_if_there,
+    load_record,
+    read_own,
+    write_record,
+)
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.system import read_regular
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, read_input
 
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
@@ -44,7 +49,6 @@ _MAX_BASELINE = 64 << 20
 _PLAN_AGAIN = "plan again (negativa locate)"
 
 _T = TypeVar("_T")
-_V = TypeVar("_V", LibraryPlan, RunReport, Usage, Verdict, OpenedFiles, FilesPlans, CombinedTests)
 
 
 def write_run(
@@ -217,10 +221,7 @@ def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
     if not path.exists():
         return ()
     try:
-        data = read_regular(path, follow=False)
-        return msgspec.json.decode(data, type=tuple[row, ...])  # type: ignore[valid-type]
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}") from e
+        return msgspec.json.decode(read_own(path), type=tuple[row, ...])  # type: ignore[valid-type]
     except UNDECODABLE as e:
         raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
 
@@ -242,7 +243,7 @@ def load_opened(run: Run) -> OpenedFiles | None:
         StoreError: the file can't be read.
     """
     what = "a list of opened files"
-    return _load_if_there(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
+    return load_if_there(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
 
 
 def save_files_plans(run: Run, plans: tuple[FilesPlan, ...]) -> None:
@@ -262,7 +263,7 @@ def load_files_plans(run: Run) -> tuple[FilesPlan, ...]:
         StoreError: the file can't be read.
     """
     what, path = "a plan of files", run.files_plan_file
-    found = _load_if_there(path, FilesPlans, CODE_FILES_VERSION, what, _PLAN_AGAIN)
+    found = load_if_there(path, FilesPlans, CODE_FILES_VERSION, what, _PLAN_AGAIN)
     return () if found is None else found.distributions
 
 
@@ -273,7 +274,7 @@ def load_usage(run: Run) -> Usage | None:
         StoreError: the file can't be read.
     """
     what, path = "the usage of a traced run", run.usage_file
-    usage = _load_if_there(path, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
+    usage = load_if_there(path, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
     if usage is not None and (problem := usage.bad_index()) is not None:
         raise StoreError(f"{path}: not {what} of this release: {problem}")
     return usage
@@ -288,7 +289,7 @@ def load_report(run: Run) -> RunReport:
     if not run.report_file.exists():
         raise StoreError(f"{run}: no report here; make it with {run.locate_command}")
     remedy = f"make it again with {run.locate_command}"
-    return _load_record(run.report_file, RunReport, REPORT_VERSION, "a report", remedy)
+    return load_record(run.report_file, RunReport, REPORT_VERSION, "a report", remedy)
 
 
 def load_history(run: Run) -> tuple[RunReport, ...]:
@@ -314,7 +315,7 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     """
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
-    combined = _load_if_there(
+    combined = load_if_there(
         run.combined_tests_file, CombinedTests, COMBINED_TESTS_VERSION, "tests", "combine again"
     )
     return () if combined is None else combined.tests
@@ -337,22 +338,11 @@ def load_verdict(run: Run) -> Verdict | None:
     Raises:
         StoreError: the file can't be read.
     """
-    return _load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+    return load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
 
 
 def _load_plan(path: Path) -> LibraryPlan:
-    return _load_record(path, LibraryPlan, PLAN_VERSION, "a plan", _PLAN_AGAIN)
-
-
-def _load_if_there(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V | None:
-    return _load_record(path, kind, version, what, remedy) if path.exists() else None
-
-
-def _load_record(path: Path, kind: type[_V], version: int, what: str, remedy: str) -> _V:
-    """A record of a format that must be this release's."""
-    with refusing(path, "read"):
-        data = read_regular(path, follow=False)
-    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
+    return load_record(path, LibraryPlan, PLAN_VERSION, "a plan", _PLAN_AGAIN)
 
 
 def load_baseline(path: Path | Url) -> Snapshot:
@@ -361,10 +351,8 @@ def load_baseline(path: Path | Url) -> Snapshot:
     Raises:
         StoreError: it can't be read, or is none of this release.
     """
-    with refusing(path, "read"):
-        data = path.read(_MAX_BASELINE) if isinstance(path, Url) else path.read_bytes()
     return decode_versioned(
-        data,
+        read_input(path, _MAX_BASELINE),
         Snapshot,
         SNAPSHOT_VERSION,
         origin=str(path),

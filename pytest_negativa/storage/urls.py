@@ -161,7 +161,7 @@ class Url:
         if size is None:
             raise NotFoundError(f"{self}: there is no such file")
         if size > limit:
-            raise StoreError(f"{self}: larger than {limit:,} bytes")
+            raise StoreError(f"larger than {limit:,} bytes", self)
         return b"".join(self._pieces(size))
 
     def fetch(self, target: Path, size: int, sha256: str) -> None:
@@ -246,6 +246,24 @@ def place_of(text: str) -> Path | Url:
         OptionError: it is a URL that can't be used.
     """
     return Url(text) if is_url(text) else Path(text)
+
+
+def read_input(place: Path | Url, limit: int) -> bytes:
+    """The content of a file that a user names.
+
+    Args:
+        limit: bytes that it may have.
+
+    Raises:
+        StoreError: it can't be read, or is larger.
+    """
+    if isinstance(place, Url):
+        return place.read(limit)
+    with refusing(place, "read"), place.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise StoreError(f"larger than {limit:,} bytes", place)
+    return data
 
 
 def _local_path(file_system: Any, path: str) -> Path | None:

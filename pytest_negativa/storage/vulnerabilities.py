@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.errors import StoreError
 from pytest_negativa.models.vex import VULNERABILITIES_VERSION, Vulnerabilities
+from pytest_negativa.storage.urls import read_input
 from pytest_negativa.storage.yaml_document import YamlError, parse_document
 from pytest_negativa.storage.yaml_records import convert
 
@@ -20,10 +21,7 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
     Raises:
         StoreError: it can't be read, or is no such list.
     """
-    with refusing(path, "read"), path.open("rb") as file:
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise StoreError(f"{path}: larger than {_MAX_BYTES:,} bytes; {_EXPECTED}")
+    data = read_input(path, _MAX_BYTES)
     try:
         root = parse_document(data, _MAX_ITEMS)
         found = convert(root, Vulnerabilities)

@@ -13,7 +13,7 @@ from pytest_negativa.analysis.analyze import Hooks, analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.code_files import CodeFile, WatchedFiles
-from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
 from pytest_negativa.models.trace import UsageProcess, UsageWarning
 from tests.support.analyses import settings, use, used
@@ -216,9 +216,9 @@ def test_added_libraries_are_reported_as_unused(tmp_path: Path) -> None:
 
 
 def test_vetoes(tmp_path: Path) -> None:
-    asked: list[Element | Frame] = []
+    asked: list[Element] = []
 
-    def veto(library: LibraryMap, element: Element | Frame) -> str | None:
+    def veto(library: LibraryMap, element: Element) -> str | None:
         asked.append(element)
         return "ours" if str(element.arch) == "sm_80" else None
 

@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import find_declarations, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS, MagicFinder
 from pytest_negativa.gpucode.search import load_search
-from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LtoIr, Ptx, Scope
+from pytest_negativa.models.library import Compression, Cubin, Element, LtoIr, Ptx, Scope
 from pytest_negativa.models.spans import Span
 from tests.support import builders
 from tests.support.builders import CubinSpec, ElementSpec, HostSection
@@ -236,7 +236,7 @@ def test_what_was_built_is_what_is_found(
         check_frame(library_map.names, frame, expected[frame.span.start])
 
 
-def check_frame(names: tuple[str, ...], frame: Frame, piece: Piece) -> None:
+def check_frame(names: tuple[str, ...], frame: Element, piece: Piece) -> None:
     assert piece.frame is not None
     assert frame.span.size == len(piece.data)
     assert frame.unpacked_size == len(builders.build_cubin(piece.frame).data)

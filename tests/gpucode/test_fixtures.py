@@ -24,7 +24,6 @@ from pytest_negativa.models.library import (
     Compression,
     Cubin,
     Element,
-    Frame,
     LibraryMap,
     LtoIr,
     Ptx,
@@ -162,7 +161,7 @@ def test_unpacked_cubins_are_those_of_cuobjdump(name: str) -> None:
 def test_pieces_lie_where_the_build_put_them(name: str) -> None:
     library_map = map_of(name)
     expected = FILES[name]["pieces"]
-    found: dict[tuple[str, int], Region | Frame] = {}
+    found: dict[tuple[str, int], Region | Element] = {}
     for section in library_map.sections:
         found |= {(section.name, region.span.start): region for region in section.regions}
         found |= {(section.name, frame.span.start): frame for frame in section.frames}
@@ -178,7 +177,7 @@ def test_pieces_lie_where_the_build_put_them(name: str) -> None:
             check_frame(container, piece, library_map.names)
 
 
-def check_frame(frame: Frame, piece: Fact, names: tuple[str, ...]) -> None:
+def check_frame(frame: Element, piece: Fact, names: tuple[str, ...]) -> None:
     assert isinstance(frame.content, Cubin)
     assert frame.unpacked_size == piece["content"]["size"]
     assert frame.content.sha256 == piece["content"]["sha256"]

@@ -13,7 +13,6 @@ from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import (
     Compression,
     Element,
-    Frame,
     LibraryIdentity,
     LibraryMap,
     Problem,
@@ -125,7 +124,9 @@ def made_by_hand() -> LibraryMap:
         element(116, ElementKind.CUBIN, "sm_90", "damaged"),
         element(216, ElementKind.UNKNOWN, "sm_80", "element kind 16 is not known"),
     )
-    frame = Frame(span=Span(400, 450), unpacked_size=99, arch=SmArch(9, 0), unreadable="cut short")
+    frame = Element.bare(
+        Span(400, 450), unpacked_size=99, arch=SmArch(9, 0), unreadable="cut short"
+    )
     return LibraryMap(
         format_version=1,
         library=LibraryIdentity(

@@ -14,7 +14,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
+from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
@@ -40,7 +40,7 @@ def plan_of_first_kernels(library_map: LibraryMap) -> LibraryPlan:
     memory = {
         f.digest: (f.unpacked_size, [library_map.kernels_of(f.content)[0].name])
         for f in library_map.iter_frames()
-        if f.content is not None and f.digest is not None and f.content.kernels
+        if f.digest is not None and isinstance(f.content, Cubin) and f.content.kernels
     }
     usage = usage_of(library_usage(library_map, images), memory=memory)
     located = locate_library(library_map, usage.libraries[0], usage)

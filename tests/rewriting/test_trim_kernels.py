@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Compression, Cubin, Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.library import Compression, Cubin, Element, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.models.spans import Span
@@ -121,7 +121,7 @@ def test_elements(
         assert cubin.stored_after <= cubin.stored_before
 
 
-def frame_with(library_map: LibraryMap, kernel: str) -> Frame:
+def frame_with(library_map: LibraryMap, kernel: str) -> Element:
     return next(
         f
         for f in library_map.iter_frames()

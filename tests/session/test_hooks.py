@@ -207,7 +207,7 @@ def pytest_negativa_keep_element(settings, library, element):
     frames = project.plan("libframes.so")
     assert len(frames) == 3
     reasons = [d[3:] for d in frames if d[2]]
-    assert reasons and all(reason == ["hook", "ours, Frame"] for reason in reasons)
+    assert reasons and all(reason == ["hook", "ours, Element"] for reason in reasons)
     # The one for sm_80 is of no use here, and its names are not read.
     assert ["wrong-arch", None] in [d[3:] for d in frames]
 

@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import Element, Frame, LibraryMap, Scope
+from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, LibraryPlan
 from tests.support.builders import ElementSpec, build_region
 
@@ -254,9 +254,9 @@ def assert_same_image(
     assert not different, [hex(i) for i in different[:5]]
 
 
-def kept_parts(library_map: LibraryMap, plan: LibraryPlan) -> list[Element | Frame]:
+def kept_parts(library_map: LibraryMap, plan: LibraryPlan) -> list[Element]:
     kept = {(d.start, d.end) for d in plan.decisions if d.kept}
-    parts: list[Element | Frame] = [
+    parts: list[Element] = [
         e for e in library_map.iter_elements() if (e.payload.start, e.payload.end) in kept
     ]
     return parts + [f for f in library_map.iter_frames() if (f.span.start, f.span.end) in kept]
