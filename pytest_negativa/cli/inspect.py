@@ -33,10 +33,10 @@ _ROWS = 20
 
 
 def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None) -> float | None:
-    from pytest_negativa.settings.value_types import InvalidValue, Percent
+    from pytest_negativa.settings.values import InvalidValue, read_percent
 
     try:
-        return None if given is None else Percent().parse(given)
+        return None if given is None else read_percent(given)
     except InvalidValue as e:
         raise click.BadParameter(str(e), ctx, param) from None
 

@@ -95,7 +95,7 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     limit of negativa.yaml is crossed.
     """
     from pytest_negativa.analysis.reported import crossed_limits, report_verified
-    from pytest_negativa.verifying.rounds import Program, program_environment
+    from pytest_negativa.verifying.rounds import Program
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
     from pytest_negativa.verifying.traced_run import command_to_verify
 
@@ -108,7 +108,7 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
         again=words,
         cwd=here,
         root=here,
-        environ=program_environment(os.environ),
+        environ=os.environ,
         is_pytest=False,
     )
     status = run_supervisor(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
 
@@ -154,19 +154,19 @@ class Verify(Record, frozen=True, kw_only=True):
     """
 
     copies: CopyKind
-    rerun: int
-    timeout: int | None
+    rerun: NonNegative
+    timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy
-    heal_runs: int
-    heal_minutes: int
+    heal_runs: NonNegative
+    heal_minutes: NonNegative
 
 
 class Reports(Record, frozen=True, kw_only=True):
     """What is reported, and how."""
 
     formats: tuple[Report, ...]
-    top: int
+    top: NonNegative
     demangle: bool
 
 

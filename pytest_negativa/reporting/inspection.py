@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
+from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
@@ -26,7 +27,6 @@ from pytest_negativa.reporting.units import (
     format_share,
 )
 from pytest_negativa.settings.globs import GlobSet
-from pytest_negativa.settings.value_types import one_of
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
 _MAX_PROBLEMS = 10

@@ -210,12 +210,6 @@ def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
     assert f"--run {recorded.results / '20260101T000001Z-0123ab'}" in error
 
 
-def test_the_run_by_the_environment(recorded: Project) -> None:
-    rewrite(recorded, ".negativa/20260101T000001Z-0123ab/trace/h200.jsonl")
-    recorded.negativa("locate", NEGATIVA_RUN=".negativa/20260101T000001Z-0123ab")
-    assert recorded.planned()
-
-
 WRONG = [
     ("locate", "--no-such-option"),
     ("locate", "--keep-ptx=some"),
@@ -252,8 +246,8 @@ def test_wrong_usage(project: Project, words: tuple[str, ...]) -> None:
 def test_a_value_that_cannot_be_used_is_named_as_it_was_given(project: Project) -> None:
     flag = project.negativa("locate", "--keep-ptx=some", status=2).stderr
     assert flag == "negativa: error: --keep-ptx: found 'some', expected off, newest or all\n"
-    variable = project.negativa("locate", status=2, NEGATIVA_KEEP_PTX="some").stderr
-    assert variable.startswith("negativa: error: NEGATIVA_KEEP_PTX: found 'some'")
+    variable = project.negativa("locate", status=2, NEGATIVA_REQUIRE_GPU="some").stderr
+    assert variable.startswith("negativa: error: NEGATIVA_REQUIRE_GPU: found 'some'")
 
 
 def test_thresholds_and_reports(recorded: Project) -> None:

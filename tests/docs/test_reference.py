@@ -35,7 +35,7 @@ def test_every_option_is_documented(generate: ModuleType) -> None:
     for option in OPTIONS:
         assert f"\n{option.help}" in text
         assert f"`{option.flag}" in text
-        assert f"| `{option.variable}` |" in text
+        assert option.variable is None or f"| `{option.variable}` |" in text
     assert "`--keep-ptx {off,newest,all}` of [debloat](commands.md#negativa-debloat)" in text
 
 

@@ -83,7 +83,7 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["flag", "variable", "addopts", "file"])
+@pytest.mark.parametrize("how", ["flag", "addopts", "file"])
 def test_how_often_plugins_are_imported(
     project: Project, library: Path, how: str, tmp_path: Path
 ) -> None:
@@ -93,8 +93,6 @@ def test_how_often_plugins_are_imported(
     project.environ["NEGATIVA_DIRECTORI"] = "x"
     if how != "file":
         project.write("negativa.yaml", f"directory: {tmp_path / 'runs'}\n")
-    if how == "variable":
-        project.environ["NEGATIVA_CPU"] = "1"
     if how == "addopts":
         project.write("pytest.ini", "[pytest]\naddopts = --negativa-cpu\n")
     flags = ["--negativa-cpu"] if how == "flag" else []

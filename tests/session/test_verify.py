@@ -121,22 +121,18 @@ def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", [pytest.param("variable", marks=pytest.mark.slow), "addopts", "ini"]
-)
+@pytest.mark.parametrize("source", ["addopts", "ini"])
 def test_it_is_asked_for_elsewhere_than_on_the_command_line(
     traced: VerifiedProject, source: str
 ) -> None:
     addopts = traced.environ["PYTEST_ADDOPTS"]
-    arguments, variable = ["-q"], ""
-    if source == "variable":
-        variable = "1"
-    elif source == "addopts":
+    arguments = ["-q"]
+    if source == "addopts":
         addopts += " --negativa-verify"
     else:
         traced.write("other.ini", "[pytest]\naddopts = --negativa-verify\n")
         arguments += ["-c", "other.ini", f"--rootdir={traced.folder}"]
-    done = traced.pytest(*arguments, PYTEST_ADDOPTS=addopts, NEGATIVA_VERIFY=variable)
+    done = traced.pytest(*arguments, PYTEST_ADDOPTS=addopts)
     assert PROVED in done.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import pwd
 import subprocess
 import sys
@@ -17,16 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.cli.report import report
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, one_of
 from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
 from pytest_negativa.models.verdict import FLAKY_RULE
-from pytest_negativa.settings import value_types
 from pytest_negativa.settings.file import ConfigFile, load_config
 from pytest_negativa.settings.flags import (
     add_pytest_options,
     click_options,
     idle_flag,
-    is_enabled,
     pick_flags,
 )
 from pytest_negativa.settings.options import (
@@ -41,9 +40,10 @@ from pytest_negativa.settings.options import (
     Option,
 )
 from pytest_negativa.settings.resolve import load_settings, resolve
+from pytest_negativa.settings.values import type_of
 from tests.support.verbs import VERBS
 
-FORMATS = value_types.one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
+FORMATS = one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
@@ -272,13 +272,14 @@ def parse(*arguments: str) -> dict[str, Any]:
 
 def flags_for(case: Case) -> list[str]:
     option = BY_NAME[case.name]
-    if option.is_switch:
+    if not option.value:
         return [option.flag]
     return [f"{option.flag}={argument}" for argument in case.flag]
 
 
 def environ_for(case: Case) -> dict[str, str]:
-    return {BY_NAME[case.name].variable: case.variable}
+    variable = BY_NAME[case.name].variable
+    return {variable: case.variable} if variable else {}
 
 
 @pytest.fixture
@@ -309,6 +310,9 @@ def run(flags: Any, environ: Any, config: ConfigFile | None) -> Settings:
 
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+with_variable = pytest.mark.parametrize(
+    "case", [c for c in CASES if BY_NAME[c.name].variable], ids=lambda case: case.name
+)
 
 
 def test_every_option_has_a_case() -> None:
@@ -330,11 +334,11 @@ def test_file_beats_default(case: Case, file_of: Any) -> None:
     assert "n.yaml:" in found.sources[case.name].where
 
 
-@by_case
+@with_variable
 def test_environment_beats_file(case: Case, file_of: Any) -> None:
     found = run({}, environ_for(case), file_of(case))
     assert get(found, case.name) == case.by_variable
-    variable = BY_NAME[case.name].variable
+    variable = str(BY_NAME[case.name].variable)
     assert found.sources[case.name] == Source(kind=SourceKind.ENVIRONMENT, where=variable)
 
 
@@ -351,9 +355,9 @@ def test_flag_alone(case: Case) -> None:
     assert get(run(parse(*flags_for(case)), {}, None), case.name) == case.by_flag
 
 
-@by_case
+@with_variable
 def test_empty_variable_counts_as_not_set(case: Case, file_of: Any) -> None:
-    found = run({}, {BY_NAME[case.name].variable: " "}, file_of(case))
+    found = run({}, {str(BY_NAME[case.name].variable): " "}, file_of(case))
     assert get(found, case.name) == case.by_file
 
 
@@ -375,7 +379,7 @@ def test_command_line_of_negativa(case: Case) -> None:
 
 
 switches = pytest.mark.parametrize(
-    "option", [o for o in OPTIONS if o.is_switch], ids=lambda o: str(o.name)
+    "option", [o for o in OPTIONS if o.off_flag], ids=lambda o: str(o.name)
 )
 
 
@@ -383,7 +387,7 @@ switches = pytest.mark.parametrize(
 def test_switches_have_an_opposite(option: Option) -> None:
     assert parse(f"--no-{option.flag[2:]}") == {option.name: False}
     assert parse(option.flag, f"--no-{option.flag[2:]}") == {option.name: False}
-    found = run(parse(f"--no-{option.flag[2:]}"), {option.variable: "1"}, None)
+    found = run(parse(f"--no-{option.flag[2:]}"), {str(option.variable): "1"}, None)
     assert get(found, option.name) is False
 
 
@@ -407,8 +411,7 @@ def test_command_line_help_names_every_option_in_order() -> None:
 
 def test_the_reference_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
-    assert isinstance(option.type, value_types.Reports)
-    for word in option.type.report.formats:
+    for word in (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES):
         assert word in option.detail
         assert word in str(report.help)
 
@@ -460,12 +463,11 @@ def test_every_section_is_described() -> None:
     ],
 )
 def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
-    found = idle_flag(words, {}, {})
+    found = idle_flag(words, {})
     assert (found and found.split()[0]) == idle
-    assert idle_flag(words, {"enabled": True}, {}) is None
-    assert idle_flag(words, {}, {"NEGATIVA": "1"}) is None
+    assert idle_flag(words, {"enabled": True}) is None
     # As what starts sessions of its own, untraced, adds to a user's command line.
-    assert idle_flag(words, {"verifying": False}, {}) is None
+    assert idle_flag(words, {"verifying": False}) is None
 
 
 def test_all_together(file_of: Any) -> None:
@@ -477,7 +479,8 @@ def test_all_together(file_of: Any) -> None:
     for case in CASES:
         if case.name != "reports.formats":  # its default paths follow the directory
             assert get(by_flag, case.name) == case.by_flag
-            assert get(by_variable, case.name) == case.by_variable
+            expected = case.by_variable if BY_NAME[case.name].variable else case.default
+            assert get(by_variable, case.name) == expected
 
 
 @given(st.data())
@@ -492,31 +495,12 @@ def test_strongest_source_wins_for_each_option_alone(data: st.DataObject) -> Non
             environ |= environ_for(case)
     found = run(flags, environ, None)
     for case in CASES:
-        sources = chosen[case.name]
+        sources = chosen[case.name] - ({"env"} if not BY_NAME[case.name].variable else set())
         kind = "flag" if "flag" in sources else "environment" if sources else "default"
         assert found.sources[case.name].kind.value == kind
         if case.name != "reports.formats":
             expected = {"flag": case.by_flag, "environment": case.by_variable}
             assert get(found, case.name) == expected.get(kind, case.default)
-
-
-@pytest.mark.parametrize(
-    ("flags", "environ", "enabled"),
-    [
-        ((), {}, False),
-        (("--negativa",), {}, True),
-        ((), {"NEGATIVA": "1"}, True),
-        ((), {"NEGATIVA": "off"}, False),
-        ((), {"NEGATIVA": ""}, False),
-        (("--no-negativa",), {"NEGATIVA": "1"}, False),
-        (("--negativa",), {"NEGATIVA": "0"}, True),
-        # Any other flag alone doesn't switch tracing on.
-        (("--negativa-level=launch",), {}, False),
-    ],
-)
-def test_enabled(flags: tuple[str, ...], environ: dict[str, str], enabled: bool) -> None:
-    assert is_enabled("enabled", parse(*flags), environ) is enabled
-    assert run(parse(*flags), environ, None).enabled is enabled
 
 
 def test_config_by_flag_environment_and_search(tmp_path: Path) -> None:
@@ -552,51 +536,44 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "variable", "text", "message"),
+    ("flag", "text", "message"),
     [
-        ("--negativa-level", "NEGATIVA_LEVEL", "lunch",
+        ("--negativa-level", "lunch",
          "found 'lunch', expected lookup, launch or range; did you mean launch?"),
-        ("--negativa-keep-ptx", "NEGATIVA_KEEP_PTX", "false",
+        ("--negativa-keep-ptx", "false",
          "found 'false', expected off, newest or all"),
-        ("--negativa-keep-arch", "NEGATIVA_KEEP_ARCH", "sm_80,9",
+        ("--negativa-keep-arch", "sm_80,9",
          "found '9', expected the SM arch of a known GPU, like sm_90, sm_90a or 9.0"),
-        ("--negativa-top", "NEGATIVA_TOP", "-1",
+        ("--negativa-top", "-1",
          "found '-1', expected a whole number, 0 or more"),
-        ("--negativa-top", "NEGATIVA_TOP", "1.0",
-         "found '1.0', expected a whole number, 0 or more"),
-        ("--negativa-max-unused-percent", "NEGATIVA_MAX_UNUSED_PERCENT", "100.1",
+        ("--negativa-max-unused-percent", "100.1",
          "found '100.1', expected a percentage from 0 to 100"),
-        ("--negativa-max-unused-percent", "NEGATIVA_MAX_UNUSED_PERCENT", "nan",
+        ("--negativa-max-unused-percent", "nan",
          "found 'nan', expected a percentage from 0 to 100"),
-        ("--negativa-max-gpu-code", "NEGATIVA_MAX_GPU_CODE", "5 parsecs",
+        ("--negativa-max-gpu-code", "5 parsecs",
          "found '5 parsecs', expected a size like 4096, 500 MB or 1.5 GiB"),
-        ("--negativa-report", "NEGATIVA_REPORT", "xml",
+        ("--negativa-report", "xml",
          f"found 'xml', expected {FORMATS}"),
-        ("--negativa-report", "NEGATIVA_REPORT", "jsn:a",
+        ("--negativa-report", "jsn:a",
          f"found 'jsn:a', expected {FORMATS}; did you mean json?"),
-        ("--negativa-report", "NEGATIVA_REPORT", "json:",
+        ("--negativa-report", "json:",
          "found 'json:', expected a path after json:"),
-        ("--negativa-report", "NEGATIVA_REPORT", "terminal:a.txt",
+        ("--negativa-report", "terminal:a.txt",
          "found 'terminal:a.txt', expected terminal alone"),
-        ("--negativa-report", "NEGATIVA_REPORT", "json,json:b,json", "json is there twice"),
-        ("--negativa-include-library", "NEGATIVA_INCLUDE_LIBRARY", "lib[ab].so",
+        ("--negativa-report", "json,json:b,json", "json is there twice"),
+        ("--negativa-include-library", "lib[ab].so",
          "found 'lib[ab].so', expected a glob on a path, a file name or a soname, or dist:NAME; "
          "only * and ? are special"),
-        ("--negativa-include-library", "NEGATIVA_INCLUDE_LIBRARY", "dist:",
+        ("--negativa-include-library", "dist:",
          "found 'dist:', expected a glob on a path, a file name or a soname, or dist:NAME"),
-        ("--negativa-keep-kernel", "NEGATIVA_KEEP_KERNEL", "a\x07",
+        ("--negativa-keep-kernel", "a\x07",
          "found 'a\\x07', expected a glob with * and ?"),
     ],
 )  # fmt: skip
-def test_bad_values_name_flag_or_variable(
-    flag: str, variable: str, text: str, message: str
-) -> None:
+def test_bad_values_name_the_flag(flag: str, text: str, message: str) -> None:
     with pytest.raises(OptionError) as by_flag:
         run(parse(f"{flag}={text}"), {}, None)
     assert str(by_flag.value) == f"{flag}: {message}"
-    with pytest.raises(OptionError) as by_variable:
-        run({}, {variable: text}, None)
-    assert str(by_variable.value) == f"{variable}: {message}"
 
 
 @pytest.mark.parametrize("flag", ["--negativa-dir", "--negativa-replay"])
@@ -606,8 +583,10 @@ def test_a_text_must_not_be_empty(flag: str) -> None:
 
 
 def test_a_bad_switch_in_the_environment() -> None:
-    with pytest.raises(OptionError, match=r"^NEGATIVA: found 'maybe', expected true or false$"):
-        is_enabled("enabled", {}, {"NEGATIVA": "maybe"})
+    with pytest.raises(
+        OptionError, match=r"^NEGATIVA_REQUIRE_GPU: found 'maybe', expected true or false$"
+    ):
+        run({}, {"NEGATIVA_REQUIRE_GPU": "maybe"}, None)
 
 
 def test_an_empty_flag_empties_a_list(file_of: Any) -> None:
@@ -670,11 +649,25 @@ def test_table_and_records_have_the_same_options() -> None:
 
 
 def test_names_are_unique_and_follow_from_the_flag_name() -> None:
-    assert len({o.flag for o in OPTIONS}) == len({o.variable for o in OPTIONS}) == len(OPTIONS)
+    assert len({o.flag for o in OPTIONS}) == len({o.dest for o in OPTIONS}) == len(OPTIONS)
     option = BY_NAME["keep.ptx"]
     assert (option.flag, option.cli_flag) == ("--negativa-keep-ptx", "--keep-ptx")
-    assert (option.variable, option.dest) == ("NEGATIVA_KEEP_PTX", "negativa_keep_ptx")
-    assert (BY_NAME["enabled"].flag, BY_NAME["enabled"].variable) == ("--negativa", "NEGATIVA")
+    assert (option.variable, option.dest) == (None, "negativa_keep_ptx")
+    assert BY_NAME["enabled"].flag == "--negativa"
+    assert {option.variable for option in OPTIONS} == {
+        None,
+        "NEGATIVA_CACHE_DIR",
+        "NEGATIVA_CONFIG",
+        "NEGATIVA_DIR",
+        "NEGATIVA_REQUIRE_GPU",
+    }
+
+
+def test_help_names_the_words_that_the_records_have() -> None:
+    for option in OPTIONS:
+        found = type_of(option.name)
+        if isinstance(found, type) and issubclass(found, enum.Enum):
+            assert option.value == "{" + ",".join(word.value for word in found) + "}"
 
 
 def test_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -760,15 +753,11 @@ def test_names_in_errors_do_not_reach_the_terminal_raw(pytester: pytest.Pytester
 def test_import_is_cheap() -> None:
     """Every pytest session imports the table, with --negativa or without."""
     code = (
-        "import sys; before = set(sys.modules)\n"
-        "from pytest_negativa.settings.flags import add_pytest_options, is_enabled\n"
-        "import argparse\n"
-        "class G:\n"
-        "    def addoption(self, *a, **k): pass\n"
-        "add_pytest_options(G())\n"
-        "assert not is_enabled('enabled', {}, {'NEGATIVA': '0'})\n"
-        "heavy = {'msgspec', 'yaml', 'click', 'pytest', '_pytest', 'cupti', 'elftools',"
-        " 'zstandard', 'lz4', 'rich', 'tabulate', 'difflib', 'decimal'}\n"
+        "import sys, pytest; before = set(sys.modules)\n"
+        "import pytest_negativa.plugin\n"
+        "heavy = {'msgspec', 'yaml', 'click', 'cupti', 'elftools',"
+        " 'zstandard', 'lz4', 'rich', 'tabulate', 'difflib', 'decimal', 'platformdirs',"
+        " 'pytest_negativa.arch', 'pytest_negativa.storage', 'pytest_negativa.settings.values'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
