@@ -22,7 +22,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.pages import merged
-from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.records import CheckError
 from pytest_negativa.rewriting.compact.second_reader import read_again
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 
@@ -42,10 +42,6 @@ _LONGEST_NAME = 4096
 _HEADER_FIELDS = ((0x20, 0x30), (0x38, 0x40))
 # A process loses nothing with these segments.
 _DROPPED = {_PT_NULL, _PT_PHDR}
-
-
-class CheckError(CannotCompactError):
-    """The result is wrong: the writer has a bug, or the disk is faulty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, KeptRange
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
+from pytest_negativa.rewriting.compact.check import check_compacted
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import NewTables, append_tables
@@ -46,6 +46,7 @@ from pytest_negativa.rewriting.compact.pages import (
 )
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
+    CheckError,
     Compacted,
     CompactOptions,
     Forecast,

@@ -16,12 +16,12 @@ from typing import NoReturn
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.check import (
-    CheckError,
     Segment,
     misplaced_section,
     read_segments,
 )
 from pytest_negativa.rewriting.compact.rebuild import original_bytes, read_note, read_trailer
+from pytest_negativa.rewriting.compact.records import CheckError
 from pytest_negativa.spare.note import Hole, Note
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

@@ -22,6 +22,10 @@ class CannotCompactError(ReconstructError):
         return f"{self.path}: not compacted: {self.reason}"
 
 
+class CheckError(CannotCompactError):
+    """The result is wrong: the writer has a bug, or the disk is faulty."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
     """How to compact.

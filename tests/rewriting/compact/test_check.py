@@ -14,13 +14,13 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
+from pytest_negativa.rewriting.compact.check import check_compacted
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
 from pytest_negativa.rewriting.compact.guards import read_guards
 from pytest_negativa.rewriting.compact.load_check import LOADED, check_loading
 from pytest_negativa.rewriting.compact.original_tables import read_tables
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
 from pytest_negativa.rewriting.compact.regions import plan_removal
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
 from tests.support.compacting import (

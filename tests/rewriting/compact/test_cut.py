@@ -15,12 +15,11 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.check import CheckError
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.original_tables import Range
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
-from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.check import CheckError, misplaced_section
+from pytest_negativa.rewriting.compact.check import misplaced_section
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.cut_check import check_cut
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
 from tests.support.compacting import build, needs_compiler, plan_of, read
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
 from tests.support.libraries import SHARED_OBJECTS
