@@ -27,7 +27,7 @@ LIBRARIES = {
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
     "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
     "pytest_negativa.spare._stub": "pytest_negativa/spare/stub.c",
-    "pytest_negativa.rewriting._certify": "pytest_negativa/rewriting/certify.c",
+    "pytest_negativa.rewriting.compact._certify": "pytest_negativa/rewriting/compact/certify.c",
 }
 # They know the registers, system calls or relocations of this machine alone.
 X86_64_ONLY = {
@@ -44,7 +44,7 @@ MISSING = {
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
     "pytest_negativa.spare._runtime": "what libraries miss can't be logged page by page",
     "pytest_negativa.spare._stub": "libraries can't be cut to have a spare",
-    "pytest_negativa.rewriting._certify": "results of slim are not certified",
+    "pytest_negativa.rewriting.compact._certify": "libraries can't be compacted or cut",
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -63,7 +63,7 @@ STUB_FLAGS = [
     *("-Wl,-T,pytest_negativa/spare/stub.ld", "-Wl,--build-id=none"),
 ]
 # A program, which knows the stub by its digest. The stub is built before.
-CERTIFY = "pytest_negativa.rewriting._certify"
+CERTIFY = "pytest_negativa.rewriting.compact._certify"
 CERTIFY_FLAGS = ["-std=c11", "-O2", "-fPIE", "-pie", "-Wall", "-Wextra"]
 STUB_PARAMETERS, STUB_SIZE = 80, 4096
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]

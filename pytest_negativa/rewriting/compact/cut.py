@@ -60,7 +60,7 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.rewriting.compact.cut_check import check_cut
+from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
     exports_resolvers,
@@ -339,8 +339,7 @@ def _write(
         write_layout(design.library, source, new_library.fd)
         os.fchmod(new_spare.fd, 0o644)
         os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-        with ByteSource(new_library.path()) as cut, ByteSource(new_spare.path()) as kept:
-            check_cut(source, cut, kept)
+        certify(source.path, new_library.path(), new_spare.path(), sha256=design.sha256)
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         with _naming(named):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.rewriting.certify import PROGRAM, certify, declared_code
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import Range
@@ -90,7 +91,8 @@ def compacted(folder: Path, *flags: str, strip: bool = True, every: int = 13) ->
     options = CompactOptions(min_gain=0, load_check=False, strip=strip)
     done = compact_library(library, folder / "lib.so", library_map, plan, options=options)
     assert isinstance(done, Compacted)
-    declared = declared_code(library_map, plan)
+    with ByteSource(library) as source:
+        declared = declared_code(source, library_map, plan)
     unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
     return Sound(library, Pair((folder / "lib.so").read_bytes()), declared, unused)
 
@@ -148,7 +150,8 @@ def test_a_digest_stands_in_for_the_original(sound: list[Sound], tmp_path: Path)
 def test_libraries_of_nvidias_compilers(library: Path, every: int, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, lambda number: number % every == 1)
-    declared = declared_code(library_map, plan)
+    with ByteSource(library) as source:
+        declared = declared_code(source, library_map, plan)
     overwritten = overwrite(library_map, plan, 1)
     (tmp_path / "1").write_bytes(overwritten.applied_to(library.read_bytes(), 0))
     assert certify(library, tmp_path / "1", declared=declared).startswith("certified: ")
@@ -216,7 +219,7 @@ def test_any_one_thing_wrong_is_found(sound: list[Sound], tmp_path: Path) -> Non
 def test_hostile_files_under_sanitizers(sound: list[Sound], tmp_path: Path) -> None:
     """Damage anywhere, most of it in the tables, and files that are cut off."""
     program = tmp_path / "certify"
-    source = ROOT / "pytest_negativa/rewriting/certify.c"
+    source = ROOT / "pytest_negativa/rewriting/compact/certify.c"
     built = subprocess.run([CC or "cc", *SANITIZERS, "-o", program, source], check=False)
     if built.returncode:
         pytest.skip("the compiler has no sanitizers")

@@ -1,4 +1,4 @@
-/* negativa-certify: whether a slim library means the same as its original.
+/* certify: whether a slim library means the same as its original.
  *
  * It trusts no program that made the library, and shares no code with one. It reads the original (or
  * its digest, and puts the original together from library and spare), the slim library, its spare, and
@@ -82,6 +82,7 @@ typedef struct {
     uint64_t start, end;
     enum Kind kind;
     bool changed;
+    uint8_t digest[32]; /* of what trimmed code became */
 } Range;
 
 typedef struct {
@@ -95,9 +96,10 @@ static Note note;
 static Hole *holes;
 static Ranges declared, checked, gone; /* the last by address, the others by offset in the original */
 static bool is_cut, is_overwritten;
+static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
 
 static _Noreturn void stop(int status, const char *format, va_list values) {
-    fprintf(stderr, "%s: not certified: ", slim.file.path ? slim.file.path : "negativa-certify");
+    fprintf(stderr, "%s: not certified: ", slim.file.path ? slim.file.path : "certify");
     vfprintf(stderr, format, values);
     fputc('\n', stderr);
     exit(status);
@@ -149,7 +151,7 @@ static void push(Ranges *ranges, uint64_t start, uint64_t end, enum Kind kind) {
         ranges->rows = realloc(ranges->rows, ranges->room * sizeof(Range));
         if (!ranges->rows) give_up("no memory");
     }
-    ranges->rows[ranges->count++] = (Range){start, end, kind, false};
+    ranges->rows[ranges->count++] = (Range){.start = start, .end = end, .kind = kind};
 }
 
 static int by_start(const void *a, const void *b) {
@@ -408,15 +410,21 @@ static uint64_t address_of(uint64_t offset) {
 /* What the library has in place of some bytes of the original, by offset. */
 static void read_slim(uint64_t offset, uint8_t *bytes, uint64_t size) {
     uint64_t address = address_of(offset);
-    for (uint64_t done = 0; done < size; done++) {
-        const uint8_t *byte = address ? bytes_at(&slim, address + done, 1) : NULL;
-        bytes[done] = byte ? *byte : 0;
+    memset(bytes, 0, size);
+    for (uint64_t done = 0, part; address && done < size; done += part) {
+        const Elf64_Phdr *load = load_of(&slim, address + done);
+        uint64_t inside = load ? address + done - load->p_vaddr : 0;
+        part = load && inside < load->p_filesz ? load->p_filesz - inside : 1;
+        if (part > size - done) part = size - done;
+        if (load && inside < load->p_filesz)
+            memcpy(bytes + done, slim.file.data + load->p_offset + inside, part);
     }
 }
 
 /* The largest page of a kernel that can load the original. */
 static uint64_t page_size(void) {
-    uint64_t page = original.header.e_machine == EM_X86_64 ? PAGE : 1 << 16;
+    uint64_t page = largest_page;
+    if (!page) page = original.header.e_machine == EM_X86_64 ? PAGE : 1 << 16;
     for (size_t i = 0; i < original.load_count; i++)
         while ((original.loads[i].p_vaddr - original.loads[i].p_offset) % page) page /= 2;
     return page;
@@ -918,6 +926,20 @@ static void check_region(const Range *region) {
     if (is_there && next != last) fail("the region at offset %#" PRIx64 " has another end", region->start);
 }
 
+/* Kernels were taken out of a cubin: the library has what its maker declared, which is not certified. */
+static void check_trimmed(const Range *row) {
+    uint8_t bytes[1 << 14], digest[32];
+    Sha sha = sha_start();
+    for (uint64_t at = row->start, part; at < row->end; at += part) {
+        part = row->end - at < sizeof bytes ? row->end - at : sizeof bytes;
+        read_slim(at, bytes, part);
+        sha_add(&sha, bytes, part);
+    }
+    sha_end(&sha, digest);
+    if (memcmp(digest, row->digest, 32))
+        fail("the trimmed cubin at offset %#" PRIx64 " is another one", row->start);
+}
+
 static Ranges regions;
 
 static void read_declared(const char *path) {
@@ -931,6 +953,9 @@ static void read_declared(const char *path) {
         if ((is == REGION && strcmp(kind, "region")) || start >= end)
             give_up("%s has a line that is not known", path);
         push(is == REGION ? &regions : &declared, start, end, is);
+        char digest[65];
+        if (is == TRIMMED && fscanf(file, "%64s", digest) == 1)
+            read_digest(digest, declared.rows[declared.count - 1].digest);
     }
     if (found != EOF) give_up("%s has a line that is not known", path);
     sort(&regions, "declared regions"), sort(&declared, "declared ranges");
@@ -941,14 +966,16 @@ static void find_gone(void) {
     for (size_t i = 0; i < declared.count; i++) {
         const Range *row = &declared.rows[i];
         uint64_t address = address_of(row->start);
-        if (row->changed && address) push(&gone, address, address + (row->end - row->start), row->kind);
+        if (row->changed && address && row->kind == UNUSED)
+            push(&gone, address, address + (row->end - row->start), row->kind);
     }
 }
 
 /* ---- The program ---- */
 
-static const char usage[] = "usage: negativa-certify [--holes FILE] [--hashed SHA256] ORIGINAL SLIM [SPARE]\n"
-                            "       negativa-certify --digest SHA256 SLIM SPARE\n";
+static const char usage[] =
+    "usage: certify [--holes FILE] [--hashed SHA256] [--page BYTES] ORIGINAL SLIM [SPARE]\n"
+    "       certify --digest SHA256 SLIM SPARE\n";
 
 static void certify_cut(const char *digest, const char *hashed) {
     uint8_t wanted[32];
@@ -986,6 +1013,8 @@ static void certify_other(void) {
     is_overwritten =
         original.file.size == slim.file.size && !memcmp(&original.header, &slim.header, sizeof slim.header);
     for (size_t i = 0; i < regions.count; i++) check_region(&regions.rows[i]);
+    for (size_t i = 0; i < declared.count; i++)
+        if (declared.rows[i].kind == TRIMMED) check_trimmed(&declared.rows[i]);
     if (!is_overwritten) check_headers();
     sort(&checked, "headers");
     if (is_overwritten)
@@ -995,12 +1024,13 @@ static void certify_other(void) {
 }
 
 int main(int count, char **words) {
-    const char *names[] = {"--holes", "--digest", "--hashed"}, *options[] = {NULL, NULL, NULL};
+    const char *names[] = {"--holes", "--digest", "--hashed", "--page"},
+               *options[] = {NULL, NULL, NULL, NULL};
     int at = 1;
     for (; at + 1 < count && !strncmp(words[at], "--", 2); at += 2) {
         size_t i = 0;
-        while (i < 3 && strcmp(words[at], names[i])) i++;
-        if (i == 3) break;
+        while (i < 4 && strcmp(words[at], names[i])) i++;
+        if (i == 4) break;
         options[i] = words[at + 1];
     }
     int files = count - at, first = options[1] ? 0 : 1;
@@ -1009,6 +1039,8 @@ int main(int count, char **words) {
     if (first) open_file(&original.file, words[at]);
     open_file(&slim.file, words[at + first]);
     if (files == first + 2) open_file(&spare, words[at + first + 1]);
+    largest_page = options[3] ? strtoull(options[3], NULL, 10) : 0;
+    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", options[3]);
     read_elf(&slim);
     is_cut = tag(&slim, NEGATIVA_NOTE) != 0;
     if (options[0]) read_declared(options[0]);
@@ -1018,8 +1050,9 @@ int main(int count, char **words) {
     else
         certify_other();
     uint64_t bytes = 0, trimmed = 0;
-    for (size_t i = 0; i < gone.count; i++)
-        *(gone.rows[i].kind == TRIMMED ? &trimmed : &bytes) += gone.rows[i].end - gone.rows[i].start;
+    for (size_t i = 0; i < gone.count; i++) bytes += gone.rows[i].end - gone.rows[i].start;
+    for (size_t i = 0; i < declared.count; i++)
+        trimmed += declared.rows[i].kind == TRIMMED ? declared.rows[i].end - declared.rows[i].start : 0;
     printf("certified: means the same as its original without %" PRIu64 " bytes %s", bytes,
            is_cut ? "that its spare has" : "of unused GPU code");
     if (trimmed) printf("; not certified: %" PRIu64 " bytes of trimmed cubins", trimmed);
