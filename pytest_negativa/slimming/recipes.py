@@ -102,6 +102,7 @@ class Result:
         original_sha256, sha256: hex digests of the original and the result.
         size_after: bytes of the file.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
+        certificate: the word of the program that compared it with the original.
         notes: remarks for the report.
         spare: what brings removed code back; None: nothing does.
     """
@@ -111,6 +112,7 @@ class Result:
     sha256: str
     size_after: int
     gpu_code_removed: int
+    certificate: str
     notes: tuple[str, ...] = ()
     spare: Path | None = None
 
@@ -344,6 +346,7 @@ def slim_library(
         compacted.sha256,
         compacted.size_after,
         removal.code_removed(compacted.spared),
+        compacted.certificate,
         (*compacted.notes, *_unloaded(path, load_check)),
     )
 
@@ -382,7 +385,14 @@ def _cut(
         sha256 = result.sha256()
     notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
-        removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
+        removal,
+        done.original_sha256,
+        sha256,
+        done.size_after,
+        gone,
+        done.certificate,
+        notes,
+        spare=done.spare,
     )
 
 

@@ -511,6 +511,7 @@ class Slimmer:
             recipe=task.recipe.digest,
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
+            certificate=made.certificate,
             never_loaded=isinstance(task.recipe, NeverLoaded),
             rows=rows,
             original=original,

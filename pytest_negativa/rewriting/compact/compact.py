@@ -286,7 +286,9 @@ def _compact(
         declared = ""
         if library_map is not None and plan is not None:
             declared = declared_code(source, library_map, plan, edits)
-        certify(source.path, new.path(), declared=declared, page_size=options.page_size)
+        certificate = certify(
+            source.path, new.path(), declared=declared, page_size=options.page_size
+        )
         with ByteSource(new.path()) as compacted:
             original_sha256, sha256 = source.sha256(), compacted.sha256()
         if plan is not None and plan.library.sha256 is not None:
@@ -317,6 +319,7 @@ def _compact(
         load_segments=sum(map(len, pages.runs)),
         dropped_sections=design.new_tables.dropped,
         load_check=outcome,
+        certificate=certificate,
         spared=tuple(_spared(plan, removal)),
         notes=(*design.notes, *_notes(pages, options), *lost),
         kept=tuple(KeptRange(*copied) for copied in design.layout.copies),
