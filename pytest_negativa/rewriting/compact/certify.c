@@ -555,17 +555,14 @@ static void check_unloaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *no
 
 /* A loaded section: its bytes, or none and a place behind the file, so that no symbol names other code. */
 static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
-    static const int64_t sizes[] = {DT_PLTRELSZ, DT_RELASZ, DT_STRSZ};
     const char *name = section_name(&original, i), *named = section_name(&slim, i);
-    int64_t moved = moved_tag(was);
+    int64_t moved = moved_tag(was), size_tag = moved == DT_STRTAB ? DT_STRSZ : DT_RELASZ;
+    if (moved == DT_JMPREL) size_tag = DT_PLTRELSZ;
     bool has_bytes = was->sh_type != SHT_NOBITS && was->sh_size,
          is_lost = has_bytes && now.sh_type == SHT_NOBITS;
     if (moved >= 0) {
         uint64_t size = slim.dynamic_segment->p_filesz, place = slim.dynamic_segment->p_vaddr;
-        if (moved)
-            place = tag(&slim, moved), size = tag(&slim, sizes[moved == DT_JMPREL ? 0
-                                                               : moved == DT_RELA ? 1
-                                                                                  : 2]);
+        if (moved) place = tag(&slim, moved), size = tag(&slim, size_tag);
         if (now.sh_addr != place || now.sh_size != size || !gets_bytes(&slim, place, now.sh_offset, size))
             fail("section %zu, %s, is not where the dynamic section has it", i, name);
         now.sh_addr = was->sh_addr, now.sh_size = was->sh_size;
@@ -811,7 +808,9 @@ static void check_dynamic(void) {
              is_inside = tag(&slim, DT_JMPREL) - tag(&slim, DT_RELA);
     if (jumps && (inside < rows ? is_inside != inside + (inside < before ? 0 : own) : is_inside < rows + own))
         fail("its jump slots are a part of other relocations than before");
-    if (tag(&original, DT_TEXTREL) || tag(&original, DT_FLAGS) & DF_TEXTREL) fail("its code is relocated");
+    for (size_t i = 0; i < original.dynamic_count; i++)
+        if (original.dynamic[i].d_tag == DT_TEXTREL || tag(&original, DT_FLAGS) & DF_TEXTREL)
+            fail("its code is relocated");
     const Elf64_Phdr *added = &slim.loads[slim.load_count - ADDED], *data = &added[2];
     Elf64_Rela ours[2];
     memcpy(ours, now + before, sizeof ours);
