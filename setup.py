@@ -7,6 +7,7 @@ when it runs. Everything else about the package is in pyproject.toml.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -26,6 +27,7 @@ LIBRARIES = {
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
     "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
     "pytest_negativa.spare._stub": "pytest_negativa/spare/stub.c",
+    "pytest_negativa.rewriting.compact._certify": "pytest_negativa/rewriting/compact/certify.c",
 }
 # They know the registers, system calls or relocations of this machine alone.
 X86_64_ONLY = {
@@ -42,6 +44,7 @@ MISSING = {
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
     "pytest_negativa.spare._runtime": "what libraries miss can't be logged page by page",
     "pytest_negativa.spare._stub": "libraries can't be cut to have a spare",
+    "pytest_negativa.rewriting.compact._certify": "libraries can't be compacted or cut",
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -59,6 +62,10 @@ STUB_FLAGS = [
     *("-mgeneral-regs-only", "-fno-tree-loop-distribute-patterns"),
     *("-Wl,-T,pytest_negativa/spare/stub.ld", "-Wl,--build-id=none"),
 ]
+# A program, which knows the stub by its digest. The stub is built before.
+CERTIFY = "pytest_negativa.rewriting.compact._certify"
+CERTIFY_FLAGS = ["-std=c11", "-O2", "-fPIE", "-pie", "-Wall", "-Wextra"]
+STUB_PARAMETERS, STUB_SIZE = 80, 4096
 LINK_FLAGS = ["-Wl,-z,relro,-z,now", "-Wl,--as-needed", "-ldl", "-lpthread"]
 
 
@@ -67,8 +74,9 @@ class BuildLibraries(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         # Without the suffix of an extension module, which names one version of Python.
-        suffix = ".bin" if fullname.endswith(STUB.rpartition(".")[2]) else ".so"
-        return str(Path(*fullname.split(".")).with_suffix(suffix))
+        suffixes = {STUB: ".bin", CERTIFY: ""}
+        known = [suffix for name, suffix in suffixes.items() if name.endswith(fullname)]
+        return str(Path(*fullname.split(".")).with_suffix(known[0] if known else ".so"))
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name in X86_64_ONLY and not self.plat_name.endswith("x86_64"):
@@ -86,6 +94,8 @@ class BuildLibraries(build_ext):
         ]
         if ext.name == STUB:
             flags, link_flags = STUB_FLAGS, []
+        if ext.name == CERTIFY:
+            flags = [*CERTIFY_FLAGS, f'-DSTUB_SHA256="{self.stub_digest()}"']
         command = [*compiler, *flags, "-o", str(target), *ext.sources, *link_flags]
         try:
             subprocess.run(command, check=True)
@@ -95,6 +105,12 @@ class BuildLibraries(build_ext):
                 f"warning: {ext.sources[0]} was not compiled ({e}); {MISSING[ext.name]}. "
                 "Install a C compiler and reinstall to get it.\n"
             )
+
+    def stub_digest(self) -> str:
+        """SHA-256 of the stub's code as libraries have it, padded to a page."""
+        stub = Path(self.get_ext_fullpath(STUB))
+        code = stub.read_bytes()[STUB_PARAMETERS:] if stub.is_file() else b""
+        return hashlib.sha256(code.ljust(STUB_SIZE - STUB_PARAMETERS, b"\0")).hexdigest()
 
     # setuptools lists what build_extension was to make; a file that isn't there is an error
     # when the wheel is put together.

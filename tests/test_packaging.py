@@ -60,6 +60,9 @@ def test_libraries() -> None:
     x86_64_only = set(re.findall(r'"([\w.]+)"', only[1]))
     libraries = set(re.findall(r'^    "([\w.]+)": "[\w/]+\.c",$', SETUP, re.MULTILINE))
     files = {name: name.replace(".", "/") + ".so" for name in libraries}
+    files["pytest_negativa.rewriting.compact._certify"] = (
+        "pytest_negativa/rewriting/compact/_certify"
+    )
     files["pytest_negativa.spare._stub"] = "pytest_negativa/spare/_stub.bin"
     assert {*special["then"]} == {files[name] for name in x86_64_only}
     assert {*everywhere} == {files[name] for name in libraries - x86_64_only}

@@ -4,7 +4,7 @@ Fields, layouts and constants have their names from the System V gABI: chapter 4
 section headers, symbols, relocations) and chapter 5 (program headers, dynamic section). Constants
 of GNU are in glibc's ``elf/elf.h``. Nothing is checked or interpreted here.
 
-The check of a compacted library (``rewriting.compact.check``) declares its rows itself: it must not
+The program that certifies results (``rewriting/compact/certify.c``) has its own rows: it must not
 share a mistake with the code that wrote the file.
 """
 

@@ -78,6 +78,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         gpu_code_removed: bytes of GPU code that are gone, overwritten, or in the spare; 0 if only
             stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
+        certificate: the word of a second program that compared the result with the original.
         rows: what RECORD files said of the original.
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
@@ -96,6 +97,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     recipe: str
     source: str
     gpu_code_removed: NonNegative
+    certificate: str | None = None
     rows: tuple[RecordRow, ...] = ()
     original: str | None = None
     notes: tuple[str, ...] = ()

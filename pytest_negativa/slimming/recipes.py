@@ -94,6 +94,7 @@ class Result:
         size_after: bytes of the file.
         original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
+        certificate: the word of the program that compared it with the original.
         notes: remarks for the report.
         spare: what brings removed code back; None: nothing does.
     """
@@ -103,6 +104,7 @@ class Result:
     original_sha256: str = ""
     sha256: str = ""
     gpu_code_removed: int = 0
+    certificate: str = ""
     notes: tuple[str, ...] = ()
     spare: Path | None = None
 
@@ -306,6 +308,7 @@ def slim_library(
         compacted.original_sha256,
         compacted.sha256,
         0 if removal.plan is None else removal.plan.unused_bytes + gone,
+        compacted.certificate,
         (*compacted.notes, *_unloaded(path, load_check)),
     )
 
@@ -344,7 +347,14 @@ def _cut(
         sha256 = result.sha256()
     notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
-        removal, done.size_after, done.original_sha256, sha256, gone, notes, spare=done.spare
+        removal,
+        done.size_after,
+        done.original_sha256,
+        sha256,
+        gone,
+        done.certificate,
+        notes,
+        done.spare,
     )
 
 

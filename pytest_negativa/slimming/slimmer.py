@@ -427,6 +427,7 @@ class Slimmer:
             recipe=task.recipe.digest,
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
+            certificate=made.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             rows=rows,
             original=original,

@@ -25,7 +25,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, Span, covers, intersection, size, union
-from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
+from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
 from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import NewTables, append_tables
@@ -43,6 +43,7 @@ from pytest_negativa.rewriting.compact.pages import (
 )
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
+    CheckError,
     Compacted,
     CompactOptions,
     Forecast,
@@ -279,12 +280,16 @@ def _compact(
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
         os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+        declared = ""
+        if library_map is not None and plan is not None:
+            declared = declared_code(source, library_map, plan, edits)
+        certificate = certify(
+            source.path, new.path(), declared=declared, page_size=options.page_size
+        )
         with ByteSource(new.path()) as compacted:
-            digests = check_compacted(
-                source, compacted, removal, edits, library_map, plan, design.page_size
-            )
+            original_sha256, sha256 = source.sha256(), compacted.sha256()
         if plan is not None and plan.library.sha256 is not None:
-            check_sha256(plan.library, digests.original)
+            check_sha256(plan.library, original_sha256)
         outcome = "switched off"
         if options.load_check:
             loading = check_loading(source, tables, new.path())
@@ -300,8 +305,8 @@ def _compact(
         target=os.fspath(target),
         size_before=source.size,
         size_after=design.layout.edits.size,
-        original_sha256=digests.original,
-        sha256=digests.compacted,
+        original_sha256=original_sha256,
+        sha256=sha256,
         gpu_code_removed=size(pages.holes),
         gpu_code_zeroed=size(intersection(removal.filled, pages.pages.kept)),
         unloaded_removed=design.new_tables.dropped_bytes,
@@ -310,6 +315,7 @@ def _compact(
         load_segments=sum(map(len, pages.runs)),
         dropped_sections=design.new_tables.dropped,
         load_check=outcome,
+        certificate=certificate,
         spared=tuple(_spared(plan, removal)),
         notes=(*design.notes, *_notes(pages, options), *lost),
         kept=design.layout.copies,

@@ -70,7 +70,7 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
-from pytest_negativa.rewriting.compact.cut_check import check_cut
+from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.guards import (
     Guards,
     exports_resolvers,
@@ -158,6 +158,7 @@ class Cut:
         size_before, size_after: of the library.
         original_sha256: hex digest.
         gaps: ranges of file offsets of the original that are gaps in memory.
+        certificate: the word of the program that compared all three files.
         notes: what the result lost beside bytes.
     """
 
@@ -167,6 +168,7 @@ class Cut:
     size_after: int
     original_sha256: str
     gaps: tuple[Range, ...]
+    certificate: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -346,8 +348,9 @@ def _write(
         write_layout(design.library, source, new_library.fd)
         os.fchmod(new_spare.fd, 0o644)
         os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-        with ByteSource(new_library.path()) as cut, ByteSource(new_spare.path()) as kept:
-            check_cut(source, cut, kept)
+        certificate = certify(
+            source.path, new_library.path(), new_spare.path(), sha256=design.sha256
+        )
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         with _naming(named):
@@ -367,6 +370,7 @@ def _write(
         size_after=size,
         original_sha256=design.sha256,
         gaps=design.holes,
+        certificate=certificate,
         notes=notes,
     )
 

@@ -1,7 +1,7 @@
 """The tables of a shared library that is to be compacted, row by row as they are in the file.
 
-What compaction can't handle is refused here, before anything is planned. The check of the result
-(``compact.check``) reads the same tables with pyelftools instead.
+What compaction can't handle is refused here, before anything is planned. The program that
+certifies the result (``certify.c``) reads the same tables on its own.
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ class CannotCompactError(ReconstructError):
         self.args = path, reason
 
 
+class CheckError(CannotCompactError):
+    """The result is wrong: the writer has a bug, or the disk is faulty."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
     """How to compact.
@@ -58,6 +62,7 @@ class Compacted(Record, frozen=True, kw_only=True):
         load_segments_before, load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
         load_check: ``loaded``, or why loading the result tells nothing.
+        certificate: the word of the program that compared both files.
         spared: unused payloads and frames that stay as they are, a span each, by offset in the
             original. All other unused code is gone.
         notes: remarks for the report.
@@ -78,6 +83,7 @@ class Compacted(Record, frozen=True, kw_only=True):
     load_segments: int
     dropped_sections: tuple[str, ...]
     load_check: str
+    certificate: str
     spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]

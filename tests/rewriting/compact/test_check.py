@@ -14,15 +14,13 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.check import CheckError, check_compacted
+from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
-from pytest_negativa.rewriting.compact.guards import read_guards
 from pytest_negativa.rewriting.compact.load_check import LOADED, check_loading
 from pytest_negativa.rewriting.compact.original_tables import read_tables
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
-from pytest_negativa.rewriting.compact.regions import plan_removal
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
+from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
+from pytest_negativa.rewriting.edits import Edits, Fill
 from tests.support.compacting import (
     build,
     image,
@@ -47,7 +45,6 @@ class Case(NamedTuple):
     path: Path
     library_map: LibraryMap
     plan: LibraryPlan
-    removal: Edits
     result: bytes
 
 
@@ -66,31 +63,15 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         # For pulled_up.
         if room_behind_data((folder / "small.so").read_bytes()) is not None:
             break
-    with ByteSource(path) as source:
-        guards = read_guards(source, read_tables(source))
-        removal, _ = plan_removal(source, library_map, plan, guards.why_kept)
-    return Case(path, library_map, plan, removal, (folder / "small.so").read_bytes())
+    return Case(path, library_map, plan, (folder / "small.so").read_bytes())
 
 
-def check(
-    case: Case,
-    folder: Path,
-    data: bytes,
-    removal: Edits | None = None,
-    edits: Edits | None = None,
-) -> None:
+def check(case: Case, folder: Path, data: bytes, edits: Edits | None = None) -> None:
     target = folder / "changed.so"
     target.write_bytes(data)
-    with ByteSource(case.path) as original, ByteSource(target) as compacted:
-        check_compacted(
-            original,
-            compacted,
-            case.removal if removal is None else removal,
-            edits or Edits(original.size),
-            case.library_map,
-            case.plan,
-            4096,
-        )
+    with ByteSource(case.path) as original:
+        declared = declared_code(original, case.library_map, case.plan, edits)
+    certify(case.path, target, declared=declared)
 
 
 def rows(data: bytes) -> list[tuple[int, list[int]]]:
@@ -136,37 +117,35 @@ def test_every_kept_byte_counts(case: Case, tmp_path: Path) -> None:
     leftover = offset_of(case.result, vaddr_of(case.library_map, element.header_offset) - 8)
     assert case.result[leftover] == 0
     for offset in (start, start + element.payload.size - 1, 0x1100, leftover, 0x10, 0x35):
-        with pytest.raises(CheckError, match="differ"):
+        with pytest.raises(CheckError):
             check(case, tmp_path, flip(case.result, offset))
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "problem"),
+    ("field", "value"),
     [
-        (3, 4096, "no longer mapped|congruent|elsewhere|does not get"),
-        (2, 4096, "differ|does not get"),
-        (6, -4096, "no longer mapped"),
-        (5, 4096, "would read as zero|differ|more bytes"),
-        (1, 2, "another protection"),
+        (3, 4096),
+        (2, 4096),
+        (6, -4096),
+        (5, 4096),
+        (1, 2),
     ],
 )
-def test_program_headers_of_a_hole(
-    case: Case, tmp_path: Path, field: int, value: int, problem: str
-) -> None:
+def test_program_headers_of_a_hole(case: Case, tmp_path: Path, field: int, value: int) -> None:
     damage = with_header(PT_LOAD, first_hole(case.result), field, value)
-    with pytest.raises(CheckError, match=problem):
+    with pytest.raises(CheckError):
         check(case, tmp_path, damage(case.result))
 
 
 def test_last_segment_must_be_whole(case: Case, tmp_path: Path) -> None:
-    for value, problem in ((-8, "memory ends at|do not fit"), (4096, "memory ends at")):
-        with pytest.raises(CheckError, match=problem):
+    for value in (-8, 4096):
+        with pytest.raises(CheckError):
             check(case, tmp_path, with_header(PT_LOAD, -1, 6, value)(case.result))
 
 
 def test_hole_must_not_become_executable(case: Case, tmp_path: Path) -> None:
     number = first_hole(case.result)
-    with pytest.raises(CheckError, match="would be executable"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, number, 1, 1)(case.result))
 
 
@@ -174,19 +153,19 @@ def test_more_must_not_become_zero_than_planned(case: Case, tmp_path: Path) -> N
     # The bytes of a run that are there, but not stated.
     loads = [row for _, row in rows(case.result) if row[0] == PT_LOAD]
     number = next(i for i, row in enumerate(loads) if row[6] > row[5] > 4096)
-    with pytest.raises(CheckError, match=r"would read as zero|does not get"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, number, 5, -4096)(case.result))
 
 
 def test_code_must_stay_executable(case: Case, tmp_path: Path) -> None:
     # The first run of the segment with code and GPU code.
-    with pytest.raises(CheckError, match=r"\.(init|plt|text) at \w+ would not be executable"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, 0, 1, -1)(case.result))
 
 
 def test_every_segment_must_stay_readable(case: Case, tmp_path: Path) -> None:
     for number in (0, first_hole(case.result), -1):
-        with pytest.raises(CheckError, match="another protection"):
+        with pytest.raises(CheckError):
             check(case, tmp_path, with_header(PT_LOAD, number, 1, -4)(case.result))
 
 
@@ -194,7 +173,7 @@ def test_load_address_must_stay_as_aligned(case: Case, tmp_path: Path) -> None:
     original = tmp_path / "original.so"
     data = case.path.read_bytes()
     original.write_bytes(with_header(PT_LOAD, -1, 7, 0x200000 - 0x1000)(data))
-    with pytest.raises(CheckError, match="aligned to 0x1000 instead of 0x200000"):
+    with pytest.raises(CheckError):
         check(case._replace(path=original), tmp_path, case.result)
 
 
@@ -203,7 +182,7 @@ def test_load_address_must_stay_as_aligned(case: Case, tmp_path: Path) -> None:
 def test_flags_and_alignment_of_other_segments(
     case: Case, tmp_path: Path, kind: int, field: int
 ) -> None:
-    with pytest.raises(CheckError, match="other flags"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(kind, 0, field, 1)(case.result))
 
 
@@ -222,11 +201,11 @@ def test_sections_that_are_never_loaded(case: Case, tmp_path: Path) -> None:
     offset, strings = rows_of[symbols][4], rows_of[symbols][6]
     symbol = offset + 24
     for where in (symbol, symbol + 5, symbol + 6, symbol + 8, rows_of[strings][4] + 1):
-        with pytest.raises(CheckError, match=r"the bytes of section \d+ differ"):
+        with pytest.raises(CheckError):
             check(case, tmp_path, flip(data, where))
     # Its type, where its global symbols begin, and its alignment.
     for field in (4, 44, 48):
-        with pytest.raises(CheckError, match=f"section {symbols} is gone or another one"):
+        with pytest.raises(CheckError):
             check(case, tmp_path, flip(data, shoff + 64 * symbols + field))
 
 
@@ -239,10 +218,9 @@ def test_loaded_sections_stay_in_the_table(case: Case, tmp_path: Path) -> None:
         # The first with code.
         if struct.unpack_from("<Q", case.result, at + 8)[0] & 4
     )
-    number = (at - shoff) // 64
     for value in (0, 14):
         data = case.result[: at + 4] + struct.pack("<I", value) + case.result[at + 8 :]
-        with pytest.raises(CheckError, match=f"section {number} is gone or another one"):
+        with pytest.raises(CheckError):
             check(case, tmp_path, data)
 
 
@@ -251,22 +229,22 @@ def test_elf_header_outside_of_all_segments(case: Case, tmp_path: Path) -> None:
     drop = with_header(PT_LOAD, 0, 0, 5)
     original = tmp_path / "original.so"
     original.write_bytes(drop(case.path.read_bytes()))
-    with pytest.raises(CheckError, match="ELF headers differ"):
+    with pytest.raises(CheckError):
         check(case._replace(path=original), tmp_path, flip(drop(case.result), 0x18))
 
 
 def test_congruence_and_size(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(CheckError, match="not congruent"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, first_hole(case.result) + 1, 2, 8)(case.result))
-    with pytest.raises(CheckError, match="leaves the file"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, -1, 2, 1 << 30)(case.result))
 
 
 @pytest.mark.parametrize("kind", [PT_DYNAMIC, PT_EH_FRAME, 0x6474E552, 4])
 def test_other_segments(case: Case, tmp_path: Path, kind: int) -> None:
-    with pytest.raises(CheckError, match="does not get the bytes"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(kind, 0, 2, 8)(case.result))
-    with pytest.raises(CheckError, match="elsewhere in memory"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, with_header(kind, 0, 3, 8)(case.result))
 
 
@@ -284,38 +262,26 @@ def test_sections(case: Case, tmp_path: Path) -> None:
     data = bytearray(case.result)
     struct.pack_into("<Q", data, pieces[-1] + 24, offset + 8)
     struct.pack_into("<Q", data, pieces[-1] + 32, 8)
-    with pytest.raises(CheckError, match=r"section \.ldata: address"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, bytes(data))
 
 
 def test_build_id_must_be_the_same(case: Case, tmp_path: Path) -> None:
     name = case.result.index(b"GNU\0", case.result.index(b"\x14\0\0\0\x03\0\0\0"))
-    with pytest.raises(CheckError, match="build id"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, case.result[:name] + b"XNU" + case.result[name + 3 :])
 
 
 def test_program_headers_in_a_page_that_is_mapped(case: Case, tmp_path: Path) -> None:
     moved = pulled_up(case.result)
-    with pytest.raises(CheckError, match="share a page with a PT_LOAD"):
+    with pytest.raises(CheckError):
         check(case, tmp_path, moved)
-
-
-def test_removal_that_is_not_planned(case: Case, tmp_path: Path) -> None:
-    kept = case.library_map.sections[0].regions[1].elements[1].payload
-    for change in (Fill(kept.start, kept.start + 8, 0), Patch(kept.start, b"12")):
-        wrong = merge_edits(case.removal, Edits(case.removal.size, (change,)))
-        with pytest.raises(CheckError, match="would change and is not unused"):
-            check(case, tmp_path, case.result, wrong)
 
 
 def test_edits_must_be_in_the_result(case: Case, tmp_path: Path) -> None:
     kept = case.library_map.sections[0].regions[1].elements[1].payload
     edits = Edits.of(case.path.stat().st_size, [Fill(kept.start, kept.start + 8, 0)])
-    with pytest.raises(CheckError, match="differ"):
-        check(case, tmp_path, case.result, edits=edits)
-    host = case.library_map.sections[0].span.start - 16
-    edits = Edits.of(case.path.stat().st_size, [Fill(host, host + 8, 1)])
-    with pytest.raises(CheckError, match="would change and is not kept GPU code"):
+    with pytest.raises(CheckError, match="trimmed cubin"):
         check(case, tmp_path, case.result, edits=edits)
 
 

@@ -16,11 +16,10 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range
-from pytest_negativa.rewriting.compact.check import CheckError
+from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
-from pytest_negativa.rewriting.compact.cut_check import check_cut
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
-from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
 
@@ -38,12 +37,7 @@ def cut(kit: Kit, tmp_path: Path) -> Cut:
 
 
 def check(kit: Kit, cut: Cut) -> None:
-    with (
-        ByteSource(kit.library) as original,
-        ByteSource(cut.library) as library,
-        ByteSource(cut.spare) as spare,
-    ):
-        check_cut(original, library, spare)
+    certify(kit.library, cut.library, cut.spare)
 
 
 def damage(path: Path, offset: int) -> None:
@@ -147,7 +141,7 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
         cut.library if which == "library" else cut.spare,
         note.holes[0].offset - (which == "library"),
     )
-    with pytest.raises(CheckError, match=r"differ|other bytes"):
+    with pytest.raises(CheckError, match=r"give the original back|instead of|other bytes"):
         check(kit, cut)
     before = cut.library.read_bytes()
     with pytest.raises(ReconstructError, match="one of the two is damaged"):
@@ -358,12 +352,7 @@ def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path) -> None:
     assert cut.size_after < cut.size_before - 10_000_000
     # Eight threads write to the same page at the same time, in two processes.
     assert hammer(cut.library) == ["None", "None"]
-    with (
-        ByteSource(original) as one,
-        ByteSource(cut.library) as other,
-        ByteSource(cut.spare) as spare,
-    ):
-        check_cut(one, other, spare)
+    certify(original, cut.library, cut.spare)
     rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == before
 

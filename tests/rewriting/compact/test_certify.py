@@ -1,0 +1,243 @@
+"""The certificate: sound results have it, and no result with one thing wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import Range
+from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared_code
+from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
+from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
+from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.spare.note import _STUB, STUB_SIZE
+from tests.support.compacting import (
+    build,
+    image,
+    needs_compiler,
+    plan_of,
+    read,
+    relocations_supported,
+)
+from tests.support.compiling import CC
+from tests.support.corrupting import (
+    CORRUPTIONS,
+    Pair,
+    a_byte,
+    a_segment,
+    a_spare_row,
+    gives_original_back,
+    meaningless,
+)
+from tests.support.cutting import compile_library, needs_stub
+from tests.support.libraries import ROOT, SHARED_OBJECTS
+
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(not PROGRAM.is_file(), reason="the program that certifies was not built"),
+]
+SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A sound result and what is known of it."""
+
+    original: Path
+    pair: Pair
+    declared: str
+    unused: list[Range]
+
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.pair.spare)
+
+    def ask(
+        self, pair: Pair, folder: Path, program: Path = PROGRAM
+    ) -> subprocess.CompletedProcess[str]:
+        """Ask for the certificate of a pair that may be damaged."""
+        (folder / "lib.so").write_bytes(pair.library)
+        files = [str(self.original), str(folder / "lib.so")]
+        if self.is_cut:
+            (folder / "lib.spare").write_bytes(pair.spare)
+            files.append(str(folder / "lib.spare"))
+        command = [str(program), "--holes", "-", *files]
+        environ = {**os.environ, "ASAN_OPTIONS": "exitcode=97", "UBSAN_OPTIONS": "exitcode=97"}
+        return subprocess.run(
+            command, input=self.declared, capture_output=True, text=True, env=environ, check=False
+        )
+
+
+def cut(folder: Path, *flags: str, needed: Sequence[Range] = ()) -> Sound:
+    folder.mkdir()
+    library = compile_library(folder, *flags, pages=60)
+    options = CutOptions(min_hole=4096, folders=("/opt/spares", "/srv/spares"))
+    done = cut_library(library, folder / "lib.so", folder, needed, options)
+    return Sound(library, Pair(done.library.read_bytes(), done.spare.read_bytes()), "", [])
+
+
+def compacted(folder: Path, *flags: str, strip: bool = True, every: int = 13) -> Sound:
+    library = build(folder, *flags)
+    library_map = read(library)
+    plan = plan_of(library_map, lambda number: number % every == 2)
+    options = CompactOptions(min_gain=0, load_check=False, strip=strip)
+    done = compact_library(library, folder / "lib.so", library_map, plan, options=options)
+    assert isinstance(done, Compacted)
+    with ByteSource(library) as source:
+        declared = declared_code(source, library_map, plan)
+    unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
+    return Sound(library, Pair((folder / "lib.so").read_bytes()), declared, unused)
+
+
+EVERY_TENTH = [(at * 40960, at * 40960 + 1) for at in range(10)]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Sound]:
+    folder = tmp_path_factory.mktemp("sound")
+    found = [
+        compacted(folder / "compacted"),
+        compacted(folder / "symbols", "-g", "-Wl,-z,noseparate-code", strip=False),
+        compacted(folder / "all gone", every=10_000),
+    ]
+    if needs_stub.args[0]:
+        return found
+    packed = ["-Wl,-z,pack-relative-relocs"] if relocations_supported() else []
+    return [
+        *found,
+        cut(folder / "cut"),
+        cut(folder / "pieces", "-Wl,-z,now", needed=EVERY_TENTH),
+        cut(folder / "packed", "-Wl,-z,noseparate-code", *packed),
+    ]
+
+
+def test_sound_results_are_certified(sound: list[Sound], tmp_path: Path) -> None:
+    for case in sound:
+        done = case.ask(case.pair, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("certified: ")
+
+
+@needs_stub
+def test_a_digest_stands_in_for_the_original(sound: list[Sound], tmp_path: Path) -> None:
+    case = sound[-1]
+    (tmp_path / "lib.so").write_bytes(case.pair.library)
+    (tmp_path / "lib.spare").write_bytes(case.pair.spare)
+    sha256 = hashlib.sha256(case.original.read_bytes()).hexdigest()
+    for digest, status in ((sha256, 0), ("0" * 64, 1), ("no digest", 2)):
+        files = (str(tmp_path / "lib.so"), str(tmp_path / "lib.spare"))
+        command = [str(PROGRAM), "--digest", digest, *files]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == status
+    assert subprocess.run([PROGRAM, "--digest", sha256], capture_output=True).returncode == 2
+    without = [PROGRAM, case.original, tmp_path / "lib.so"]
+    assert subprocess.run(without, capture_output=True, check=False).returncode == 1
+    args = (case.original, tmp_path / "lib.so", tmp_path / "lib.spare")
+    assert certify(*args, sha256=sha256).startswith("certified: ")
+    with pytest.raises(CheckError, match="of this original"):
+        certify(*args, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("every", [2, 1000])
+def test_libraries_of_nvidias_compilers(library: Path, every: int, tmp_path: Path) -> None:
+    library_map = read(library)
+    plan = plan_of(library_map, lambda number: number % every == 1)
+    with ByteSource(library) as source:
+        declared = declared_code(source, library_map, plan)
+    overwritten = overwrite(library_map, plan, 1)
+    (tmp_path / "1").write_bytes(overwritten.applied_to(library.read_bytes(), 0))
+    assert certify(library, tmp_path / "1", declared=declared).startswith("certified: ")
+    options = CompactOptions(min_gain=-(1 << 30), load_check=False, strip=every == 2)
+    done = compact_library(library, tmp_path / "2", library_map, plan, options=options)
+    assert isinstance(done, Compacted)
+    assert certify(library, tmp_path / "2", declared=declared).startswith("certified: ")
+    if overwritten.changes:
+        with pytest.raises(CheckError):
+            certify(library, tmp_path / "1")
+
+
+def loads_the_same(changed: Pair, sound: Pair, folder: Path) -> bool:
+    """Whether a loader makes the same of both: zeros may be of the file or not."""
+    images = []
+    for pair in (changed, sound):
+        (folder / "image").write_bytes(pair.library)
+        found = image(folder / "image")
+        rows = [(row[0], row[1], row[3], row[6]) for row in found.loads]
+        images.append((found.memory, rows, len(found.headers)))
+    return images[0] == images[1]
+
+
+def try_seeds(sound: list[Sound], folder: Path, seeds: range) -> None:
+    """Change one thing for each seed, and ask again."""
+    silent = [
+        {i for span in meaningless(s.pair, s.unused, s.original.read_bytes()) for i in span}
+        for s in sound
+    ]
+    missed = []
+    for seed in seeds:
+        chance = random.Random(seed)
+        number = chance.randrange(len(sound))
+        case = sound[number]
+        corruption = chance.choice(CORRUPTIONS)
+        changed = corruption(chance, case.pair)
+        if changed is None or changed == case.pair:
+            continue
+        done = case.ask(changed, folder)
+        assert done.returncode in (0, 1), (seed, done)
+        if done.returncode == 0:
+            places = zip(changed.library, case.pair.library, strict=False)
+            at = next((i for i, (x, y) in enumerate(places) if x != y), None)
+            same = corruption is a_byte and at in silent[number]
+            if corruption is a_spare_row:
+                same = gives_original_back(changed, case.original.read_bytes())
+            if corruption is a_segment:
+                same = loads_the_same(changed, case.pair, folder)
+            if not same:
+                missed.append((seed, corruption.__name__, number, at))
+    assert missed == []
+
+
+def test_one_thing_wrong_is_found(sound: list[Sound], tmp_path: Path) -> None:
+    try_seeds(sound, tmp_path, range(300))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_any_one_thing_wrong_is_found(sound: list[Sound], tmp_path: Path) -> None:
+    try_seeds(sound, tmp_path, range(300, 6000))
+
+
+@pytest.mark.slow
+def test_hostile_files_under_sanitizers(sound: list[Sound], tmp_path: Path) -> None:
+    """Damage anywhere, most of it in the tables, and files that are cut off."""
+    program = tmp_path / "certify"
+    source = ROOT / "pytest_negativa/rewriting/compact/certify.c"
+    stub = (_STUB.read_bytes() if _STUB.is_file() else b"")[80:].ljust(STUB_SIZE - 80, b"\0")
+    known = f'-DSTUB_SHA256="{hashlib.sha256(stub).hexdigest()}"'
+    built = subprocess.run([CC or "cc", *SANITIZERS, known, "-o", program, source], check=False)
+    if built.returncode:
+        pytest.skip("the compiler has no sanitizers")
+    for case in sound:
+        assert case.ask(case.pair, tmp_path, program).returncode == 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        case = chance.choice(sound)
+        pair = chance.choice(CORRUPTIONS)(chance, case.pair) or case.pair
+        library, spare = bytearray(pair.library), bytearray(pair.spare)
+        for _ in range(chance.randrange(4)):
+            at = chance.choice((chance.randrange(24, 64), chance.randrange(len(library))))
+            library[at] = chance.choice((0, 1, 127, 255))
+        if spare and chance.random() < 0.3:
+            at = chance.randrange(max(len(spare) - 200, 0), len(spare))
+            spare[at] = chance.choice((0, 255))
+        done = case.ask(Pair(bytes(library), bytes(spare)), tmp_path, program)
+        assert done.returncode in (0, 1, 2), (seed, done.stderr[-3000:])
