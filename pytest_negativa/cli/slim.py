@@ -178,13 +178,13 @@ def lock(
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
     from pytest_negativa.analysis.widen import widen_lock
-    from pytest_negativa.reporting.text import print_warning, printable
+    from pytest_negativa.hostcode.page_logs import read_misses
+    from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import read_logs
     from pytest_negativa.storage.lockfile import load_lock, save_lock
 
-    done = widen_lock(load_lock(path), read_logs(logs, print_warning), folders or default_paths())
+    done = widen_lock(load_lock(path), read_misses(logs), folders or default_paths())
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, "element that came back", "elements that came back")
@@ -499,27 +499,13 @@ def slim_push(url: str, paths: tuple[Path, ...], as_json: bool) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Put spares into DIR. (default: NEGATIVA_SPARE_DIR)",
 )
-@click.option(
-    "--missed",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="LOG",
-    help="Fetch only the spares of libraries that LOG says lacked a page.",
-)
 @as_json_option("slim")
-def slim_fetch(
-    paths: tuple[Path, ...],
-    folder: Path,
-    logs: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def slim_fetch(paths: tuple[Path, ...], folder: Path, as_json: bool) -> None:
     """Fetch the spares that libraries lack.
 
     They come from the URL of negativa slim push. Run it before the program starts: a library looks
     for its spare when it is loaded. A spare is taken only if it gives the original back, by its
-    digest. LOG is a log of what came back, or a folder of logs: see negativa misses. It has what
-    was missing when a process died of it, too.
+    digest.
 
     PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
     interpreter that runs negativa.
@@ -527,14 +513,10 @@ def slim_fetch(
     Exit status: 0; 1 if a spare can't be fetched; 2 wrong usage; 128 + N if signal N interrupted
     it.
     """
-    from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.remote_spares import fetch_spares
-    from pytest_negativa.spare.misses import read_logs
 
-    found = read_logs(logs, print_warning)
-    only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(_GOES_ON):
-        rows = fetch_spares(paths, _absolute(folder), only)
+        rows = fetch_spares(paths, _absolute(folder))
     _finish(rows, f"no spare to fetch in {_places(*paths)}", as_json=as_json, checked=True)
 
 
@@ -681,15 +663,15 @@ def _spare(
     folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
 ) -> SparePolicy:
     from pytest_negativa.hostcode.gather import load_usage
+    from pytest_negativa.hostcode.page_logs import read_misses
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.spares import SparePolicy
-    from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     policy = SparePolicy.of(_absolute(folder), usage, by_arch=by_arch)
-    return policy.with_misses(read_logs(logs, print_warning))
+    return policy.with_misses(read_misses(logs))
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:

@@ -7,8 +7,7 @@
  *
  * How the program gets these versions: the values of libc's dynamic symbols are changed in memory
  * (elf(5), st_value; a private page). Whatever is bound later finds them, by PLT, GOT, dlsym or
- * dlvsym, also from libraries loaded later. What was bound before it does not see;
- * spare/runtime.c looks for that.
+ * dlvsym, also from libraries loaded later. What was bound before it does not see.
  * Two users of this file in a process chain: the second finds the first's functions in libc.
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *

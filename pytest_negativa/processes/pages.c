@@ -11,6 +11,7 @@
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
  * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
  * NEGATIVA_PAGES_TEST, the test that started the process.
+ * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare: see "Gaps".
  * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
  * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
@@ -30,9 +31,12 @@
 #include "faults.h"
 #include "wiped.h"
 
+#include "../spare/format.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
@@ -49,6 +53,7 @@
 #define GUARD_INSTALL 102
 #endif
 #define GUARD_REMOVE 103
+#define SET_MDWE 65 /* of prctl; not in the headers before Linux 6.3 */
 #ifndef MAX_LIBRARIES /* at a time */
 #define MAX_LIBRARIES 4096
 #endif
@@ -70,11 +75,11 @@ enum {
 
 /* ---- The log ---- */
 
-enum { PROCESS = 1, LIBRARY = 2, TEST = 3 };
+enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4 };
 enum { UNWATCHED = 1, RESTRICTED = 2 };
 
 typedef struct {
-    uint64_t start, end; /* addresses as in the ELF file, whole pages */
+    uint64_t start, end; /* whole pages: addresses as in the ELF file; of gaps, offsets in the original */
 } LogRange;
 
 typedef struct {
@@ -119,9 +124,43 @@ static int open_file(const char *path, int flags, int mode) {
 
 static void close_file(int fd) { syscall(SYS_close, fd); }
 
-static void note_lost(void) {
-    atomic_fetch_add(log_.shared ? &log_.shared->lost : &log_.own_lost, 1);
+/* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
+static bool is_readable(uintptr_t start, size_t size) {
+    if (start + size < start) return false;
+    for (uintptr_t at = start & ~(uintptr_t)7; at < start + size; at = (at | (PAGE - 1)) + 1)
+        if (syscall(SYS_rt_sigprocmask, ~0, at, NULL, 8) == 0 || errno != EINVAL) return false;
+    return true;
 }
+
+/* ---- What can't be recorded ---- */
+
+static bool only_gaps;        /* of libraries with a spare, see "Gaps" */
+static struct stat messages; /* what descriptor 2 was when the process began */
+
+/* A message for people, once a process: descriptor 2 may have become a file of the program's. If nobody
+ * reads it, the signal that comes of writing would end the program. */
+static void say(const char *reason) {
+    static atomic_bool told;
+    struct stat now;
+    if (atomic_exchange(&told, true) || fstat(2, &now) != 0) return;
+    struct pollfd pipe = {.fd = 2, .events = POLLOUT};
+    bool readable = S_ISFIFO(now.st_mode) || S_ISSOCK(now.st_mode) || isatty(2) ||
+                    (now.st_dev == messages.st_dev && now.st_ino == messages.st_ino);
+    if (!readable || poll(&pipe, 1, 0) != 1 || pipe.revents & (POLLERR | POLLHUP)) return;
+    dprintf(2, "negativa: %s: no log of what comes back to libraries can be written here: %s\n",
+            log_.folder, reason);
+}
+
+static void note_lost(const char *reason) {
+    if (only_gaps)
+        say(reason);
+    else if (log_.shared != NULL && is_readable((uintptr_t)log_.shared, 1))
+        atomic_fetch_add(&log_.shared->lost, 1);
+    else
+        atomic_fetch_add(&log_.own_lost, 1);
+}
+
+static const char NO_ROOM[] = "the folder must be writable for this user, with room for logs.";
 
 static char *put_number(char *end, uint64_t number) {
     char digits[24], *first = digits + sizeof digits;
@@ -197,6 +236,8 @@ static bool grow(size_t size) {
 static LogRecord *add_record(size_t size) {
     if (log_.chunk_size - log_.used < size && !grow(size)) return NULL;
     LogRecord *record = (LogRecord *)(log_.chunk + log_.used);
+    /* Somebody may have truncated the file. */
+    if (!is_readable((uintptr_t)record, size)) return NULL;
     log_.used += size;
     return record;
 }
@@ -275,10 +316,11 @@ typedef struct {
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
     uintptr_t base, low, high;
     size_t range_count;
-    Range ranges[MAX_RANGES];
+    Range *ranges, own_ranges[MAX_RANGES]; /* gaps are mapped, for there may be more */
     LogRecord *record;
     size_t bit_bytes;
     atomic_uchar *bits;
+    atomic_ushort *firsts; /* of gaps, one for each page; NULL: no gaps */
     _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
     const uint8_t *allowed;            /* bits; NULL: all pages */
     /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as of the
@@ -308,14 +350,33 @@ static bool is_allowed(const Library *library, uint64_t page) {
     return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
 }
 
-static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
-    atomic_uchar *test_bits = atomic_load(&library->test_bits);
-    uint64_t page = range->first + (start - range->start) / PAGE;
-    for (uintptr_t at = start; at < end; at += PAGE, page++) {
-        unsigned char bit = (unsigned char)(1u << (page % 8));
-        atomic_fetch_or(&library->bits[page / 8], bit);
-        if (test_bits != NULL) atomic_fetch_or(&test_bits[page / 8], bit);
+/* Sets bits of the log, unless somebody has truncated it. */
+static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
+    uintptr_t seen = 0;
+    for (uint64_t page = first; page < end; page++) {
+        uintptr_t place = (uintptr_t)&bits[page / 8] / PAGE;
+        if (place != seen && !is_readable(place * PAGE, 1)) return;
+        seen = place;
+        atomic_fetch_or(&bits[page / 8], (unsigned char)(1u << (page % 8)));
     }
+}
+
+static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    if (start >= end) return;
+    atomic_uchar *test_bits = atomic_load(&library->test_bits);
+    uint64_t first = range->first + (start - range->start) / PAGE, last = first + (end - start) / PAGE;
+    set_bits(library->bits, first, last);
+    if (test_bits != NULL) set_bits(test_bits, first, last);
+}
+
+/* What was touched first on a page of a gap: where, and whether to run it. */
+enum { FIRST_SEEN = 1 << 15, FIRST_FETCHED = 1 << 12 };
+
+static void note_first(Library *library, uint64_t page, uintptr_t address, unsigned long error) {
+    unsigned fetched = error & FAULT_EXEC ? FIRST_FETCHED : 0;
+    unsigned short none = 0, first = (unsigned short)(address % PAGE | fetched | FIRST_SEEN);
+    if (library->firsts != NULL && is_readable((uintptr_t)&library->firsts[page], 1))
+        atomic_compare_exchange_strong(&library->firsts[page], &none, first);
 }
 
 static bool show(const Library *library, const Range *range, uintptr_t start, uintptr_t end) {
@@ -365,8 +426,8 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
             /* Behind a guard the access may be forbidden, too: then it faults again. */
             if (si_code != (guarded ? SEGV_MAPERR : SEGV_ACCERR) && !atomic_load(&library->switched))
                 return false;
-            if (!guarded &&
-                ((error & FAULT_WRITE) || ((error & FAULT_EXEC) && !(range->protection & PROT_EXEC))))
+            if (!guarded && ((error & FAULT_WRITE && !(range->protection & PROT_WRITE)) ||
+                             (error & FAULT_EXEC && !(range->protection & PROT_EXEC))))
                 return false;
             uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
             uint64_t page = range->first + (start - range->start) / PAGE;
@@ -387,6 +448,7 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 for (uintptr_t at = own + PAGE; at < end; at += PAGE)
                     if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
+            note_first(library, page, address, error);
             touch(library, range, start, end);
             if (!show(library, range, start, end)) {
                 /* The program has unmapped its code. */
@@ -414,7 +476,7 @@ static void add_test(const char *name, size_t length, size_t first) {
     for (size_t i = first; i < count; i++) size += libraries[i].bit_bytes;
     LogRecord *record = add_record(align8(size));
     if (record == NULL) {
-        note_lost();
+        note_lost(NO_ROOM);
         return;
     }
     record->kind = TEST;
@@ -440,7 +502,7 @@ static void repeat_libraries(void) {
         size_t start = library->record->bits_offset, size = align8(start + library->bit_bytes);
         LogRecord *record = add_record(size);
         if (record == NULL) {
-            note_lost();
+            note_lost(NO_ROOM);
             by_test = false;
             test = NULL;
             return;
@@ -526,16 +588,17 @@ static bool without_guards;
 static int (*real_prctl)(int, ...);
 
 /* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
- * could be loaded. */
+ * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does. */
 static int our_prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
-    if (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP) {
+    if (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP || option == SET_MDWE) {
         lock();
         without_guards = true;
         for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
             Library *library = &libraries[i];
-            if (!atomic_load(&library->watched) || !atomic_load(&library->guarded)) continue;
+            if (!atomic_load(&library->watched) || !(only_gaps || atomic_load(&library->guarded)))
+                continue;
             atomic_store(&library->switched, true);
-            if (atomic_load(&library->kept))
+            if (atomic_load(&library->kept) || only_gaps)
                 give_up(library); /* the program chose its protection */
             else
                 hide_by_mprotect(library);
@@ -598,14 +661,6 @@ static void add_range(Library *library, uint64_t start, uint64_t end, int protec
     if (start >= end || protection < 0 || library->range_count == MAX_RANGES) return;
     library->ranges[library->range_count++] =
         (Range){library->base + start, library->base + end, protection, 0};
-}
-
-/* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
-static bool is_readable(uintptr_t start, size_t size) {
-    if (start + size < start) return false;
-    for (uintptr_t at = start & ~(uintptr_t)7; at < start + size; at = (at | (PAGE - 1)) + 1)
-        if (syscall(SYS_rt_sigprocmask, ~0, at, NULL, 8) == 0 || errno != EINVAL) return false;
-    return true;
 }
 
 /* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
@@ -811,10 +866,14 @@ static size_t find_place(void) {
     return count;
 }
 
+/* Zeroed memory of this process alone; NULL: none is left. */
+static void *map_own(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
 static void hide_by_mprotect(Library *library) {
-    void *open = mmap(NULL, library->bit_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    library->open = open == MAP_FAILED ? NULL : open;
+    library->open = map_own(library->bit_bytes);
     atomic_store(&library->guarded, false);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
@@ -835,19 +894,23 @@ static void hide(Library *library) {
     if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }
 
-static Library *watch(const struct link_map *map) {
-    static char path[PATH_MAX];
-    size_t index = find_place(), pages = 0;
+/* A place for a library, empty but for its base; NULL: nothing can be recorded. */
+static Library *begin_library(const struct link_map *map) {
+    size_t index = find_place();
     if (index == MAX_LIBRARIES || !start_log()) {
-        note_lost();
+        note_lost(index == MAX_LIBRARIES ? "the process has too many libraries." : NO_ROOM);
         return NULL;
     }
     Library *library = &libraries[index];
     memset(library, 0, sizeof *library);
     library->base = map->l_addr;
-    if (realpath(map->l_name, path) == NULL) path[0] = 0;
-    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, map, library);
+    library->ranges = library->own_ranges;
+    return library;
+}
+
+/* Numbers the pages of the ranges; returns how many they are. */
+static size_t number_pages(Library *library) {
+    size_t pages = 0;
     library->low = UINTPTR_MAX;
     for (size_t i = 0; i < library->range_count; i++) {
         Range *range = &library->ranges[i];
@@ -856,12 +919,30 @@ static Library *watch(const struct link_map *map) {
         if (range->start < library->low) library->low = range->start;
         if (range->end > library->high) library->high = range->end;
     }
-    size_t length = strlen(path);
+    library->bit_bytes = (pages + 7) / 8;
+    return pages;
+}
+
+/* From now on its pages are looked up when they are touched. */
+static void show_to_handler(Library *library) {
+    size_t index = (size_t)(library - libraries);
+    atomic_store(&library->watched, true);
+    if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
+}
+
+static Library *watch(const struct link_map *map) {
+    static char path[PATH_MAX];
+    Library *library = begin_library(map);
+    if (library == NULL) return NULL;
+    if (realpath(map->l_name, path) == NULL) path[0] = 0;
+    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
+    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, map, library);
+    size_t pages = number_pages(library), length = strlen(path);
     size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
-    size_t size = align8(bits + (pages + 7) / 8);
+    size_t size = align8(bits + library->bit_bytes);
     LogRecord *record = add_record(size);
     if (record == NULL) {
-        note_lost();
+        note_lost(NO_ROOM);
         if (fd >= 0) close_file(fd);
         return NULL;
     }
@@ -877,19 +958,135 @@ static Library *watch(const struct link_map *map) {
                                library->ranges[i].end - library->base};
     memcpy(ranges + library->range_count, path, length);
     library->record = record;
-    library->bit_bytes = (pages + 7) / 8;
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = watched ? find_bits(&allowed, record, (pages + 7) / 8) : NULL;
+    library->allowed = watched ? find_bits(&allowed, record, library->bit_bytes) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
     if (!watched || pages == 0) return NULL;
-    atomic_store(&library->watched, true);
-    if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
-    if (test != NULL) add_test((const char *)(test + 1), test->path_length, index);
+    show_to_handler(library);
+    if (test != NULL)
+        add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
     hide(library);
     open_known(library);
     if (pages >= LARGE) offer_log();
     return library;
+}
+
+/* ---- Gaps ----
+ *
+ * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated, as
+ * its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE for each gap:
+ * the library itself maps them inaccessible, and the handler gives each page the protection that the
+ * file has for it.
+ */
+
+enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761, MAX_HOLES = 65536, MAX_NAME = 255 };
+
+static Hole *holes_of(const Note *note) { return (Hole *)((uintptr_t)note + note->holes); }
+
+static bool is_sound(const Note *note) {
+    if ((uintptr_t)note % 8 || !is_readable((uintptr_t)note, sizeof *note) ||
+        memcmp(note->magic, "NEGSPARE", sizeof note->magic) != 0 || note->version != NOTE_VERSION ||
+        note->holes % 8 || note->hole_count == 0 || note->hole_count > MAX_HOLES ||
+        !is_readable((uintptr_t)holes_of(note), note->hole_count * sizeof(Hole)) ||
+        !is_readable((uintptr_t)note + note->name, MAX_NAME))
+        return false;
+    uint64_t last = 0;
+    for (const Hole *hole = holes_of(note); hole < holes_of(note) + note->hole_count; hole++) {
+        if ((hole->start | hole->end | hole->offset) % PAGE || hole->start < last ||
+            hole->end <= hole->start || hole->end >> 48 || hole->offset >> 48 ||
+            !(hole->protection & PROT_READ))
+            return false;
+        last = hole->end;
+    }
+    return true;
+}
+
+/* The note of a library; NULL: it has none. */
+static const Note *find_note(const struct link_map *map) {
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
+        const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
+        if (row->d_tag == DT_NEGATIVA_NOTE) return is_sound(note) ? note : NULL;
+    }
+    return NULL;
+}
+
+/* Whether code may become accessible later; see our_prctl. */
+static bool may_open_code(void) {
+    void *trial = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (trial == MAP_FAILED) return false;
+    bool opened = mprotect(trial, PAGE, PROT_READ | PROT_EXEC) == 0;
+    munmap(trial, PAGE);
+    return opened;
+}
+
+/* Lets the library map its gaps inaccessible. */
+static bool hide_gaps(const Note *note) {
+    Hole *holes = holes_of(note);
+    uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
+    size_t size = (uintptr_t)(holes + note->hole_count) - start;
+    if (mprotect((void *)start, size, PROT_READ | PROT_WRITE) != 0) return false;
+    for (size_t i = 0; i < note->hole_count; i++) holes[i].protection = PROT_NONE;
+    mprotect((void *)start, size, PROT_READ);
+    return true;
+}
+
+static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
+    const char *name = (const char *)note + note->name;
+    size_t length = strnlen(name, MAX_NAME);
+    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) +
+                  align8(length + sizeof note->original);
+    size_t firsts = bits + align8(library->bit_bytes), size = align8(firsts + pages * 2);
+    LogRecord *record = add_record(size);
+    if (record == NULL) return NULL;
+    record->kind = GAPS;
+    record->range_count = (uint32_t)library->range_count;
+    record->file_size = note->original_size;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)bits;
+    LogRange *ranges = (LogRange *)(record + 1);
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Hole *hole = &holes_of(note)[i];
+        ranges[i] = (LogRange){hole->offset, hole->offset + hole->end - hole->start};
+    }
+    char *text = (char *)(ranges + library->range_count);
+    memcpy(text, name, length);
+    memcpy(text + length, note->original, sizeof note->original);
+    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    library->firsts = (atomic_ushort *)((uint8_t *)record + firsts);
+    publish(record, size);
+    return record;
+}
+
+static Library *watch_gaps(const struct link_map *map) {
+    const Note *note = find_note(map);
+    if (note == NULL) return NULL;
+    if (!may_open_code()) {
+        note_lost("the system does not let this process make code accessible.");
+        return NULL;
+    }
+    Library *library = begin_library(map);
+    if (library == NULL) return NULL;
+    Range *ranges = map_own(note->hole_count * sizeof *ranges);
+    if (ranges != NULL) {
+        library->ranges = ranges;
+        library->range_count = note->hole_count;
+        for (size_t i = 0; i < note->hole_count; i++) {
+            const Hole *hole = &holes_of(note)[i];
+            ranges[i] = (Range){library->base + hole->start, library->base + hole->end,
+                                (int)hole->protection, 0};
+        }
+        size_t pages = number_pages(library);
+        library->record = add_gaps(library, note, pages);
+        library->open = library->record != NULL ? map_own(library->bit_bytes) : NULL;
+        if (library->open != NULL) {
+            show_to_handler(library);
+            if (hide_gaps(note)) return library;
+            atomic_store(&library->watched, false);
+        }
+    }
+    note_lost(NO_ROOM);
+    return NULL;
 }
 
 /* ---- What the loader calls ---- */
@@ -913,20 +1110,32 @@ static unsigned long max_mappings(void) {
 }
 
 EXPORT unsigned int la_version(unsigned int version) {
-    const char *folder = getenv("NEGATIVA_PAGES_LOGS");
-    if (folder == NULL || folder[0] != '/' || strlen(folder) >= sizeof log_.folder) return 0;
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS"), *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    const char *name = getenv("NEGATIVA_PAGES_TEST");
+    if (folder == NULL || folder[0] == 0) {
+        folder = getenv("NEGATIVA_SPARE_LOG");
+        only_gaps = true;
+        restricted = name = NULL;
+        fstat(2, &messages);
+    }
+    if (folder == NULL || strlen(folder) >= sizeof log_.folder) return 0;
     strcpy(log_.folder, folder);
-    open_shared();
-    most_parts = (long)(MAX_PARTS);
-    atomic_store(&parts_left, most_parts);
-    const char *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
-    own_ = map_wiped();
-    if (own_ == NULL || !start_log() || (restricted != NULL && !read_records(restricted, &allowed)) ||
-        !faults_start(serve)) {
-        note_lost();
+    if (folder[0] != '/') {
+        note_lost("its path must be absolute.");
         return 0;
     }
-    const char *name = getenv("NEGATIVA_PAGES_TEST");
+    if (only_gaps)
+        mkdir(folder, 0777);
+    else
+        open_shared();
+    most_parts = (long)(MAX_PARTS);
+    atomic_store(&parts_left, most_parts);
+    own_ = map_wiped();
+    if (own_ == NULL || (!only_gaps && !start_log()) ||
+        (restricted != NULL && !read_records(restricted, &allowed)) || !faults_start(serve)) {
+        note_lost("the handler of SIGSEGV can't be set.");
+        return 0;
+    }
     by_test = name != NULL;
     if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
@@ -950,10 +1159,10 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         return 0;
     }
     if (disabled) {
-        note_lost();
+        note_lost("libc's functions for signals can't be replaced.");
     } else {
         lock();
-        *cookie = (uintptr_t)watch(map);
+        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch(map));
         unlock();
     }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
@@ -973,6 +1182,8 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     }
     atomic_store(&library->watched, false);
     if (library->open != NULL) munmap(library->open, library->bit_bytes);
+    if (library->ranges != library->own_ranges)
+        munmap(library->ranges, library->range_count * sizeof *library->ranges);
     unlock();
     return 0;
 }

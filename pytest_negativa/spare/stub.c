@@ -27,7 +27,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#include "calls.h"
 #include "format.h"
 
 /* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is that
@@ -55,6 +54,22 @@ typedef struct {
     mode_t mode;
     char path[PATH_MAX], value[PATH_MAX], chunk[CHUNK];
 } Search;
+
+static long call6(long number, long a, long b, long c, long d, long e, long f) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+static long call3(long number, long a, long b, long c) { return call6(number, a, b, c, 0, 0, 0); }
+
+static bool failed(long result) { return result < 0 && result > -4096; }
 
 static long map(uintptr_t place, uint64_t size, int protection, int flags, int fd, uint64_t offset) {
     return call6(SYS_mmap, (long)place, (long)size, protection, flags, fd, (long)offset);
@@ -322,17 +337,6 @@ static void refuse(uintptr_t base, int problem) {
     call3(SYS_mprotect, start, size, PROT_READ);
 }
 
-/* The handler of page faults in runtime.c, which a program preloads to log what it misses, has the gaps
- * as ld.so left them. */
-static bool is_handled(Search *search) {
-    static const char name[] = "/_runtime.so";
-    if (!read_variable(search, "NEGATIVA_SPARE_LOG") || !read_variable(search, "LD_PRELOAD"))
-        return false;
-    bool named = false;
-    for (const char *c = search->value; *c; c++) named |= same(c, name, sizeof name - 1);
-    return named && !is_secure(search);
-}
-
 __attribute__((section(".text.start"))) uintptr_t start(void) {
     uintptr_t base = (uintptr_t)&parameters - parameters.own;
     const Note *note = (const Note *)(base + parameters.note);
@@ -341,17 +345,13 @@ __attribute__((section(".text.start"))) uintptr_t start(void) {
     if (!failed(memory)) {
         Search *search = (Search *)memory;
         search->note = note;
-        if (is_handled(search)) {
-            problem = NONE;
-        } else {
-            problem = ABSENT;
-            int fd = find_spare(search, &problem);
-            if (fd >= 0) {
-                problem = fill_gaps(base, note, fd);
-                close_file(fd);
-            }
-            if (problem == NONE) problem = join_segments(base, note);
+        problem = ABSENT;
+        int fd = find_spare(search, &problem);
+        if (fd >= 0) {
+            problem = fill_gaps(base, note, fd);
+            close_file(fd);
         }
+        if (problem == NONE) problem = join_segments(base, note);
         call3(SYS_munmap, memory, sizeof(Search), 0);
     }
     if (problem != NONE) refuse(base, problem);

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
-from pytest_negativa.spare.note import handler_library
-from tests.support.cutting import OPTIONS, Kit, may_mount, needs_stub
-from tests.support.faults import PlantedFault
+from tests.support.cutting import OPTIONS, Kit, needs_stub
 
 pytestmark = needs_stub
 
@@ -136,31 +134,6 @@ def test_workers_with_handlers_and_threads_of_their_own(kit: Kit, cut: Cut, when
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     expected = f"{kit.output.split()[1]} [0, 0, 0, 0]\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs to mount file systems")
-@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
-@pytest.mark.planted_fault(
-    "The log of what comes back can't be written: the disk is full, or has no fallocate(2)",
-    says="no log can be written here, so nothing tells what comes back",
-)
-def test_a_disk_that_takes_no_log_kills_nobody(
-    kit: Kit, cut: Cut, tmp_path: Path, kind: str, fault: PlantedFault
-) -> None:
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    script = (
-        f"mount -t {kind} -o size=64k {kind} '{mount}' && "
-        f"{{ head -c 1M /dev/zero > '{mount}/full' || true; }} 2>/dev/null; "
-        f"LD_PRELOAD='{handler_library()}' NEGATIVA_SPARE_LOG='{mount}/logs' "
-        f"'{kit.program}' plain '{cut.library}' {kit.pages}"
-    )
-    command = ["unshare", "-m", "sh", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, kit.output)
-    assert done.stderr.count("negativa:") == 1
-    fault.check(done.stderr)
 
 
 @pytest.mark.slow
