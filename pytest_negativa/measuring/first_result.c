@@ -19,15 +19,10 @@
  * words go through unchanged, and one too many does no harm.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
+#include "../native/files.h"
+
 #include <link.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -42,19 +37,12 @@ static const char *target;
 static atomic_bool launched, finished;
 
 static void write_time(void) {
-    struct timespec now;
-    if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return;
-    uint64_t time = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    char text[24];
-    size_t start = sizeof text;
-    text[--start] = '\n';
-    do text[--start] = (char)('0' + time % 10);
-    while ((time /= 10) != 0);
-    /* Not libc's open and write, which are cancellation points. */
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    char text[25], *end = put_digits(text, clock_ns(CLOCK_MONOTONIC));
+    *end++ = '\n';
+    int fd = open_file(target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0) return;
-    syscall(SYS_write, fd, text + start, sizeof text - start);
-    syscall(SYS_close, fd);
+    syscall(SYS_write, fd, text, (size_t)(end - text));
+    close_file(fd);
 }
 
 static void returned(int kind, int result) {

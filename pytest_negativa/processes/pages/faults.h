@@ -8,7 +8,6 @@
  * How the program gets these versions: the values of libc's dynamic symbols are changed in memory
  * (elf(5), st_value; a private page). Whatever is bound later finds them, by PLT, GOT, dlsym or
  * dlvsym, also from libraries loaded later. What was bound before it does not see.
- * Two users of this file in a process chain: the second finds the first's functions in libc.
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
@@ -19,11 +18,8 @@
  * the thread (glibc's nptl/pthread_getcpuclockid.c). Nothing allocates, nothing locks.
  * Tested with glibc 2.36; the symbols are libc's own since 2.34.
  */
-#ifndef NEGATIVA_FAULTS_H
-#define NEGATIVA_FAULTS_H
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#pragma once
+
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
@@ -47,7 +43,7 @@
 #endif
 
 /* Bits of a page fault's error code on x86 (Intel SDM volume 3, 4.7; ucontext's REG_ERR). */
-enum { FAULT_PRESENT = 1, FAULT_WRITE = 2, FAULT_EXEC = 16 };
+enum { FAULT_WRITE = 2, FAULT_EXEC = 16 };
 
 /* Makes the page there; false: the fault is not ours. Called in the signal handler. */
 typedef bool (*faults_serve)(uintptr_t address, unsigned long error, int si_code);
@@ -425,5 +421,3 @@ static bool faults_wrap(const struct link_map *libc, const FaultsWrapper *wrappe
 static bool faults_wrap_libc(const struct link_map *libc) {
     return faults_wrap(libc, faults_wrappers, sizeof faults_wrappers / sizeof *faults_wrappers);
 }
-
-#endif
