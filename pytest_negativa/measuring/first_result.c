@@ -62,8 +62,7 @@ static void returned(int kind, int result) {
 #define ARGS_3 (a, b, c)
 #define PARAMS_4 (Word a, Word b, Word c, Word d)
 #define ARGS_4 (a, b, c, d)
-#define PARAMS_10 \
-    (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j)
+#define PARAMS_10 (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j)
 #define ARGS_10 (a, b, c, d, e, f, g, h, i, j)
 #define PARAMS_11 \
     (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j, Word k)
@@ -81,18 +80,18 @@ static void returned(int kind, int result) {
     X(cuEventQuery, WAIT, 1)                 \
     X(cuMemcpyDtoH, WAIT, 3)
 
-#define WRAPPER(name, kind, count, n)                                             \
-    static int name##_##n PARAMS_##count {                                        \
+#define WRAPPER(name, kind, count, n)                                                    \
+    static int name##_##n PARAMS_##count {                                               \
         int(*real) PARAMS_##count = (int(*) PARAMS_##count)atomic_load(&name##_real[n]); \
-        int result = real ARGS_##count;                                           \
-        returned(kind, result);                                                   \
-        return result;                                                            \
+        int result = real ARGS_##count;                                                  \
+        returned(kind, result);                                                          \
+        return result;                                                                   \
     }
-#define WRAPPERS(name, kind, count)          \
+#define WRAPPERS(name, kind, count)            \
     static _Atomic Word name##_real[VARIANTS]; \
-    WRAPPER(name, kind, count, 0)            \
-    WRAPPER(name, kind, count, 1)            \
-    WRAPPER(name, kind, count, 2)            \
+    WRAPPER(name, kind, count, 0)              \
+    WRAPPER(name, kind, count, 1)              \
+    WRAPPER(name, kind, count, 2)              \
     WRAPPER(name, kind, count, 3)
 FUNCTIONS(WRAPPERS)
 
@@ -122,8 +121,12 @@ static int lookup(int version, const char *name, Word *pointer, Word c, Word d, 
         *pointer = wrap(name, *pointer);
     return result;
 }
-static int lookup_v1(const char *n, Word *p, Word c, Word d, Word e) { return lookup(0, n, p, c, d, e); }
-static int lookup_v2(const char *n, Word *p, Word c, Word d, Word e) { return lookup(1, n, p, c, d, e); }
+static int lookup_v1(const char *n, Word *p, Word c, Word d, Word e) {
+    return lookup(0, n, p, c, d, e);
+}
+static int lookup_v2(const char *n, Word *p, Word c, Word d, Word e) {
+    return lookup(1, n, p, c, d, e);
+}
 
 /* What to bind to instead; `real` itself where nothing is to be seen. */
 static Word wrap(const char *name, Word real) {
@@ -173,8 +176,8 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     return LA_FLG_BINDFROM | (is_driver ? LA_FLG_BINDTO : 0);
 }
 
-EXPORT uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from,
-                              uintptr_t *to, unsigned int *flags, const char *name) {
+EXPORT uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from, uintptr_t *to,
+                              unsigned int *flags, const char *name) {
     (void)index;
     (void)from;
     (void)flags;

@@ -1,7 +1,7 @@
 /* Files and names of logs, for code that runs inside of any program.
  *
- * open, read, write and close of libc are cancellation points: in a thread that is to be cancelled they
- * would not return, with the loader's lock held. The loader avoids them, too.
+ * open, read, write and close of libc are cancellation points: in a thread that is to be cancelled
+ * they would not return, with the loader's lock held. The loader avoids them, too.
  */
 #pragma once
 
@@ -29,7 +29,8 @@ static inline ssize_t read_file(int fd, void *data, size_t size) {
     return count;
 }
 
-/* Whether a file may grow to a size. Past the limit, writing would be a signal that ends the process. */
+/* Whether a file may grow to a size. Past the limit, writing would be a signal that ends the
+ * process. */
 static inline bool may_grow_to(uint64_t size) {
     struct rlimit limit;
     return getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
@@ -52,9 +53,10 @@ static inline uint64_t clock_ns(clockid_t clock) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Writes a path that no other process gives a file: pid, time, a random number. False: it has no room. */
-static inline bool name_log(char *path, size_t room, const char *folder, pid_t pid, uint64_t started,
-                            const char *suffix) {
+/* Writes a path that no other process gives a file: pid, time, a random number. False: it has no
+ * room. */
+static inline bool name_log(char *path, size_t room, const char *folder, pid_t pid,
+                            uint64_t started, const char *suffix) {
     uint64_t salt = 0;
     if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uintptr_t)&salt;
     size_t length = strlen(folder);

@@ -1,8 +1,9 @@
 /* Memory by which a process tells itself from its forked children, whatever forks them.
  *
  * A process id is not enough: in a new pid namespace a child may have its parent's. fork wipes this
- * memory (MADV_WIPEONFORK), so a mark that the parent made there is not in the child. A child of vfork
- * shares it. Before Linux 4.14 nothing is wiped: a mark that is the process id still tells most children.
+ * memory (MADV_WIPEONFORK), so a mark that the parent made there is not in the child. A child of
+ * vfork shares it. Before Linux 4.14 nothing is wiped: a mark that is the process id still tells
+ * most children.
  */
 #pragma once
 

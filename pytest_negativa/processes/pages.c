@@ -3,20 +3,20 @@
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first
  * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
- * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do it:
- * a page costs less than half, and no mapping. Elsewhere mprotect does. It also does where tests are
- * told apart, because a guard discards what a program wrote to a page.
+ * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do
+ * it: a page costs less than half, and no mapping. Elsewhere mprotect does. It also does where
+ * tests are told apart, because a guard discards what a program wrote to a page.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
  * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
  * NEGATIVA_PAGES_TEST, the test that started the process.
- * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare: see pages/gaps.h.
- * The log is a shared mapping of a file, so a process that is killed loses nothing. fallocate
- * reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare: see
+ * pages/gaps.h. The log is a shared mapping of a file, so a process that is killed loses nothing.
+ * fallocate reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
- * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and what
- * they have needs no second mark. Not so where tests are told apart or pages are forbidden.
+ * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
+ * what they have needs no second mark. Not so where tests are told apart or pages are forbidden.
  *
  * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
  * inaccessible again then, and the test has bits of its own for those that it touches.
@@ -25,8 +25,8 @@
  * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
- * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a time,
- * see lock(), so static buffers suffice.
+ * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
+ * time, see lock(), so static buffers suffice.
  */
 #define _GNU_SOURCE
 #include "pages/gaps.h"
@@ -99,12 +99,14 @@ static unsigned long max_mappings(void) {
         if (syscall(SYS_read, fd, text, sizeof text - 1) < 0) text[0] = 0;
         close_file(fd);
     }
-    for (const char *c = text; *c >= '0' && *c <= '9'; c++) number = number * 10 + (unsigned)(*c - '0');
+    for (const char *c = text; *c >= '0' && *c <= '9'; c++)
+        number = number * 10 + (unsigned)(*c - '0');
     return number ? number : 65530;
 }
 
 EXPORT unsigned int la_version(unsigned int version) {
-    const char *folder = getenv("NEGATIVA_PAGES_LOGS"), *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS"),
+               *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
     const char *name = getenv("NEGATIVA_PAGES_TEST");
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
@@ -148,8 +150,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     if (is_named(map->l_name, "libc.so.")) {
         disabled = !faults_wrap_libc(map) ||
                    !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers);
-        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
-            give_up(&libraries[i]);
+        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
         return 0;
     }
     if (disabled) {
@@ -163,7 +164,8 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
 }
 
 /* Destructors have run; what comes to lie there later is not ours. At the process's end the loader
- * closes the program first (_dl_fini), and unmaps nothing: code of a closed library may still run. */
+ * closes the program first (_dl_fini), and unmaps nothing: code of a closed library may still run.
+ */
 EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     static atomic_bool ends;
     if (*cookie == PROGRAM) atomic_store(&ends, true);

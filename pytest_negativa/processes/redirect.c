@@ -310,7 +310,8 @@ static void start_log(const char *folder) {
     size_t length = line.length;
     if (fd >= 0) {
         append_line(fd);
-        has_log = syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
+        has_log =
+            syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
         close_file(fd);
     }
     if (!has_log) {
@@ -480,7 +481,7 @@ static const char *redirect(const char *name, bool searching) {
  * The loader itself replaces such tokens after la_objsearch. */
 static const char *expand_origin(const char *name, const uintptr_t *cookie) {
     static char path[PATH_MAX];
-    size_t token = strncmp(name, "$ORIGIN/", 8) == 0     ? 7
+    size_t token = strncmp(name, "$ORIGIN/", 8) == 0      ? 7
                    : strncmp(name, "${ORIGIN}/", 10) == 0 ? 9
                                                           : 0;
     const struct link_map *loader = (const struct link_map *)*cookie;
@@ -582,7 +583,8 @@ static bool log_if_known(FileId id, const char *name) {
     return false;
 }
 
-/* As this program got it: what it may write over it later doesn't count. Cut, it is no path of ours. */
+/* As this program got it: what it may write over it later doesn't count. Cut, it is no path of
+ * ours. */
 static char injection[PATH_MAX];
 
 static bool is_driver(const char *path) {
@@ -600,8 +602,8 @@ static void look(const struct link_map *map) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
         bool known = identify(name, &id), other = known;
         for (size_t i = 0; i < table.count && other; i++)
-            other = !same_file(id, table.rows[i].copy_id) &&
-                    !same_file(id, table.rows[i].original_id);
+            other =
+                !same_file(id, table.rows[i].copy_id) && !same_file(id, table.rows[i].original_id);
         if (!other) log_event("unknown", name, NULL);
     } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
         const Row *row;

@@ -7,8 +7,8 @@
  *
  * The negativa_* functions let a Python process use it on itself, through ctypes.
  *
- * NVTX loads it, too, if NVTX_INJECTION64_PATH names it. It then tells CUPTI which range each thread
- * is in, for the launches that the detector in Python counts.
+ * NVTX loads it, too, if NVTX_INJECTION64_PATH names it. It then tells CUPTI which range each
+ * thread is in, for the launches that the detector in Python counts.
  *
  * Rules: never fail the program (InitializeInjection always says yes), never print, never
  * trust a pointer (memory is read by system call), one lock, one write() for each line.
@@ -26,8 +26,7 @@
 /* What was recorded stands in another file: a new file starts from nothing. In a child the memory
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(bool in_child) {
-    Table *const tables[] = {&contexts, &libraries, &files, &images,
-                             &handles,  &seen,      &warned};
+    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen, &warned};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (in_child) memset(tables[i], 0, sizeof *tables[i]);
         table_clear(tables[i]);
@@ -79,12 +78,11 @@ static void after_fork_in_child(void) {
 
 static void watch_forks(void) {
     static atomic_int registered;
-    if (!atomic_exchange(&registered, 1))
-        pthread_atfork(before_fork, NULL, after_fork_in_child);
+    if (!atomic_exchange(&registered, 1)) pthread_atfork(before_fork, NULL, after_fork_in_child);
 }
 
-static bool open_trace(const char *folder, const char *run_id, const char *role,
-                       const char *worker, const char *root, const char *detector) {
+static bool open_trace(const char *folder, const char *run_id, const char *role, const char *worker,
+                       const char *root, const char *detector) {
     if (trace_owner == NULL) trace_owner = map_wiped();
     if (trace_owner == NULL) {
         snprintf(last_error, sizeof last_error, "no memory is left");
@@ -124,8 +122,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     /* As long as this process lives, and no longer. */
     bool locked = flock(trace_fd, LOCK_EX | LOCK_NB) == 0;
     char executable[4096] = "", folder_now[4096] = "";
-    ssize_t size =
-        is_sample ? -1 : readlink("/proc/self/exe", executable, sizeof executable - 1);
+    ssize_t size = is_sample ? -1 : readlink("/proc/self/exe", executable, sizeof executable - 1);
     if (size < 0) executable[0] = 0;
     if (is_sample)
         root = "";
@@ -183,8 +180,7 @@ static void chain(void) {
     const char *path = getenv("NEGATIVA_CHAINED_INJECTION");
     if (path == NULL || !*path) return;
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    int (*initialize)(void) =
-        library ? (int (*)(void))dlsym(library, "InitializeInjection") : NULL;
+    int (*initialize)(void) = library ? (int (*)(void))dlsym(library, "InitializeInjection") : NULL;
     if (initialize != NULL) initialize();
 }
 
@@ -210,10 +206,9 @@ static void initialize(void) {
         set_context("process", NULL, 0, NULL);
     else
         set_context_from_environment();
-    bool opened =
-        trace_fd < 0 && (!is_sample || has_room(folder)) &&
-        open_trace(folder, run_id, is_sample ? "sample" : "child", NULL, getenv("NEGATIVA_ROOT"),
-                   "injection");
+    bool opened = trace_fd < 0 && (!is_sample || has_room(folder)) &&
+                  open_trace(folder, run_id, is_sample ? "sample" : "child", NULL,
+                             getenv("NEGATIVA_ROOT"), "injection");
     pthread_mutex_unlock(&lock);
     if (!opened) {
         tell(last_error);

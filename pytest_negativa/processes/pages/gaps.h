@@ -1,9 +1,9 @@
 /* The gaps of libraries with a spare.
  *
- * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated, as
- * its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE for each gap:
- * the library itself maps them inaccessible, and the handler gives each page the protection that the
- * file has for it.
+ * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated,
+ * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE
+ * for each gap: the library itself maps them inaccessible, and the handler gives each page the
+ * protection that the file has for it.
  */
 #pragma once
 

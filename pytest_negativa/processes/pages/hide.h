@@ -29,7 +29,8 @@ static void hide(Library *library) {
     for (size_t i = 0; i < library->range_count && atomic_load(&library->guarded); i++) {
         const Range *range = &library->ranges[i];
         void *start = (void *)range->start;
-        atomic_store(&library->guarded, madvise(start, range->end - range->start, GUARD_INSTALL) == 0);
+        atomic_store(&library->guarded,
+                     madvise(start, range->end - range->start, GUARD_INSTALL) == 0);
     }
     if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }

@@ -25,8 +25,7 @@ static bool read_records(const char *path, Records *records) {
     if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
         S_ISREG(status.stx_mode) && status.stx_size > 0) {
         size_t size = status.stx_size;
-        void *data =
-            mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (data != MAP_FAILED && read_at(fd, data, size, 0)) {
             *records = (Records){data, size};
             mprotect(data, size, PROT_READ);
@@ -43,8 +42,8 @@ static bool is_same(const LogRecord *row, const LogRecord *wanted) {
     return row->kind == LIBRARY && row->flags == 0 && row->major == wanted->major &&
            row->minor == wanted->minor && row->inode == wanted->inode &&
            row->file_size == wanted->file_size && row->modified_ns == wanted->modified_ns &&
-           row->range_count == wanted->range_count &&
-           row->size >= sizeof *row + ranges && memcmp(row + 1, wanted + 1, ranges) == 0;
+           row->range_count == wanted->range_count && row->size >= sizeof *row + ranges &&
+           memcmp(row + 1, wanted + 1, ranges) == 0;
 }
 
 /* What is allowed names no paths. */
@@ -65,8 +64,8 @@ static const uint8_t *find_bits(const Records *records, const LogRecord *wanted,
             continue;
         }
         if (row->size < sizeof *row || row->size % 8 || row->size > records->size - at) return NULL;
-        if (is_same(row, wanted) && is_at_same_path(row, wanted) &&
-            row->bits_offset <= row->size && row->size - row->bits_offset >= bytes)
+        if (is_same(row, wanted) && is_at_same_path(row, wanted) && row->bits_offset <= row->size &&
+            row->size - row->bits_offset >= bytes)
             return (const uint8_t *)row + row->bits_offset;
         at += row->size;
     }

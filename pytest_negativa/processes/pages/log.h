@@ -1,5 +1,5 @@
-/* What a process records: a shared mapping of a file of its own, which grows by chunks, and what it could
- * not record. hostcode/page_logs.py describes the format.
+/* What a process records: a shared mapping of a file of its own, which grows by chunks, and what it
+ * could not record. hostcode/page_logs.py describes the format.
  */
 #pragma once
 
@@ -26,7 +26,7 @@ enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4 };
 enum { UNWATCHED = 1, RESTRICTED = 2 };
 
 typedef struct {
-    uint64_t start, end; /* whole pages: addresses as in the ELF file; of gaps, offsets in the original */
+    uint64_t start, end; /* whole pages: addresses of the ELF file; gaps: offsets in the original */
 } LogRange;
 
 typedef struct {
@@ -40,8 +40,8 @@ typedef struct {
 /* What fork wipes, see wiped.h: a child has none of it. */
 typedef struct {
     pid_t pid; /* of the process that the log is of */
-    /* Held while libraries come, go, and become inaccessible again: the id of the process. A child that
-     * another thread forks meanwhile takes it over. */
+    /* Held while libraries come, go, and become inaccessible again: the id of the process. A child
+     * that another thread forks meanwhile takes it over. */
     atomic_int owner;
 } Own;
 
@@ -74,11 +74,11 @@ static bool is_readable(uintptr_t start, size_t size) {
 
 /* ---- What can't be recorded ---- */
 
-static bool only_gaps;        /* of libraries with a spare, see gaps.h */
+static bool only_gaps;       /* of libraries with a spare, see gaps.h */
 static struct stat messages; /* what descriptor 2 was when the process began */
 
-/* A message for people, once a process: descriptor 2 may have become a file of the program's. If nobody
- * reads it, the signal that comes of writing would end the program. */
+/* A message for people, once a process: descriptor 2 may have become a file of the program's. If
+ * nobody reads it, the signal that comes of writing would end the program. */
 static void say(const char *reason) {
     static atomic_bool told;
     struct stat now;

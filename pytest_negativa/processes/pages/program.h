@@ -24,7 +24,8 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            uintptr_t to = end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
+            uintptr_t to =
+                end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
             touch(library, range, from, to);
             if (atomic_load(&library->guarded) && from < to) show(library, range, from, to);
         }
@@ -48,8 +49,10 @@ static int our_pkey_mprotect(void *start, size_t size, int protection, int key) 
 static int (*real_prctl)(int, ...);
 
 /* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
- * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does. */
-static int our_prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
+ * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does.
+ */
+static int our_prctl(int option, unsigned long a, unsigned long b, unsigned long c,
+                     unsigned long d) {
     if (option == PR_SET_NO_NEW_PRIVS || option == PR_SET_SECCOMP || option == SET_MDWE) {
         lock();
         without_guards = true;

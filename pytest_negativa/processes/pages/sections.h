@@ -79,8 +79,9 @@ static bool is_mapped(const struct link_map *map) {
 static bool find_ranges(int fd, const struct link_map *map, Library *library) {
     const ElfW(Ehdr) *head = &elf.head;
     const ElfW(Shdr) *names = &elf.sections[0];
-    if (!read_at(fd, &elf.head, sizeof elf.head, 0) || memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 ||
-        head->e_ident[EI_CLASS] != ELFCLASS64 || head->e_phentsize != sizeof(ElfW(Phdr)) ||
+    if (!read_at(fd, &elf.head, sizeof elf.head, 0) ||
+        memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 || head->e_ident[EI_CLASS] != ELFCLASS64 ||
+        head->e_phentsize != sizeof(ElfW(Phdr)) ||
         head->e_phnum > sizeof elf.segments / sizeof *elf.segments ||
         !read_at(fd, elf.segments, head->e_phnum * sizeof *elf.segments, head->e_phoff) ||
         !is_mapped(map) || head->e_shnum == 0 || head->e_shnum > MAX_SECTIONS ||
@@ -118,8 +119,7 @@ static bool relocates_code(const struct link_map *map) {
 
 static void describe(LogRecord *record, int fd) {
     struct statx status;
-    if (fd < 0 ||
-        statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_SIZE | STATX_MTIME, &status) != 0)
+    if (fd < 0 || statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_SIZE | STATX_MTIME, &status) != 0)
         return;
     record->major = status.stx_dev_major;
     record->minor = status.stx_dev_minor;

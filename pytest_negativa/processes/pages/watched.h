@@ -29,7 +29,7 @@ typedef struct {
 
 typedef struct {
     atomic_bool watched;
-    atomic_bool kept; /* stays accessible: no test's touches are known any more */
+    atomic_bool kept;     /* stays accessible: no test's touches are known any more */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
     uintptr_t base, low, high;
@@ -38,11 +38,11 @@ typedef struct {
     LogRecord *record;
     size_t bit_bytes;
     atomic_uchar *bits;
-    atomic_ushort *firsts; /* of gaps, one for each page; NULL: no gaps */
+    atomic_ushort *firsts;             /* of gaps, one for each page; NULL: no gaps */
     _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
     const uint8_t *allowed;            /* bits; NULL: all pages */
-    /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as of the
-     * mappings. NULL: no memory. */
+    /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as
+     * of the mappings. NULL: no memory. */
     atomic_uchar *open;
 } Library;
 
@@ -82,7 +82,8 @@ static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
 static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
     if (start >= end) return;
     atomic_uchar *test_bits = atomic_load(&library->test_bits);
-    uint64_t first = range->first + (start - range->start) / PAGE, last = first + (end - start) / PAGE;
+    uint64_t first = range->first + (start - range->start) / PAGE,
+             last = first + (end - start) / PAGE;
     set_bits(library->bits, first, last);
     if (test_bits != NULL) set_bits(test_bits, first, last);
 }
@@ -142,7 +143,8 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
             if (address < range->start || address >= range->end) continue;
             bool guarded = atomic_load(&library->guarded);
             /* Behind a guard the access may be forbidden, too: then it faults again. */
-            if (si_code != (guarded ? SEGV_MAPERR : SEGV_ACCERR) && !atomic_load(&library->switched))
+            if (si_code != (guarded ? SEGV_MAPERR : SEGV_ACCERR) &&
+                !atomic_load(&library->switched))
                 return false;
             if (!guarded && ((error & FAULT_WRITE && !(range->protection & PROT_WRITE)) ||
                              (error & FAULT_EXEC && !(range->protection & PROT_EXEC))))

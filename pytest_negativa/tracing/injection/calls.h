@@ -5,8 +5,16 @@
 #include <stdint.h>
 
 enum Action {
-    LOAD, LOAD_FILE, UNLOAD, KERNEL, DATA, ENUMERATE, MODULE_OF_LIBRARY,
-    LINK_DATA, LINK_FILE, LINK_COMPLETE
+    LOAD,
+    LOAD_FILE,
+    UNLOAD,
+    KERNEL,
+    DATA,
+    ENUMERATE,
+    MODULE_OF_LIBRARY,
+    LINK_DATA,
+    LINK_FILE,
+    LINK_COMPLETE
 };
 
 typedef struct {
@@ -17,7 +25,8 @@ typedef struct {
     const char *kind;
 } DriverCall;
 
-#define CALL(cbid, name, action, handle, subject, kind) {cbid, #name, action, handle, subject, kind},
+#define CALL(cbid, name, action, handle, subject, kind) \
+    {cbid, #name, action, handle, subject, kind},
 static const DriverCall CALLS[] = {
 #include "../driver_calls.h"
 };

@@ -42,11 +42,13 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
     if ((data->site == SITE_EXIT) == (call->action == UNLOAD)) return;
     if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
     int saved = errno, cancel;
-    /* A thread that is cancelled must not take the lock with it: system calls are cancellation points. */
+    /* A thread that is cancelled must not take the lock with it: system calls are cancellation
+     * points. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     if (take_lock()) {
         if (atomic_load(&active)) {
-            /* Libraries that came since are listed now: the process may be killed before its end. */
+            /* Libraries that came since are listed now: the process may be killed before its end.
+             */
             if (!mappings_are_current()) refresh_mappings();
             record_call(call, data->params);
         }
@@ -70,8 +72,8 @@ static bool open_cupti(void) {
         snprintf(last_error, sizeof last_error, "%s", dlerror());
         return false;
     }
-    cupti.subscribe_v2 = (int (*)(void **, Callback, void *, SubscriberParams *))dlsym(
-        library, "cuptiSubscribe_v2");
+    cupti.subscribe_v2 =
+        (int (*)(void **, Callback, void *, SubscriberParams *))dlsym(library, "cuptiSubscribe_v2");
     cupti.unsubscribe = (int (*)(void *))dlsym(library, "cuptiUnsubscribe");
     cupti.enable_callback =
         (int (*)(uint32_t, void *, int, uint32_t))dlsym(library, "cuptiEnableCallback");
@@ -94,8 +96,7 @@ static int take_cupti(void) {
         if (error == CUPTI_MULTIPLE_SUBSCRIBERS)
             snprintf(last_error, sizeof last_error,
                      "CUPTI serves one tool at a time and is taken by %s; nothing was traced here",
-                     *other && strstr(other, "<not provided>") == NULL ? other
-                                                                       : "another tool");
+                     *other && strstr(other, "<not provided>") == NULL ? other : "another tool");
         else
             snprintf(last_error, sizeof last_error, "CUPTI refuses to work here: error %d", error);
         return error;

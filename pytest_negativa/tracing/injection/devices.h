@@ -14,7 +14,8 @@ static void record_devices(void) {
     if (cuda == NULL) return;
     int (*count_of)(int *) = (int (*)(int *))dlsym(cuda, "cuDeviceGetCount");
     int (*get)(int *, int) = (int (*)(int *, int))dlsym(cuda, "cuDeviceGet");
-    int (*attribute)(int *, int, int) = (int (*)(int *, int, int))dlsym(cuda, "cuDeviceGetAttribute");
+    int (*attribute)(int *, int, int) =
+        (int (*)(int *, int, int))dlsym(cuda, "cuDeviceGetAttribute");
     int (*name_of)(char *, int, int) = (int (*)(char *, int, int))dlsym(cuda, "cuDeviceGetName");
     int (*uuid_of)(unsigned char *, int) =
         (int (*)(unsigned char *, int))dlsym(cuda, "cuDeviceGetUuid_v2");

@@ -78,8 +78,8 @@ static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
         char *data = size <= MAX_SIZE ? malloc(size) : NULL;
         bool readable = data != NULL && read_memory(address, data, size) == size;
         while (readable && text > 0 && data[text - 1] == 0) text--;
-        bool ptx = readable && memchr(data, 0, text) == NULL &&
-                   memmem(data, text, ".version", 8) != NULL;
+        bool ptx =
+            readable && memchr(data, 0, text) == NULL && memmem(data, text, ".version", 8) != NULL;
         free(data);
         place_image(image, ptx ? "ptx" : "linked", address, ptx ? text : size);
     } else {

@@ -8,8 +8,7 @@ static Table libraries, files;
 static bool find_build_id(int fd, Text *hex) {
     ElfW(Ehdr) header;
     if (pread(fd, &header, sizeof header, 0) != sizeof header ||
-        memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
-        header.e_phentsize != sizeof(ElfW(Phdr)))
+        memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_phentsize != sizeof(ElfW(Phdr)))
         return false;
     for (int i = 0; i < header.e_phnum; i++) {
         ElfW(Phdr) program;
@@ -110,8 +109,7 @@ static long library_id(const char *path, unsigned long inode, bool again) {
 static void record_loaded_libraries(void) {
     if (is_sample) return;
     for (size_t i = 0; i < mapping_count; i++)
-        if (mappings[i].of_loader &&
-            (i == 0 || mappings[i].inode != mappings[i - 1].inode ||
-             strcmp(mappings[i].path, mappings[i - 1].path) != 0))
+        if (mappings[i].of_loader && (i == 0 || mappings[i].inode != mappings[i - 1].inode ||
+                                      strcmp(mappings[i].path, mappings[i - 1].path) != 0))
             library_id(mappings[i].path, mappings[i].inode, true);
 }

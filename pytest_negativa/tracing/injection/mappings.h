@@ -86,8 +86,8 @@ static void refresh_mappings(void) {
             path_at == 0 || line[path_at] != '/')
             continue;
         unescape(line + path_at);
-        mappings[mapping_count++] = (Mapping){start, stop, offset, inode, line + path_at,
-                                              permissions[2] == 'x', false};
+        mappings[mapping_count++] =
+            (Mapping){start, stop, offset, inode, line + path_at, permissions[2] == 'x', false};
     }
     /* What the loader mapped has a part with code. Parts of one file lie side by side. */
     for (size_t i = 0, j; i < mapping_count; i = j) {

@@ -107,7 +107,8 @@ static int enter_range(const void *domain, const char *name) {
     return nesting++;
 }
 
-/* Each domain nests for itself: a range may end before one inside of it that is of another domain. */
+/* Each domain nests for itself: a range may end before one inside of it that is of another domain.
+ */
 static int leave_range(const void *domain) {
     if (!atomic_load(&ranges_on)) return -1;
     if (too_deep > 0) return nesting + --too_deep;
@@ -163,7 +164,10 @@ static int range_push_ex(const NvtxAttributes *attributes) {
 
 /* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
 static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
-static const void *domain_create_w(const wchar_t *name) { (void)name; return strdup(""); }
+static const void *domain_create_w(const wchar_t *name) {
+    (void)name;
+    return strdup("");
+}
 static const void *register_a(const void *domain, const char *string) {
     (void)domain;
     return string != NULL ? strdup(string) : NULL;

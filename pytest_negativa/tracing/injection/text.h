@@ -32,7 +32,9 @@ static void text_bytes(Text *text, const void *bytes, size_t length) {
     text->data[text->length] = 0;
 }
 
-static void text_string(Text *text, const char *string) { text_bytes(text, string, strlen(string)); }
+static void text_string(Text *text, const char *string) {
+    text_bytes(text, string, strlen(string));
+}
 
 __attribute__((format(printf, 2, 3))) static void text_format(Text *text, const char *format, ...) {
     char small[512];

@@ -28,10 +28,10 @@ static char trace_path[4096];
 static dev_t trace_device;
 static ino_t trace_inode;
 static nlink_t trace_links; /* when it was new */
-static off_t lost_at; /* where the header says that nothing is lost */
+static off_t lost_at;       /* where the header says that nothing is lost */
 static char last_error[1024];
-/* No child of a session: it is traced for a while, and its trace names no more than GPU code and the
- * files that it lies in (tracing/attach.py). */
+/* No child of a session: it is traced for a while, and its trace names no more than GPU code and
+ * the files that it lies in (tracing/attach.py). */
 static bool is_sample;
 
 static long long nanoseconds(struct timespec t) {
@@ -115,9 +115,9 @@ static void lose(const char *problem) {
 /* Whether this process opened the trace, and is no forked child of that one. */
 static bool is_owner(void) { return trace_owner != NULL && *trace_owner == getpid(); }
 
-/* Takes the lock; false: this thread has it. A signal handler interrupted a record, and calls exit(),
- * or the driver. False, too, in a child of _Fork or clone, which pthread_atfork doesn't see: the trace
- * is its parent's, and a thread of the parent may have had the lock. */
+/* Takes the lock; false: this thread has it. A signal handler interrupted a record, and calls
+ * exit(), or the driver. False, too, in a child of _Fork or clone, which pthread_atfork doesn't
+ * see: the trace is its parent's, and a thread of the parent may have had the lock. */
 static bool take_lock(void) {
     if (!is_owner()) return false;
     bool taken = pthread_mutex_lock(&lock) == 0;
@@ -146,8 +146,7 @@ static void write_line(Text *line) {
         lose("its trace is large enough");
     } else {
         ssize_t written;
-        do
-            written = write(trace_fd, line->data, line->length);
+        do written = write(trace_fd, line->data, line->length);
         while (written < 0 && errno == EINTR);
         if (written != (ssize_t)line->length) {
             snprintf(problem, sizeof problem, "its trace cannot be written: %s",
