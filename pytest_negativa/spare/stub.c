@@ -157,7 +157,7 @@ static void ask_library(Search *search) {
     search->known = fd >= 0 && call3(SYS_fstat, fd, (long)&status, 0) == 0;
     if (fd >= 0) close_file(fd);
     if (!search->known) return;
-    search->owner = status.st_uid;
+    search->owner = status.st_uid; /* NOLINT: the analyzer does not see that the kernel fills it */
     search->mode = status.st_mode;
 }
 
@@ -226,6 +226,7 @@ static int open_spare(Search *search, const char *folder, bool beside, int *prob
         uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
         Trailer found;
         worst = OTHER;
+        /* NOLINTNEXTLINE: as in ask_library */
         if (call3(SYS_fstat, fd, (long)&at_spare, 0) == 0 && S_ISREG(at_spare.st_mode) &&
             call3(SYS_fstat, place, (long)&at_folder, 0) == 0 &&
             call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
