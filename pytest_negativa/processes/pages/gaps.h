@@ -25,7 +25,7 @@ static bool is_sound(const Note *note) {
     for (const Hole *hole = holes_of(note); hole < holes_of(note) + note->hole_count; hole++) {
         if ((hole->start | hole->end | hole->offset) % PAGE || hole->start < last ||
             hole->end <= hole->start || hole->end >> 48 || hole->offset >> 48 ||
-            !(hole->protection & PROT_READ))
+            (hole->protection | PROT_WRITE | PROT_EXEC) != (PROT_READ | PROT_WRITE | PROT_EXEC))
             return false;
         last = hole->end;
     }
