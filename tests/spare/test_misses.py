@@ -14,6 +14,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import PageLogError, encode_misses, read_misses
 from pytest_negativa.rewriting.compact.cut import Cut
 from pytest_negativa.spare.misses import Miss, Misses
+from tests.support.compiling import compile_c
 from tests.support.cutting import Kit, logged, may_mount, needs_stub
 from tests.support.faults import PlantedFault
 
@@ -115,6 +116,21 @@ print(ctypes.CDLL(sys.argv[1]).sum(100, 101))
         assert done.stdout == b"107\n"
         assert errors.read_text().count(UNLOGGED) == (not path)
     assert (tmp_path / "data").read_bytes() == b""
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
+def test_a_program_with_a_sanitizer(kit: Kit, cut: Cut, tmp_path: Path, sanitizer: str) -> None:
+    """It keeps libc's functions for signals as it finds them when it begins."""
+    flags = (f"-fsanitize={sanitizer}", "-Wl,--no-as-needed", "-lstdc++")
+    try:
+        program = compile_c("spare/program.c", tmp_path / "program", *flags)
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler has no such sanitizer")
+    with_it = dataclasses.replace(kit, program=program)
+    for what in ("plain", "threads", "blocked", "handler-before", "handler-after"):
+        expected = with_it.run(what, kit.library)
+        done = with_it.run(what, cut.library, environ=logged(tmp_path / "logs"))
+        assert (done.returncode, done.stdout) == (0, expected.stdout)
 
 
 @pytest.mark.parametrize("what", ["plain", "pending"])
