@@ -25,14 +25,12 @@ LIBRARIES = {
     "pytest_negativa.processes._redirect": "pytest_negativa/processes/redirect.c",
     "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
-    "pytest_negativa.spare._runtime": "pytest_negativa/spare/runtime.c",
     "pytest_negativa.spare._stub": "pytest_negativa/spare/stub.c",
     "pytest_negativa.rewriting.compact._certify": "pytest_negativa/rewriting/compact/certify.c",
 }
 # They know the registers, system calls or relocations of this machine alone.
 X86_64_ONLY = {
     "pytest_negativa.processes._pages",
-    "pytest_negativa.spare._runtime",
     "pytest_negativa.spare._stub",
 }
 # What is missing where one of them is.
@@ -42,17 +40,13 @@ MISSING = {
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
     "pytest_negativa.processes._pages": "CPU code will not be traced",
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
-    "pytest_negativa.spare._runtime": "what libraries miss can't be logged page by page",
     "pytest_negativa.spare._stub": "libraries can't be cut to have a spare",
     "pytest_negativa.rewriting.compact._certify": "libraries can't be compacted or cut",
 }
 
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
-# CUPTI may call the tracer until the process is gone; the kernel and patched GOTs call the spare's
-# handler. glibc can't keep an auditor that declines.
-NEVER_UNLOADED = {"pytest_negativa.tracing._injection", "pytest_negativa.spare._runtime"}
-# Its handler must be there before any constructor runs.
-INITIALISED_FIRST = {"pytest_negativa.spare._runtime"}
+# CUPTI may call the tracer until the process is gone. glibc can't keep an auditor that declines.
+NEVER_UNLOADED = {"pytest_negativa.tracing._injection"}
 # Bare bytes, which are copied into libraries.
 STUB = "pytest_negativa.spare._stub"
 STUB_FLAGS = [
@@ -90,7 +84,6 @@ class BuildLibraries(build_ext):
             *shlex.split(os.environ.get("LDFLAGS", "")),
             *LINK_FLAGS,
             *(["-Wl,-z,nodelete"] if ext.name in NEVER_UNLOADED else []),
-            *(["-Wl,-z,initfirst"] if ext.name in INITIALISED_FIRST else []),
         ]
         if ext.name == STUB:
             flags, link_flags = STUB_FLAGS, []

@@ -24,6 +24,7 @@ PARTS = {
     "first_result": "measuring/first_result.c",
     "search": "gpucode/search.c",
     "pages": "processes/pages.c",
+    "gaps": "processes/pages.c",
 }
 COMMON = ("-std=gnu11", "-g", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -65,7 +66,14 @@ def environ(runtimes: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("part", "inputs"),
-    [("injection", 40), ("redirect", 300), ("first_result", 50), ("search", 50), ("pages", 300)],
+    [
+        ("injection", 40),
+        ("redirect", 300),
+        ("first_result", 50),
+        ("search", 50),
+        ("pages", 300),
+        ("gaps", 300),
+    ],
 )
 def test_hostile_inputs(tmp_path: Path, runtimes: str, part: str, inputs: int) -> None:
     library = compile_part(part, tmp_path / "part.so", SANITIZERS)

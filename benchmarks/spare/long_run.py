@@ -29,11 +29,12 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.spans import Range
+from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
-from pytest_negativa.spare.misses import Misses, read_logs
-from pytest_negativa.spare.note import handler_library
+from pytest_negativa.spare.misses import Misses
 
 HERE = Path(__file__).parent
 BEGIN = time.monotonic()
@@ -52,7 +53,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     environ = {**os.environ, "PYTHONPATH": str(tree)}
     if logs is not None:
-        environ |= {"NEGATIVA_SPARE_LOG": str(logs), "LD_PRELOAD": str(handler_library())}
+        environ |= misses_environment(environ, logs)
     return [python, str(HERE / "worker.py"), *what], environ
 
 
@@ -86,7 +87,7 @@ def make_trees(folder: Path, python: str) -> dict[str, Path]:
         # What one pass of the steps touches stays in the third tree.
         words, environ = command(python, trees["all came back"], folder / "logs", "steps")
         subprocess.run(words, env=environ, input="100\n", text=True, check=True)
-        missed = {misses.original: misses for misses in read_logs([folder / "logs"])}
+        missed = {misses.original: misses for misses in read_misses([folder / "logs"])}
         logs = [missed.get(bytes.fromhex(row.original_sha256)) if row else None for row in done]
         targets = [trees["kept"] / path.relative_to(site) for path in files]
         kept = sum(pool.map(cut_by_log, files, targets, logs))
@@ -244,7 +245,7 @@ def soak(python: str, trees: dict[str, Path], seconds: float, at_once: int, fold
 
 
 def tell_soak(seconds: float, count: int, bad: int, logs: Path) -> None:
-    missed = sum(miss.times for log in read_logs([logs]) for miss in log.pages.values())
+    missed = sum(miss.times for log in read_misses([logs]) for miss in log.pages.values())
     say(
         f"soak: {seconds / 60:.0f} minutes, {count} processes (each with 8 "
         f"threads, 2 forks, 2 DataLoader workers), {missed:,} misses; {bad} processes with another "

@@ -110,7 +110,6 @@ def _row(misses: Misses, places: Sequence[Path]) -> MissedLibrary:
         path=None if path is None else str(path),
         pages=len(misses.pages),
         beside=sum(not miss.times for miss in misses.pages.values()),
-        lost=sum(miss.lost for miss in misses.pages.values()),
         misses=sum(miss.times for miss in misses.pages.values()),
         code=code,
         unknown=unknown,

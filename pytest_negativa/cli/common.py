@@ -160,6 +160,18 @@ def parse_devices(
     return tuple(sorted(found))
 
 
+def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
+    """Print variables of the environment for a shell, or as a JSON object."""
+    import json
+    import shlex
+
+    if as_json:
+        click.echo(json.dumps(variables, indent=1))
+        return
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
 def encode_json(record: object) -> bytes:
     """A record as ``--json`` prints it, with escapes in paths that are not UTF-8."""
     import msgspec

@@ -145,13 +145,13 @@ def lock(
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
     from pytest_negativa.analysis.widen import widen_lock
-    from pytest_negativa.reporting.text import print_warning, printable
+    from pytest_negativa.hostcode.page_logs import read_misses
+    from pytest_negativa.reporting.text import printable
     from pytest_negativa.reporting.units import format_items
     from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import read_logs
     from pytest_negativa.storage.lockfile import load_lock, save_lock
 
-    done = widen_lock(load_lock(path), read_logs(logs, print_warning), folders or default_paths())
+    done = widen_lock(load_lock(path), read_misses(logs), folders or default_paths())
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, "element that came back", "elements that came back")

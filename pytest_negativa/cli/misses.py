@@ -8,8 +8,14 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
-from pytest_negativa.errors import OptionError
+from pytest_negativa.cli.common import (
+    FOLDER,
+    as_json_option,
+    encode_json,
+    print_variables,
+    settings_of,
+    show,
+)
 from pytest_negativa.settings.flags import click_options
 
 _LOGS = "NEGATIVA_SPARE_LOG"
@@ -27,7 +33,11 @@ _LOGS = "NEGATIVA_SPARE_LOG"
 )
 @click.option("--pid", type=int, metavar="PID", help="Write a log of the pages that a process has.")
 @click.option(
-    "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
+    "--attach-env",
+    "attach",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Print variables with which processes write logs into DIR.",
 )
 @as_json_option("misses")
 @click_options("reports.top")
@@ -35,19 +45,20 @@ def misses(
     folders: tuple[Path, ...],
     logs: tuple[Path, ...],
     pid: int | None,
-    preload: bool,
+    attach: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    PATH has the libraries; by default, the packages of the interpreter that runs negativa. Start a
-    program so to have logs of it, in staging and not in production:
+    PATH has the libraries; by default, the packages of the interpreter that runs negativa. Logs of
+    several machines are added up, by the content of the library.
+
+    --attach-env reads no log: it prints lines for a shell. Processes that have these variables
+    write logs, in staging and not in production:
 
     \b
-    LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR PROGRAM
-
-    Logs of several machines are added up, by the content of the library.
+    eval "$(negativa misses --attach-env DIR)"
 
     --pid needs nothing set up, so it is for production. It logs into the folder LOG which pages of
     its spares a process has now: up to 16 around each that it touched. That needs the rights of a
@@ -59,25 +70,22 @@ def misses(
     Exit status: 0, or 1 if a log can't be read.
     """
     from pytest_negativa.analysis.misses import report_misses
+    from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
+    from pytest_negativa.processes.page_watch import misses_environment
     from pytest_negativa.reporting.misses import render_misses
-    from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import LOG_SUFFIX, read_logs, write_misses
-    from pytest_negativa.spare.note import handler_library
     from pytest_negativa.spare.process_pages import pages_of_process
+    from pytest_negativa.storage.atomic import write_atomically
 
-    if preload:
-        handler = handler_library()
-        if handler is None:
-            raise OptionError("the handler was not built: it needs a C compiler, on x86-64")
-        click.echo(handler)
-        return
     settings = settings_of(flags)
+    if attach is not None:
+        print_variables(misses_environment(os.environ, attach), as_json=as_json)
+        return
     places = logs or _default_logs()
-    for one in () if pid is None else pages_of_process(pid):
-        write_misses(one, places[0] / f"{one.original.hex()[:32]}-{pid}{LOG_SUFFIX}")
-    found = read_logs(places, print_warning)
-    report = report_misses(found, folders or default_paths())
+    if pid is not None:
+        log = encode_misses(pid, pages_of_process(pid))
+        write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
+    report = report_misses(read_misses(places), folders or default_paths())
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:

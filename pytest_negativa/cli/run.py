@@ -18,6 +18,7 @@ from pytest_negativa.cli.common import (
     PASS_ON,
     as_json_option,
     fail_for_limits,
+    print_variables,
     run_of,
     settings_of,
     warn_of_hooks,
@@ -321,7 +322,6 @@ def _run_traced(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
 
 def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
-    import json
     import shlex
 
     from pytest_negativa.storage.runs import RunsFolder
@@ -329,11 +329,7 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
 
     run = RunsFolder(Path(settings.directory)).new_run()
     variables = attach_environment(run, Sampling(one_of, seconds, files))
-    if as_json:
-        click.echo(json.dumps(variables, indent=1))
-    else:
-        for name, value in variables.items():
-            click.echo(f"export {name}={shlex.quote(value)}")
+    print_variables(variables, as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 

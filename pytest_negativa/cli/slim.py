@@ -415,15 +415,15 @@ def _spare(
     folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
 ) -> SparePolicy:
     from pytest_negativa.hostcode.gather import load_usage
+    from pytest_negativa.hostcode.page_logs import read_misses
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.slimming.spares import SparePolicy
-    from pytest_negativa.spare.misses import read_logs
 
     usage = None if cpu_pages is None else load_usage(cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     policy = SparePolicy.of(absolute(folder), usage, by_arch=by_arch)
-    return policy.with_misses(read_logs(logs, print_warning))
+    return policy.with_misses(read_misses(logs))
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from pytest_negativa.cli.common import (
     settings_of,
 )
 from pytest_negativa.cli.slimmed import GOES_ON, absolute, finish, places
-from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.storage.urls import Url, is_url
@@ -80,18 +80,8 @@ def _push_run(named: list[str], url: Url) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Put spares into DIR. (default: NEGATIVA_SPARE_DIR)",
 )
-@click.option(
-    "--missed",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="LOG",
-    help="Fetch only the spares of libraries that LOG says lacked a page.",
-)
 @as_json_option("slim")
-def fetch(
-    words: tuple[str, ...], folder: Path | None, logs: tuple[Path, ...], as_json: bool
-) -> None:
+def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     """Fetch runs from URLs, or the spares that slimmed libraries lack.
 
     \b
@@ -103,8 +93,7 @@ def fetch(
 
     Without a URL, fetch takes spares, from where negativa push --spares sent them. Run it before
     the program starts: a library looks for its spare when it is loaded. A spare is taken only if it
-    gives the original back, by its digest. LOG is a log of what came back, or a folder of logs: see
-    negativa misses. It has what was missing when a process died of it, too. PATH is a folder or a
+    gives the original back, by its digest. PATH is a folder or a
     library that was slimmed with --spare; by default, the packages of the interpreter that runs
     negativa. --json is for spares.
 
@@ -115,23 +104,18 @@ def fetch(
     if not urls:
         if folder is None:
             raise click.UsageError("give the URL of a run; or for spares --spare DIR")
-        _fetch_spares(tuple(map(Path, words)), folder, logs, as_json=as_json)
+        _fetch_spares(tuple(map(Path, words)), folder, as_json=as_json)
         return
-    if len(urls) < len(words) or logs or as_json:
-        raise click.UsageError("PATH, --missed and --json go with spares, which have no URL here")
+    if len(urls) < len(words) or as_json:
+        raise click.UsageError("PATH and --json go with spares, which have no URL here")
     runs = RunsFolder(Path(settings_of().directory))
     for url in urls:
         click.echo(printable(str(runs.fetch(Url(url)))))
 
 
-def _fetch_spares(
-    paths: tuple[Path, ...], folder: Path, logs: tuple[Path, ...], *, as_json: bool
-) -> None:
+def _fetch_spares(paths: tuple[Path, ...], folder: Path, *, as_json: bool) -> None:
     from pytest_negativa.slimming.remote_spares import fetch_spares
-    from pytest_negativa.spare.misses import read_logs
 
-    found = read_logs(logs, print_warning)
-    only = {misses.original for misses in found if misses.pages} if logs else None
     with interruptible(GOES_ON):
-        rows = fetch_spares(paths, absolute(folder), only)
+        rows = fetch_spares(paths, absolute(folder))
     finish(rows, f"no spare to fetch in {places(*paths)}", as_json=as_json, checked=True)

@@ -5,7 +5,7 @@ other; a size of 0 means that the next record starts with the next chunk. All nu
 endian::
 
     u32 size          of the record, a multiple of 8
-    u32 kind          1: the process, 2: a library, 3: a test
+    u32 kind          1: the process, 2: a library, 3: a test, 4: gaps of a library with a spare
     u32 flags         1: it can't be watched; 2: some of its pages are forbidden
     u32 major, minor  of the device
     u32 ranges
@@ -22,6 +22,11 @@ inode, and how many there are in place of the file size. A log numbers its watch
 ranges from 0. The test's name has the place of the path. The bits of each library begin with a byte
 of their own. A test may have several records.
 
+The record of gaps is about the original of the library: its size, and offsets in it for addresses.
+The library's name has the place of the path, with the original's SHA-256 behind it. Behind the
+bits, at the next multiple of 8, each page has a u16: bits 0-11 where in the page the first touch
+was, 12: it was an instruction fetch, 15: the page did not come back beside another one.
+
 A forked child shares the records of its parent, and has a log of its own for what it loads. Where
 tests are told apart, that log repeats the libraries of its parent. A process that starts later may
 leave out pages that another log has: all logs of a run together tell what was touched.
@@ -29,8 +34,10 @@ leave out pages that another log has: all logs of a run together tell what was t
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import struct
@@ -38,8 +45,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, refusing
+from pytest_negativa.errors import NegativaError, StoreError, refusing
 from pytest_negativa.models.hostcode import HostFile
+from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
@@ -50,7 +58,9 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY, _TEST = 1, 2, 3
+_PROCESS, _LIBRARY, _TEST, _GAPS = 1, 2, 3, 4
+_DIGEST = 32
+_SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED, _RESTRICTED = 1, 2
 
 
@@ -103,13 +113,18 @@ class LoggedTest:
 
 @dataclass(frozen=True, slots=True)
 class LoggedProcess:
-    """A process, the libraries that it loaded, and what tests touched of them."""
+    """A process, the libraries that it loaded, and what tests touched of them.
+
+    Attributes:
+        misses: what came back to libraries with a spare, if only that was recorded.
+    """
 
     pid: int
     executable: str
     started_ns: int
     libraries: tuple[LoggedLibrary, ...]
     tests: tuple[LoggedTest, ...] = ()
+    misses: tuple[Misses, ...] = ()
 
 
 def prepare_logs(folder: Path) -> None:
@@ -145,6 +160,32 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
     return tuple(process for process in found if process is not None)
 
 
+def read_misses(paths: Iterable[Path]) -> list[Misses]:
+    """What came back to libraries with a spare, added up by the content of the original.
+
+    Args:
+        paths: logs, and folders of logs.
+
+    Raises:
+        PageLogError: a log is damaged, or is empty.
+        StoreError: a log can't be read, or there is no such file or folder.
+    """
+    found: dict[bytes, Misses] = {}
+    for path in paths:
+        if not path.exists():
+            raise StoreError(f"{path}: no such log, nor a folder of logs")
+        for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
+            if (process := _read_log(log)) is None:
+                raise PageLogError(
+                    f"{log}: has no record: its process was killed when it began, or somebody "
+                    "truncated the file; delete it"
+                )
+            for misses in process.misses:
+                before = found.get(misses.original)
+                found[misses.original] = before + misses if before else misses
+    return sorted(found.values(), key=lambda misses: (misses.name, misses.original))
+
+
 def _read_log(path: Path) -> LoggedProcess | None:
     """The process of a log; None if it was killed before its first record."""
     with refusing(path, "read"):
@@ -158,6 +199,9 @@ def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
     libraries: list[LoggedLibrary] = []
     tests: list[LoggedTest] = []
+    misses: list[Misses] = []
+    if len(data) % _CHUNK:
+        raise ValueError("a part of a chunk: somebody truncated it")
     for at in _iter_records(data):
         record_size, kind, flags, major, minor, count, inode, size, time_ns, length, bits = (
             _RECORD.unpack_from(data, at)
@@ -168,13 +212,8 @@ def _parse(data: bytes) -> LoggedProcess | None:
         if kind == _PROCESS:
             process = LoggedProcess(inode, path, time_ns, ())
         elif kind == _LIBRARY:
-            ranges = tuple(
-                _RANGE.unpack_from(data, ranges_at + i * _RANGE.size) for i in range(count)
-            )
-            if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
-                raise ValueError("a range has no whole pages")
-            page_count = sum(end - start for start, end in ranges) // PAGE
-            if bits * 8 + page_count > record_size * 8:
+            ranges = _parse_ranges(data, ranges_at, count)
+            if bits * 8 + _count_pages(ranges) > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
             libraries.append(
                 LoggedLibrary(
@@ -203,13 +242,46 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 if pages := int.from_bytes(data[start:end], "little"):
                     tests.append(LoggedTest(name, library, pages))
                 start = end
+        elif kind == _GAPS:
+            ranges = _parse_ranges(data, ranges_at, count)
+            original = data[path_at + length : path_at + length + _DIGEST]
+            pages_of_gaps = _parse_gaps(ranges, data[at + bits : at + record_size])
+            misses.append(Misses(path, original, size, dict(sorted(pages_of_gaps))))
         else:
             raise ValueError(f"a record of kind {kind}")
     if process is None:
-        if libraries:
+        if libraries or misses:
             raise ValueError("no record of the process")
         return None
-    return dataclasses.replace(process, libraries=tuple(libraries), tests=tuple(tests))
+    return dataclasses.replace(
+        process, libraries=tuple(libraries), tests=tuple(tests), misses=tuple(misses)
+    )
+
+
+def _parse_ranges(data: bytes, at: int, count: int) -> tuple[tuple[int, int], ...]:
+    ranges = tuple(_RANGE.unpack_from(data, at + i * _RANGE.size) for i in range(count))
+    if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
+        raise ValueError("a range has no whole pages")
+    return ranges
+
+
+def _count_pages(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in ranges) // PAGE
+
+
+def _parse_gaps(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
+    """The pages that came back, by their number."""
+    count = _count_pages(ranges)
+    words_at = -(-count // 64) * 8
+    if words_at + 2 * count > len(data):
+        raise ValueError("the record can't hold the pages of its gaps")
+    bits = int.from_bytes(data[: -(-count // 8)], "little")
+    words = array.array("H", data[words_at : words_at + 2 * count])
+    numbers = itertools.chain.from_iterable(range(s // PAGE, e // PAGE) for s, e in ranges)
+    for page, word, bit in zip(numbers, words, f"{bits:0{count}b}"[::-1], strict=False):
+        if bit == "1":
+            first = page * PAGE + (word & (PAGE - 1))
+            yield page, Miss(int(bool(word & _SEEN)), first, bool(word & _FETCHED))
 
 
 def _iter_records(data: bytes) -> Iterator[int]:
@@ -272,3 +344,32 @@ def encode_allowed(
         offset,
     )
     return head + b"".join(_RANGE.pack(*one) for one in ordered) + bytes(bits)
+
+
+def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:
+    """A log of pages that a process has, of libraries with a spare."""
+    process = _RECORD.pack(_RECORD.size, _PROCESS, 0, 0, 0, 0, pid, 0, 0, 0, _RECORD.size)
+    data = process + b"".join(map(_encode_gaps, found))
+    return data.ljust(-(-len(data) // _CHUNK) * _CHUNK, b"\0")
+
+
+def _encode_gaps(misses: Misses) -> bytes:
+    ranges, name = misses.ranges(), os.fsencode(misses.name)
+    text = _aligned(name + misses.original)
+    bits = _aligned(((1 << len(misses.pages)) - 1).to_bytes(-(-len(misses.pages) // 8), "little"))
+    words = array.array("H", map(_encode_miss, misses.pages.values()))
+    offset = _RECORD.size + len(ranges) * _RANGE.size + len(text)
+    body = text + bits + _aligned(words.tobytes())
+    size = offset - len(text) + len(body)
+    head = _RECORD.pack(
+        size, _GAPS, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
+    )
+    return head + b"".join(_RANGE.pack(*one) for one in ranges) + body
+
+
+def _encode_miss(miss: Miss) -> int:
+    return miss.first % PAGE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)

@@ -19,15 +19,10 @@
  * words go through unchanged, and one too many does no harm.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
+#include "../native/files.h"
+
 #include <link.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -42,19 +37,12 @@ static const char *target;
 static atomic_bool launched, finished;
 
 static void write_time(void) {
-    struct timespec now;
-    if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return;
-    uint64_t time = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    char text[24];
-    size_t start = sizeof text;
-    text[--start] = '\n';
-    do text[--start] = (char)('0' + time % 10);
-    while ((time /= 10) != 0);
-    /* Not libc's open and write, which are cancellation points. */
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    char text[25], *end = put_digits(text, clock_ns(CLOCK_MONOTONIC));
+    *end++ = '\n';
+    int fd = open_file(target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0) return;
-    syscall(SYS_write, fd, text + start, sizeof text - start);
-    syscall(SYS_close, fd);
+    syscall(SYS_write, fd, text, (size_t)(end - text));
+    close_file(fd);
 }
 
 static void returned(int kind, int result) {
@@ -74,8 +62,7 @@ static void returned(int kind, int result) {
 #define ARGS_3 (a, b, c)
 #define PARAMS_4 (Word a, Word b, Word c, Word d)
 #define ARGS_4 (a, b, c, d)
-#define PARAMS_10 \
-    (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j)
+#define PARAMS_10 (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j)
 #define ARGS_10 (a, b, c, d, e, f, g, h, i, j)
 #define PARAMS_11 \
     (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j, Word k)
@@ -93,18 +80,18 @@ static void returned(int kind, int result) {
     X(cuEventQuery, WAIT, 1)                 \
     X(cuMemcpyDtoH, WAIT, 3)
 
-#define WRAPPER(name, kind, count, n)                                             \
-    static int name##_##n PARAMS_##count {                                        \
+#define WRAPPER(name, kind, count, n)                                                    \
+    static int name##_##n PARAMS_##count {                                               \
         int(*real) PARAMS_##count = (int(*) PARAMS_##count)atomic_load(&name##_real[n]); \
-        int result = real ARGS_##count;                                           \
-        returned(kind, result);                                                   \
-        return result;                                                            \
+        int result = real ARGS_##count;                                                  \
+        returned(kind, result);                                                          \
+        return result;                                                                   \
     }
-#define WRAPPERS(name, kind, count)          \
+#define WRAPPERS(name, kind, count)            \
     static _Atomic Word name##_real[VARIANTS]; \
-    WRAPPER(name, kind, count, 0)            \
-    WRAPPER(name, kind, count, 1)            \
-    WRAPPER(name, kind, count, 2)            \
+    WRAPPER(name, kind, count, 0)              \
+    WRAPPER(name, kind, count, 1)              \
+    WRAPPER(name, kind, count, 2)              \
     WRAPPER(name, kind, count, 3)
 FUNCTIONS(WRAPPERS)
 
@@ -134,8 +121,12 @@ static int lookup(int version, const char *name, Word *pointer, Word c, Word d, 
         *pointer = wrap(name, *pointer);
     return result;
 }
-static int lookup_v1(const char *n, Word *p, Word c, Word d, Word e) { return lookup(0, n, p, c, d, e); }
-static int lookup_v2(const char *n, Word *p, Word c, Word d, Word e) { return lookup(1, n, p, c, d, e); }
+static int lookup_v1(const char *n, Word *p, Word c, Word d, Word e) {
+    return lookup(0, n, p, c, d, e);
+}
+static int lookup_v2(const char *n, Word *p, Word c, Word d, Word e) {
+    return lookup(1, n, p, c, d, e);
+}
 
 /* What to bind to instead; `real` itself where nothing is to be seen. */
 static Word wrap(const char *name, Word real) {
@@ -185,8 +176,8 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     return LA_FLG_BINDFROM | (is_driver ? LA_FLG_BINDTO : 0);
 }
 
-EXPORT uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from,
-                              uintptr_t *to, unsigned int *flags, const char *name) {
+EXPORT uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from, uintptr_t *to,
+                              unsigned int *flags, const char *name) {
     (void)index;
     (void)from;
     (void)flags;

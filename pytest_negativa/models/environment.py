@@ -40,4 +40,4 @@ OWN_VARIABLES = frozenset(
     }
 )
 """Variables that are no options: processes of a session set them for each other, and cut
-libraries read two (``spare/stub.c``)."""
+libraries read one (``spare/stub.c``)."""

@@ -46,17 +46,15 @@ class MissedCode(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MissedLibrary(Record, frozen=True, kw_only=True):
-    """A library whose pages came back, or should have.
+    """A library whose pages came back.
 
     Attributes:
         name: the file's name.
         sha256, size: of the original.
         path: where it, or the original, is; None if it was not found.
-        pages: how many pages of 4 KiB were touched or came back.
+        pages: how many pages of 4 KiB came back.
         beside: how many of these came back unasked, beside another page.
-        lost: how many of these could not come back to a process: its spare was not there, or the
-            system refused to map it.
-        misses: how often a process touched a page that was not there.
+        misses: how often a process, with its forked children, touched such a page first.
         code: what came back, the most misses first.
         unknown: why it is not known; else None.
     """
@@ -67,7 +65,6 @@ class MissedLibrary(Record, frozen=True, kw_only=True):
     path: str | None
     pages: NonNegative
     beside: NonNegative
-    lost: NonNegative
     misses: NonNegative
     code: tuple[MissedCode, ...]
     unknown: str | None

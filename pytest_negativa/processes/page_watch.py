@@ -1,4 +1,4 @@
-"""Has processes to come record which pages of CPU code they touch.
+"""Has processes to come record which pages they touch: of CPU code, or of what a spare brings back.
 
 glibc loads ``pages.c`` into every process whose LD_AUDIT names it. ``hostcode.page_logs`` reads
 what it records.
@@ -16,13 +16,14 @@ from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
+MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 
 # ENTER_TEST of pages.c: an address that mprotect(2) itself refuses.
 _ENTER_TEST = 0x6E656761746976
 
 
 class PageWatchError(NegativaError):
-    """CPU code can't be traced."""
+    """Touched pages can't be recorded."""
 
 
 def watch_library() -> Path | None:
@@ -52,16 +53,31 @@ def watch_environment(
     Raises:
         PageWatchError: this machine can't do it.
     """
-    library = watch_library()
-    reason = why_no_auditor(library)
-    if library is None or reason is not None:
-        raise PageWatchError(f"CPU code can't be traced: {reason}")
-    added = {**with_auditor(environ, library), LOGS_VARIABLE: str(logs.absolute())}
+    added = {**_with_watch(environ), LOGS_VARIABLE: str(logs.absolute())}
     if allowed is not None:
         added[ALLOWED_VARIABLE] = str(allowed.absolute())
     if by_test:
         added[TEST_VARIABLE] = ""
     return added
+
+
+def misses_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+    """The variables to set so that processes record what comes back to libraries with a spare.
+
+    Raises:
+        PageWatchError: this machine can't do it.
+    """
+    # Those that trace CPU code take precedence.
+    traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
+    return {**_with_watch(environ), **traced, MISSES_VARIABLE: str(logs.absolute())}
+
+
+def _with_watch(environ: Mapping[str, str]) -> dict[str, str]:
+    library = watch_library()
+    reason = why_no_auditor(library)
+    if library is None or reason is not None:
+        raise PageWatchError(f"touched pages can't be recorded: {reason}")
+    return with_auditor(environ, library)
 
 
 class TestTeller:

@@ -23,23 +23,15 @@
  * lock, so static buffers suffice.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
+#include "../native/files.h"
+
 #include <limits.h>
 #include <link.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -48,22 +40,6 @@ static const char LOG_HEAD[] = "negativa-redirect-log 1";
 enum { MAX_TABLE = 16 << 20 };
 
 /* ---- System calls ---- */
-
-/* open, read, write and close of libc are cancellation points: in a thread that is to be
- * cancelled they would not return, with the loader's lock held. The loader avoids them too. */
-
-static int open_file(const char *path, int flags, int mode) {
-    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
-}
-
-static ssize_t read_file(int fd, void *data, size_t size) {
-    ssize_t count;
-    do count = syscall(SYS_read, fd, data, size);
-    while (count < 0 && errno == EINTR);
-    return count;
-}
-
-static void close_file(int fd) { syscall(SYS_close, fd); }
 
 typedef struct {
     uint32_t major, minor;
@@ -244,11 +220,8 @@ static void put_string(const char *string) {
 
 static void put_number(uint64_t number) {
     char digits[24];
-    size_t start = sizeof digits - 1;
-    digits[start] = 0;
-    do digits[--start] = (char)('0' + number % 10);
-    while ((number /= 10) != 0);
-    put_string(digits + start);
+    *put_digits(digits, number) = 0;
+    put_string(digits);
 }
 
 /* A field of any bytes: control characters and the backslash as \xNN. */
@@ -272,13 +245,9 @@ static void append_line(int fd) {
     line.data[line.length++] = '\n';
     bool written = false;
     if (fd >= 0) {
-        /* Writing past RLIMIT_FSIZE would be a signal that ends the process. */
-        struct rlimit limit;
         struct statx status;
-        bool fits = getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
-                    (limit.rlim_cur == RLIM_INFINITY ||
-                     (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
-                      status.stx_size + line.length <= limit.rlim_cur));
+        bool fits = statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+                    may_grow_to(status.stx_size + line.length);
         written = fits && syscall(SYS_write, fd, line.data, line.length) == (ssize_t)line.length;
     }
     if (!written) lost_lines++;
@@ -315,24 +284,8 @@ static void log_event(const char *kind, const char *first, const char *second) {
 
 /* A file of its own for each process that was exec'd; its first line says whose it is. */
 static void start_log(const char *folder) {
-    struct timespec now = {0};
-    uint64_t salt = 0;
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t started = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uintptr_t)&now;
-
-    line.length = 0;
-    put_string(folder);
-    put_char('/');
-    put_number((uint64_t)getpid());
-    put_char('.');
-    put_number(started);
-    put_char('.');
-    put_number(salt);
-    put_string(".log");
-    if (folder[0] != '/' || line.length >= sizeof log_path) return;
-    memcpy(log_path, line.data, line.length);
-    log_path[line.length] = 0;
+    uint64_t started = clock_ns(CLOCK_REALTIME);
+    if (!name_log(log_path, sizeof log_path, folder, getpid(), started, ".log")) return;
 
     int fd = open_file(folder, O_WRONLY | O_APPEND | O_TMPFILE, 0644);
     char unnamed[40] = "";
@@ -357,7 +310,8 @@ static void start_log(const char *folder) {
     size_t length = line.length;
     if (fd >= 0) {
         append_line(fd);
-        has_log = syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
+        has_log =
+            syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
         close_file(fd);
     }
     if (!has_log) {
@@ -527,7 +481,7 @@ static const char *redirect(const char *name, bool searching) {
  * The loader itself replaces such tokens after la_objsearch. */
 static const char *expand_origin(const char *name, const uintptr_t *cookie) {
     static char path[PATH_MAX];
-    size_t token = strncmp(name, "$ORIGIN/", 8) == 0     ? 7
+    size_t token = strncmp(name, "$ORIGIN/", 8) == 0      ? 7
                    : strncmp(name, "${ORIGIN}/", 10) == 0 ? 9
                                                           : 0;
     const struct link_map *loader = (const struct link_map *)*cookie;
@@ -629,7 +583,8 @@ static bool log_if_known(FileId id, const char *name) {
     return false;
 }
 
-/* As this program got it: what it may write over it later doesn't count. Cut, it is no path of ours. */
+/* As this program got it: what it may write over it later doesn't count. Cut, it is no path of
+ * ours. */
 static char injection[PATH_MAX];
 
 static bool is_driver(const char *path) {
@@ -647,8 +602,8 @@ static void look(const struct link_map *map) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
         bool known = identify(name, &id), other = known;
         for (size_t i = 0; i < table.count && other; i++)
-            other = !same_file(id, table.rows[i].copy_id) &&
-                    !same_file(id, table.rows[i].original_id);
+            other =
+                !same_file(id, table.rows[i].copy_id) && !same_file(id, table.rows[i].original_id);
         if (!other) log_event("unknown", name, NULL);
     } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
         const Row *row;

@@ -29,19 +29,11 @@ def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
         return
     pages = sum(row.pages for row in libraries)
     misses = sum(row.misses for row in libraries)
-    lost = [row for row in libraries if row.lost]
-    came_back = "came back, or should have come back, to" if lost else "came back to"
     yield (
-        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) {came_back} "
+        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) came back to "
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
-    if lost:
-        title = "A process touched pages that could not come back (was the spare there?):"
-        lines = (
-            f"  {printable(row.name)}: {format_items(row.lost, 'page', 'pages')}" for row in lost
-        )
-        yield "\n".join([title, *lines])
     shown, rest = libraries[: top or None], libraries[top or len(libraries) :]
     rows = [_cells(row.name, [row]) for row in shown]
     if rest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,18 +82,15 @@ def _push_one(tree: Tree, name: str, url: Url) -> SlimRow:
     return _row(tree, name, SlimStatus.SOUND, detail)
 
 
-def fetch_spares(
-    paths: Sequence[Path], folder: Path, only: Collection[bytes] | None = None
-) -> list[SlimRow]:
+def fetch_spares(paths: Sequence[Path], folder: Path) -> list[SlimRow]:
     """Fetch the spares that libraries lack, from the URL in the manifest of their folder.
 
     Args:
         paths: see ``push_spares``.
         folder: where spares go; it is made if a spare is missing.
-        only: SHA-256 of the originals whose spares are wanted; None: all.
 
     Returns:
-        A row for each library with a spare that is wanted.
+        A row for each library with a spare.
 
     Raises:
         NegativaError: a folder or manifest can't be read, or see ``refuse_shared``.
@@ -105,8 +102,6 @@ def fetch_spares(
         for tree in scan(paths):
             url = load_manifest(tree.root).spares
             for name, note in _with_spares(tree, rows):
-                if only is not None and note.original not in only:
-                    continue
                 try:
                     detail = _find(tree.root / name, note, folder)
                     if detail is None:

@@ -166,12 +166,11 @@ class SparePolicy:
             ways.append("negativa lock --add-misses DIR, and slim again")
         if self.traced:
             ways.append("negativa slim with --cpu-pages and --add-misses DIR")
-        # stub.c asks for both variables.
-        logged = "run this with LD_PRELOAD=$(negativa misses --preload) NEGATIVA_SPARE_LOG=DIR"
+        logged = 'run this after eval "$(negativa misses --attach-env DIR)"'
         if not ways:
             return (
-                f"To see what is needed, {logged}, then negativa misses DIR; negativa slim --arch "
-                "can keep the code of more archs."
+                f"To see what is needed, {logged}, then negativa misses --log DIR; negativa slim "
+                "--arch can keep the code of more archs."
             )
         return f"To keep such code, {logged}, then {'; or '.join(ways)}."
 

@@ -1,4 +1,4 @@
-"""The formats of a cut library and its spare, which ``stub.c`` and ``runtime.c`` read at run time.
+"""The formats of a cut library and its spare, which ``stub.c`` reads at run time.
 
 A cut library is the original without pages. The *note* lies in a segment of its own, and the tag
 ``DT_NEGATIVA_NOTE`` of the dynamic section has its address. All numbers are little-endian::
@@ -254,9 +254,3 @@ def why_no_stub() -> str | None:
     if not _STUB.is_file():
         return "the code that maps spares was not built: it needs a C compiler"
     return None
-
-
-def handler_library() -> Path | None:
-    """The library to preload for a log of all that is missed; None: it was not built."""
-    path = Path(__file__).with_name("_runtime.so")
-    return path if path.is_file() else None

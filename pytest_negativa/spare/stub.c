@@ -2,16 +2,17 @@
  *
  * rewriting/compact/cut.py puts this code into each library that it cuts, and two rows of type
  * R_X86_64_IRELATIVE in front of the others of that type. ld.so calls the functions that such rows
- * name: start first, then second. All other relocations are done by then but those of this type, and
- * no code of the library has run. From then on the kernel brings the pages in, as those of any file.
+ * name: start first, then second. All other relocations are done by then but those of this type,
+ * and no code of the library has run. From then on the kernel brings the pages in, as those of any
+ * file.
  *
  * Without its spare the library must not load. Then start turns symbol 0, which second's row names,
- * into an undefined one whose name is the message. ld.so looks it up, and refuses the library in its
- * own way: dlopen returns NULL, a program's start ends with status 127.
+ * into an undefined one whose name is the message. ld.so looks it up, and refuses the library in
+ * its own way: dlopen returns NULL, a program's start ends with status 127.
  *
- * There is no libc here, and no data but Parameters: the linker writes bare bytes (see stub.ld). All
- * calls of the kernel are those that ld.so makes itself, so a filter of system calls allows them, and
- * one ioctl that may fail.
+ * There is no libc here, and no data but Parameters: the linker writes bare bytes (see stub.ld).
+ * All calls of the kernel are those that ld.so makes itself, so a filter of system calls allows
+ * them, and one ioctl that may fail.
  *
  * Sources: elf/dynamic-link.h, elf/do-rel.h, sysdeps/x86_64/dl-machine.h (RESOLVE_MAP) of glibc;
  * linux/fs.h (PROCMAP_QUERY).
@@ -27,11 +28,11 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#include "calls.h"
 #include "format.h"
 
-/* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is that
- * of another library or cut, is not to be trusted, lies where no code may run, can't be mapped. */
+/* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is
+ * that of another library or cut, is not to be trusted, lies where no code may run, can't be
+ * mapped. */
 enum { ABSENT, CLOSED, OTHER, UNTRUSTED, NOEXEC, UNMAPPED, PROBLEMS, NONE };
 
 /* Addresses are as in the file; names are offsets in the dynamic strings. See cut.py. */
@@ -56,7 +57,24 @@ typedef struct {
     char path[PATH_MAX], value[PATH_MAX], chunk[CHUNK];
 } Search;
 
-static long map(uintptr_t place, uint64_t size, int protection, int flags, int fd, uint64_t offset) {
+static long call6(long number, long a, long b, long c, long d, long e, long f) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+static long call3(long number, long a, long b, long c) { return call6(number, a, b, c, 0, 0, 0); }
+
+static bool failed(long result) { return result < 0 && result > -4096; }
+
+static long map(uintptr_t place, uint64_t size, int protection, int flags, int fd,
+                uint64_t offset) {
     return call6(SYS_mmap, (long)place, (long)size, protection, flags, fd, (long)offset);
 }
 
@@ -101,7 +119,9 @@ static bool read_path(Search *search, uintptr_t address) {
     const unsigned long procmap_query = 0xc0686611;
     Reader reader = {.fd = open_at(AT_FDCWD, "/proc/self/maps", O_RDONLY), .chunk = search->chunk};
     if (reader.fd < 0) return false;
-    MapQuery query = {.size = sizeof query, .address = address, .name_size = PATH_MAX,
+    MapQuery query = {.size = sizeof query,
+                      .address = address,
+                      .name_size = PATH_MAX,
                       .name = (uintptr_t)search->path};
     bool found = call3(SYS_ioctl, reader.fd, (long)procmap_query, (long)&query) == 0;
     /* start-end protection offset device inode path */
@@ -129,25 +149,28 @@ static void ask_library(Search *search) {
     static const char gone[] = " (deleted)";
     size_t length = 0;
     while (search->path[length]) length++;
-    if (length >= sizeof gone && same(search->path + length - (sizeof gone - 1), gone, sizeof gone - 1))
+    if (length >= sizeof gone &&
+        same(search->path + length - (sizeof gone - 1), gone, sizeof gone - 1))
         return;
     struct stat status;
     int fd = open_at(AT_FDCWD, search->path, O_PATH);
     search->known = fd >= 0 && call3(SYS_fstat, fd, (long)&status, 0) == 0;
     if (fd >= 0) close_file(fd);
     if (!search->known) return;
-    search->owner = status.st_uid;
+    search->owner = status.st_uid; /* NOLINT: the analyzer does not see that the kernel fills it */
     search->mode = status.st_mode;
 }
 
-/* Whether the kernel started the program with more rights than its caller has, or nobody can tell. */
+/* Whether the kernel started the program with more rights than its caller has, or nobody can tell.
+ */
 static bool is_secure(Search *search) {
     Elf64_auxv_t row = {0};
     Reader reader = {.fd = open_at(AT_FDCWD, "/proc/self/auxv", O_RDONLY), .chunk = search->chunk};
     if (reader.fd < 0) return true;
     bool secure = true;
     for (int c = 0; c >= 0;) {
-        for (size_t i = 0; i < sizeof row && (c = next(&reader)) >= 0; i++) ((char *)&row)[i] = (char)c;
+        for (size_t i = 0; i < sizeof row && (c = next(&reader)) >= 0; i++)
+            ((char *)&row)[i] = (char)c;
         if (c >= 0 && row.a_type == AT_SECURE) secure = row.a_un.a_val != 0, c = -1;
     }
     close_file(reader.fd);
@@ -156,7 +179,8 @@ static bool is_secure(Search *search) {
 
 /* The value of a variable of the environment; false: there is none. */
 static bool read_variable(Search *search, const char *name) {
-    Reader reader = {.fd = open_at(AT_FDCWD, "/proc/self/environ", O_RDONLY), .chunk = search->chunk};
+    Reader reader = {.fd = open_at(AT_FDCWD, "/proc/self/environ", O_RDONLY),
+                     .chunk = search->chunk};
     if (reader.fd < 0) return false;
     bool found = false;
     for (int c = 0; !found && c >= 0;) {
@@ -176,7 +200,8 @@ static bool read_variable(Search *search, const char *name) {
 
 enum { OTHERS_WRITE = S_IWGRP | S_IWOTH };
 
-/* Whether only root and the library's owner can write to a file or folder, but for `harmless` bits. */
+/* Whether only root and the library's owner can write to a file or folder, but for `harmless` bits.
+ */
 static bool is_trusted(Search *search, const struct stat *status, mode_t harmless) {
     if (status->st_mode & OTHERS_WRITE & ~harmless) return false;
     if (status->st_uid == 0) return true;
@@ -184,9 +209,9 @@ static bool is_trusted(Search *search, const struct stat *status, mode_t harmles
     return search->known && status->st_uid == search->owner;
 }
 
-/* Opens the spare in a folder. Its code will run here, so others must be able to write neither to it
- * nor to the folder. Beside the library they could exchange that one, too, unless the folder is sticky:
- * there, a spare may be as writable as the library (FAT has one mode for all). */
+/* Opens the spare in a folder. Its code will run here, so others must be able to write neither to
+ * it nor to the folder. Beside the library they could exchange that one, too, unless the folder is
+ * sticky: there, a spare may be as writable as the library (FAT has one mode for all). */
 static int open_spare(Search *search, const char *folder, bool beside, int *problem) {
     struct stat at_folder, at_spare;
     const Note *note = search->note;
@@ -201,6 +226,7 @@ static int open_spare(Search *search, const char *folder, bool beside, int *prob
         uint64_t end = (note->original_size + PAGE - 1) / PAGE * PAGE;
         Trailer found;
         worst = OTHER;
+        /* NOLINTNEXTLINE: as in ask_library */
         if (call3(SYS_fstat, fd, (long)&at_spare, 0) == 0 && S_ISREG(at_spare.st_mode) &&
             call3(SYS_fstat, place, (long)&at_folder, 0) == 0 &&
             call6(SYS_pread64, fd, (long)&found, sizeof found, (long)end, 0, 0) == sizeof found &&
@@ -263,7 +289,8 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
     const Hole *holes = (const Hole *)((const char *)note + note->holes);
     uint64_t total = 0;
     for (uint32_t i = 0; i < note->hole_count; i++) total += holes[i].end - holes[i].start;
-    /* A trial elsewhere: a call that fails may unmap what is there, and other threads take the place. */
+    /* A trial elsewhere: a call that fails may unmap what is there, and other threads take the
+     * place. */
     long trial = map(0, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
     bool copied = trial == -EPERM || trial == -EACCES;
     if (!failed(trial)) call3(SYS_munmap, trial, PAGE, 0);
@@ -272,20 +299,21 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
         uintptr_t place = base + holes[i].start;
         int flags = MAP_PRIVATE | MAP_FIXED;
         if (copied ? !copy_gap(place, &holes[i], fd)
-                   : failed(map(place, holes[i].end - holes[i].start, (int)holes[i].protection, flags,
-                                fd, holes[i].offset)))
+                   : failed(map(place, holes[i].end - holes[i].start, (int)holes[i].protection,
+                                flags, fd, holes[i].offset)))
             return copied ? NOEXEC : UNMAPPED;
     }
     return NONE;
 }
 
-/* Lets the first header of each segment cover the gaps behind it, in memory, also those at the start
- * of the next segment. Unwinders that find an object by its PT_LOADs know nothing else: those of
- * libgcc before 12, glibc before 2.35, LLVM. Returns NONE or a problem. */
+/* Lets the first header of each segment cover the gaps behind it, in memory, also those at the
+ * start of the next segment. Unwinders that find an object by its PT_LOADs know nothing else: those
+ * of libgcc before 12, glibc before 2.35, LLVM. Returns NONE or a problem. */
 static int join_segments(uintptr_t base, const Note *note) {
     Elf64_Phdr *headers = (Elf64_Phdr *)(base + parameters.headers), *first = 0;
     uint64_t count = parameters.header_count;
-    const Hole *hole = (const Hole *)((const char *)note + note->holes), *end = hole + note->hole_count;
+    const Hole *hole = (const Hole *)((const char *)note + note->holes),
+               *end = hole + note->hole_count;
     uint64_t size = (count * sizeof *headers + PAGE - 1) / PAGE * PAGE;
     if (failed(call3(SYS_mprotect, (long)headers, (long)size, PROT_READ | PROT_WRITE)))
         return UNMAPPED;
@@ -293,7 +321,8 @@ static int join_segments(uintptr_t base, const Note *note) {
         if (row->p_type != PT_LOAD) continue;
         bool joined = false;
         for (; first && hole < end && hole->end <= row->p_vaddr; hole++) {
-            /* Sanitizers read writable segments, all of their bytes: no padding may be among them. */
+            /* Sanitizers read writable segments, all of their bytes: no padding may be among them.
+             */
             if (first->p_flags & PF_W && first->p_vaddr + first->p_memsz != hole->start) continue;
             joined = row->p_vaddr == hole->end && row->p_flags == first->p_flags;
             uint64_t last = joined ? row->p_vaddr + row->p_memsz : hole->end;
@@ -309,7 +338,8 @@ static int join_segments(uintptr_t base, const Note *note) {
     return NONE;
 }
 
-/* See the top. The whole segment becomes writable for a moment: a part of it would part the mapping. */
+/* See the top. The whole segment becomes writable for a moment: a part of it would part the
+ * mapping. */
 static void refuse(uintptr_t base, int problem) {
     long start = (long)(base + parameters.symbols_start), size = (long)parameters.symbols_size;
     if (failed(call3(SYS_mprotect, start, size, PROT_READ | PROT_WRITE))) {
@@ -322,36 +352,22 @@ static void refuse(uintptr_t base, int problem) {
     call3(SYS_mprotect, start, size, PROT_READ);
 }
 
-/* The handler of page faults in runtime.c, which a program preloads to log what it misses, has the gaps
- * as ld.so left them. */
-static bool is_handled(Search *search) {
-    static const char name[] = "/_runtime.so";
-    if (!read_variable(search, "NEGATIVA_SPARE_LOG") || !read_variable(search, "LD_PRELOAD"))
-        return false;
-    bool named = false;
-    for (const char *c = search->value; *c; c++) named |= same(c, name, sizeof name - 1);
-    return named && !is_secure(search);
-}
-
 __attribute__((section(".text.start"))) uintptr_t start(void) {
     uintptr_t base = (uintptr_t)&parameters - parameters.own;
     const Note *note = (const Note *)(base + parameters.note);
-    long memory = map(0, sizeof(Search), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    long memory =
+        map(0, sizeof(Search), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int problem = UNMAPPED;
     if (!failed(memory)) {
         Search *search = (Search *)memory;
         search->note = note;
-        if (is_handled(search)) {
-            problem = NONE;
-        } else {
-            problem = ABSENT;
-            int fd = find_spare(search, &problem);
-            if (fd >= 0) {
-                problem = fill_gaps(base, note, fd);
-                close_file(fd);
-            }
-            if (problem == NONE) problem = join_segments(base, note);
+        problem = ABSENT;
+        int fd = find_spare(search, &problem);
+        if (fd >= 0) {
+            problem = fill_gaps(base, note, fd);
+            close_file(fd);
         }
+        if (problem == NONE) problem = join_segments(base, note);
         call3(SYS_munmap, memory, sizeof(Search), 0);
     }
     if (problem != NONE) refuse(base, problem);

@@ -1,6 +1,7 @@
 """The driver calls that can bring an image, a kernel or a variable in.
 
-A table; ``tracing.cupti`` handles the calls and ``tracing.recorder`` writes the records.
+The table is ``driver_calls.h``, which ``injection.c`` has, too. ``tracing.cupti`` handles the calls
+and ``tracing.recorder`` writes the records.
 
 Callback ids: ``CUpti_driver_api_trace_cbid`` in CUPTI's cupti_driver_cbid.h; they never change
 once given. Parameters: ``<function>_params_st`` in generated_cuda_meta.h of CUDA 13.0. On
@@ -14,6 +15,8 @@ before; a suite of 1,422 tests called it 63,939 times), ``cuKernelGetLibrary`` a
 from __future__ import annotations
 
 import enum
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.models.trace import DataKind
@@ -54,30 +57,22 @@ class DriverCall(NamedTuple):
 LINK_SIZE_SLOT = 3
 """``size`` of cuLinkAddData: the bytes at ``data``."""
 
-DRIVER_CALLS = (
-    DriverCall(18, "cuModuleLoad", Action.LOAD_FILE, 0, 1),
-    DriverCall(19, "cuModuleLoadData", Action.LOAD, 0, 1),
-    DriverCall(20, "cuModuleLoadDataEx", Action.LOAD, 0, 1),
-    DriverCall(21, "cuModuleLoadFatBinary", Action.LOAD, 0, 1),
-    DriverCall(22, "cuModuleUnload", Action.UNLOAD, 0, 0),
-    DriverCall(23, "cuModuleGetFunction", Action.KERNEL, 1, 2),
-    DriverCall(24, "cuModuleGetGlobal", Action.DATA, 2, 3, DataKind.GLOBAL),
-    DriverCall(26, "cuModuleGetTexRef", Action.DATA, 1, 2, DataKind.TEXTURE),
-    DriverCall(190, "cuModuleGetSurfRef", Action.DATA, 1, 2, DataKind.SURFACE),
-    DriverCall(241, "cuModuleGetGlobal_v2", Action.DATA, 2, 3, DataKind.GLOBAL),
-    DriverCall(363, "cuLinkAddData", Action.LINK_DATA, 0, 2),
-    DriverCall(364, "cuLinkAddFile", Action.LINK_FILE, 0, 2),
-    DriverCall(365, "cuLinkComplete", Action.LINK_COMPLETE, 2, 1),
-    DriverCall(382, "cuLinkAddData_v2", Action.LINK_DATA, 0, 2),
-    DriverCall(383, "cuLinkAddFile_v2", Action.LINK_FILE, 0, 2),
-    DriverCall(678, "cuLibraryLoadData", Action.LOAD, 0, 1),
-    DriverCall(679, "cuLibraryLoadFromFile", Action.LOAD_FILE, 0, 1),
-    DriverCall(680, "cuLibraryUnload", Action.UNLOAD, 0, 0),
-    DriverCall(681, "cuLibraryGetKernel", Action.KERNEL, 1, 2),
-    DriverCall(682, "cuLibraryGetModule", Action.MODULE_OF_LIBRARY, 0, 1),
-    DriverCall(684, "cuLibraryGetGlobal", Action.DATA, 2, 3, DataKind.GLOBAL),
-    DriverCall(685, "cuLibraryGetManaged", Action.DATA, 2, 3, DataKind.MANAGED),
-    DriverCall(700, "cuLibraryGetUnifiedFunction", Action.DATA, 1, 2, DataKind.UNIFIED_FUNCTION),
-    DriverCall(738, "cuModuleEnumerateFunctions", Action.ENUMERATE, 2, 2),
-    DriverCall(740, "cuLibraryEnumerateKernels", Action.ENUMERATE, 2, 2),
-)
+_ROW = re.compile(r'^CALL\((\d+), (\w+), (\w+), (\d), (\d), (?:NULL|"([\w-]+)")\)$', re.MULTILINE)
+
+
+def _read_table() -> tuple[DriverCall, ...]:
+    text = Path(__file__).with_name("driver_calls.h").read_text("ascii")
+    return tuple(
+        DriverCall(
+            int(cbid),
+            name,
+            Action[action],
+            int(handle),
+            int(subject),
+            DataKind(kind) if kind else None,
+        )
+        for cbid, name, action, handle, subject, kind in _ROW.findall(text)
+    )
+
+
+DRIVER_CALLS = _read_table()

@@ -7,25 +7,24 @@ a hint: what it finds is given back, and proved like any other plan.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.spans import covers, minus, union
 from pytest_negativa.planning.give_back import Part
+from pytest_negativa.processes.page_watch import why_unwatchable
 from pytest_negativa.processes.redirect import make_table, write_table
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.rewriting.reconstruct import copy_path
-from pytest_negativa.spare.misses import LOG_SUFFIX, Misses, read_misses
-from pytest_negativa.spare.note import PAGE_SIZE, handler_library
+from pytest_negativa.spare.misses import Misses
+from pytest_negativa.spare.note import PAGE_SIZE
 from pytest_negativa.verifying.verification import Verification
-
-_LOG_VARIABLE = "NEGATIVA_SPARE_LOG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ def find_touched(
     Returns:
         None if no library can be cut so.
     """
-    handler = handler_library()
     wanted = {part.library for part in parts if part.code is None}
     libraries = [p for p in planned if p.plan.library.path in wanted]
     with tempfile.TemporaryDirectory(dir=verification.folder.folder, prefix="touched-") as name:
@@ -66,18 +64,13 @@ def find_touched(
         cut = {
             p.plan.library.path: done
             for p in libraries
-            if handler and (done := _cut(p, folder / "copies"))
+            if why_unwatchable() is None and (done := _cut(p, folder / "copies"))
         }
         if not cut:
             return None
         table, logs = folder / "table", folder / "logs"
         write_table(make_table(folder / "copies", list(cut)), table)
-        preloaded = os.environ.get("LD_PRELOAD")
-        logged = {
-            _LOG_VARIABLE: str(logs),
-            "LD_PRELOAD": f"{handler}:{preloaded}" if preloaded else str(handler),
-        }
-        verification.run_once(RoundKind.TOUCH, tests, table, logged)
+        verification.run_once(RoundKind.TOUCH, tests, table, misses=logs)
         return _told(parts, libraries, cut, _read(logs))
 
 
@@ -104,15 +97,11 @@ def _cut(planned: AnalyzedLibrary, copies: Path) -> Cut | None:
 
 
 def _read(logs: Path) -> dict[str, Misses]:
-    """The logs that can be read, by digest of the original."""
-    found = {}
-    for path in logs.glob(f"*{LOG_SUFFIX}"):
-        try:
-            misses = read_misses(path)
-        except NegativaError:
-            continue
-        found[misses.original.hex()] = misses
-    return found
+    """What came back, by digest of the original; nothing if a log can't be read."""
+    try:
+        return {misses.original.hex(): misses for misses in read_misses([logs])}
+    except NegativaError:
+        return {}
 
 
 def _told(

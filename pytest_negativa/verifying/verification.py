@@ -32,6 +32,7 @@ from pytest_negativa.processes.file_users import (
     wait_for_users_of_gone,
 )
 from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
@@ -241,12 +242,13 @@ class Verification:
         kind: RoundKind,
         tests: Sequence[str] | None,
         table: Path | None,
-        more_environ: Mapping[str, str] | None = None,
+        *,
+        misses: Path | None = None,
     ) -> RoundResult:
         """Run a single round; see ``run``.
 
         Args:
-            more_environ: variables that the program gets besides.
+            misses: a folder for logs of what comes back to copies with a spare.
         """
         if kind is RoundKind.ORIGINAL:
             self._leftover += wait_for_users(self._copy_files, self._since)
@@ -258,7 +260,9 @@ class Verification:
             expected=self.traced.run.outcomes_file,
             stop_at_failure=kind is RoundKind.PROBE,
         )
-        environ = {**self._environment(run, table), **(more_environ or {})}
+        environ = self._environment(run, table)
+        if misses is not None:
+            environ = {**environ, **misses_environment(environ, misses)}
         with contextlib.ExitStack() as stack:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.

@@ -15,6 +15,7 @@ from pytest_negativa.analysis.code_files import widen_files
 from pytest_negativa.analysis.widen import missed_code, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import Lock, LockedFiles
@@ -23,7 +24,7 @@ from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usa
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
-from pytest_negativa.spare.misses import Miss, Misses, read_logs
+from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.compacting import needs_compiler, read, vaddr_of
@@ -61,7 +62,7 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
         words = (site.one, str(vaddr_of(library_map, block.start)), str(block.size))
         environ = logged(logs)
         subprocess.run([sys.executable, "-c", READ, *words], env=environ, check=True)
-        return [misses for misses in read_logs([logs]) if misses.pages]
+        return [misses for misses in read_misses([logs]) if misses.pages]
 
     slim(site, site.lock, tmp_path / "spares")
     assert use()

@@ -13,12 +13,13 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
-from pytest_negativa.spare import note
 from pytest_negativa.storage.schema import schema_text
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
+from tests.support.paged import needs_page_watch
 from tests.support.sessions import Project
 
 pytestmark = needs_stub
@@ -78,31 +79,10 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
 
     shown = project.negativa(*command).stdout
     lines = shown.splitlines()
-    assert "could not come back" not in shown
     assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
     assert library["code"][0]["kernels"][0].startswith("_Z")
     row = ["3", "1", *f"sm_90 code at {second.start:#x}:".split()]
     assert any(line.split()[: len(row)] == row for line in lines), shown
-
-
-@pytest.mark.slow
-def test_gpu_code_that_could_not_come_back(project: Project, cut: Cut, tmp_path: Path) -> None:
-    first, *_ = sm_90_code()
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    away = cut.spare.rename(cut.spare.with_suffix(".away"))
-    with pytest.raises(subprocess.CalledProcessError):
-        use(cut, logs, first)
-    away.rename(cut.spare)
-    use(cut, logs, first)
-
-    command: list[str | Path] = ["misses", "--log", logs, cut.library.parent]
-    shown = project.negativa(*command).stdout
-    assert shown.startswith("1 page (4.1 kB) came back, or should have come back, to 1 library, 2")
-    title = "A process touched pages that could not come back (was the spare there?):"
-    assert f"{title}\n  libquickstart.so: 1 page\n" in shown
-    [library] = json.loads(project.negativa(*command, "--json").stdout)["libraries"]
-    assert (library["lost"], library["misses"]) == (1, 2)
 
 
 @pytest.mark.slow
@@ -130,22 +110,25 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
 def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
     assert project.negativa("misses", "--log", tmp_path).stdout.startswith("Nothing came back")
     assert "no --log LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
-    (tmp_path / "a.misses").write_bytes(b"")
-    done = project.negativa("misses", "--log", tmp_path)
-    assert done.stdout.startswith("Nothing came back") and "it is left out" in done.stderr
-    (tmp_path / "b.misses").write_bytes(b"NEG")
+    (tmp_path / "a.pages").write_bytes(b"")
     assert (
-        "less than the head of a log"
-        in project.negativa("misses", "--log", tmp_path, status=1).stderr
+        "a.pages: has no record" in project.negativa("misses", "--log", tmp_path, status=1).stderr
     )
+    (tmp_path / "a.pages").write_bytes(b"NEG")
+    assert "a damaged one" in project.negativa("misses", "--log", tmp_path, status=1).stderr
 
 
-def test_the_library_to_preload(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = CliRunner().invoke(main, ["misses", "--preload"])
-    assert done.exit_code == 0 and Path(done.output.strip()).is_file()
-    monkeypatch.setattr(note, "handler_library", lambda: None)
-    done = CliRunner().invoke(main, ["misses", "--preload"])
-    assert done.exit_code == 2 and "the handler was not built" in done.output
+@needs_page_watch
+def test_the_variables_of_a_service(cut: Cut, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["misses", "--attach-env", str(tmp_path / "logs"), "--json"])
+    variables = json.loads(done.output)
+    done = CliRunner().invoke(main, ["misses", "--attach-env", str(tmp_path / "logs")])
+    script = f'{done.output}\nexec "$@"'
+    first, *_ = sm_90_code()
+    words = [sys.executable, "-c", USE, str(cut.library), str(first.start), str(first.end)]
+    subprocess.run(["sh", "-c", script, "sh", *words], env={}, check=True)
+    assert variables["NEGATIVA_SPARE_LOG"] == str(tmp_path / "logs")
+    assert [one.name for one in read_misses([tmp_path / "logs"])] == [cut.library.name]
 
 
 def test_a_running_process(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from pytest_negativa.spare.misses import read_misses
+from pytest_negativa.hostcode.page_logs import read_misses
 from tests.support.cutting import logged
 from tests.support.libraries import NEGATIVA
 from tests.support.many import KERNELS, LIBRARIES
@@ -76,7 +76,7 @@ def test_all_code_comes_back(built: Path, tmp_path: Path, loading: str) -> None:
     assert out.count("slimmed") == LIBRARIES
     assert results(folder, None, loading) == RESULTS
     assert results(folder, logs, loading) == RESULTS
-    misses = [read_misses(path) for path in logs.glob("*.misses")]
+    misses = read_misses([logs])
     assert {log.name for log in misses} == set(before)
     assert all(log.pages for log in misses)
     negativa("slim", "check", folder)
@@ -125,7 +125,7 @@ def test_code_in_data_that_programs_write_to_comes_back(program: str, tmp_path: 
         # Twice: the pages that came back stay.
         for more in ({"CUDA_MODULE_LOADING": loading}, environ):
             subprocess.run(command, env={**os.environ, **more}, check=True, timeout=300)
-        [log] = map(read_misses, logs.glob("*.misses"))
+        [log] = read_misses([logs])
         assert any(miss.first in section for miss in log.pages.values())
     negativa("slim", "undo", folder)
     assert digests(folder) == before

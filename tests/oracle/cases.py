@@ -412,7 +412,7 @@ def cpu(box: Box) -> None:
     box.binaries("spares")
     box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back")
     logs = box.path("logs/log").parent
-    log = f'LD_PRELOAD="$(negativa misses --preload)" NEGATIVA_SPARE_LOG="{logs}" exec "$@"'
+    log = f'eval "$(negativa misses --attach-env {logs})" && exec "$@"'
     calls = ("python", "-c", CALLS, "site/app", "1", "7")
     box.run("sh", "-c", log, "sh", *calls, show="pages that come back, logged")
     box.negativa("misses", "--log", "logs", "site")

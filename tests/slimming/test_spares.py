@@ -22,6 +22,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import Origin, SlimStatus
@@ -39,7 +40,7 @@ from pytest_negativa.slimming.spares import (
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.spare.misses import Misses, read_logs
+from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import trailer_offset
 from tests.support.compacting import SOURCE, build, needs_compiler
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
@@ -775,7 +776,7 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     def misses() -> list[Misses]:
         environ = logged(logs)
         subprocess.run([sys.executable, "-c", script, str(library)], env=environ, check=True)
-        return [one for one in read_logs([logs]) if one.pages]
+        return [one for one in read_misses([logs]) if one.pages]
 
     slim(site, tmp_path, spare=policy)
     cut = library.stat().st_size

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.report import report_image
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.listing import SlimList
@@ -26,7 +27,7 @@ from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.worklist import runs_below
-from pytest_negativa.spare.misses import Misses, read_logs
+from pytest_negativa.spare.misses import Misses
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
@@ -103,7 +104,7 @@ class Deployment:
             ).stdout
             for script, path, size in ((USE, self.site.two, CODE), (SUM, self.pages, pages))
         ]  # fmt: skip
-        return outputs, [one for one in read_logs([logs]) if one.pages] if logs.exists() else []
+        return outputs, [one for one in read_misses([logs]) if one.pages] if logs.exists() else []
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_what_processes_need_before_pages_come_back_stays(deployment: Deployment
         ("lib/libc.so.6", True),
         ("lib/ld-2.31.so", True),
         ("lib/libpython3.12.so.1.0", True),
-        ("site-packages/pytest_negativa/spare/_runtime.so", True),
+        ("site-packages/pytest_negativa/processes/_pages.so", True),
         ("lib/libc10.so", False),
         ("lib/libcudart.so.13", False),
     ],

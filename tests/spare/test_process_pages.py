@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.rewriting.compact.cut import Cut
-from pytest_negativa.spare.misses import read_logs, write_misses
 from pytest_negativa.spare.process_pages import pages_of_process
 from tests.support.cutting import Kit, needs_stub
 
@@ -36,14 +36,14 @@ def test_pages_around_what_was_touched(kit: Kit, tmp_path: Path) -> None:
     process, pid = look(cut)
     with process:
         [found] = pages_of_process(pid)
-        write_misses(found, tmp_path / "logs/one.misses")
+        (tmp_path / "one.pages").write_bytes(encode_misses(pid, [found]))
         cut.spare.unlink()
         with pytest.raises(FormatError, match="was deleted, so its library is unknown"):
             pages_of_process(pid)
         process.communicate("")
     assert (found.name, found.original.hex()) == (cut.library.name, cut.original_sha256)
     assert found.original_size == cut.size_before
-    [again] = read_logs([tmp_path / "logs"])
+    [again] = read_misses([tmp_path / "one.pages"])
     assert again == found and 1 <= len(found.pages) < kit.pages
     # What it touched stays now: the function and the page that calls it.
     kept = kit.cut(tmp_path / "kept", found.ranges())

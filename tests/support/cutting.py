@@ -15,9 +15,10 @@ from elftools.elf.elffile import ELFFile
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.spans import Range, Span
+from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
 from pytest_negativa.slimming.tree import digest_of
-from pytest_negativa.spare.note import handler_library, why_no_stub
+from pytest_negativa.spare.note import why_no_stub
 from tests.support.compiling import SOURCES, compile_c, compile_shared
 
 CXX = shutil.which("g++")
@@ -31,8 +32,8 @@ needs_stub = pytest.mark.skipif(
 
 
 def logged(logs: Path | str) -> dict[str, str]:
-    """Variables with which the handler serves and logs what a program misses."""
-    return {"NEGATIVA_SPARE_LOG": str(logs), "LD_PRELOAD": str(handler_library())}
+    """Variables with which what a program misses is logged."""
+    return misses_environment({}, Path(logs))
 
 
 def compile_library(folder: Path, *flags: str, pages: int = PAGES) -> Path:

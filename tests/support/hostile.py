@@ -13,6 +13,8 @@ import struct
 import sys
 from pathlib import Path
 
+from pytest_negativa.hostcode.page_logs import read_misses
+
 CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
          684, 685, 738, 740)  # fmt: skip
 NAMES = (b"", b"k", b"\xff\x80\0", b"\xe0\x80\x80", b"\xf0\x9f\x98", b'"\\\n\x01', b"n" * 5000)
@@ -324,6 +326,54 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
             ctypes.string_at(start, size)
 
 
+def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
+    """Libraries with a spare whose notes are damaged; see ``spare/format.h``."""
+    page, gaps = mmap.PAGESIZE, 16
+    os.environ["NEGATIVA_SPARE_LOG"] = str(folder / "logs")
+    library, libc = ctypes.CDLL(path), ctypes.CDLL(None)
+    assert library.la_version(1) == 1
+    touched, kept = 0, []
+    for _ in range(8):
+        # Pages that can't be read, the note, its gaps, and such pages again.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, (gaps + 5) * page, flags=flags, prot=7)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        rows = [[(3 + 2 * n) * page, (4 + 2 * n) * page, 9 * n * page, 1, 0] for n in range(8)]
+        numbers = [3, 0, 0, 0, 120, len(rows), 120 + 32 * len(rows), 0, 0, 0]
+        for _ in range(chance.choice((0, 0, 1, 3))):
+            damaged = chance.choice([numbers, *rows])
+            # The end of a gap is the stub's to trust: it maps the gap before anything is touched.
+            field = chance.choice([i for i in range(len(damaged)) if damaged is numbers or i != 1])
+            damaged[field] = chance.choice((*SIZES, 1 << 48))
+        wide = [v & ((1 << (64 if i in (2, 3) else 32)) - 1) for i, v in enumerate(numbers)]
+        note = struct.pack("<8sII", b"NEGSPARE", *wide[:2]) + bytes(64)
+        note += struct.pack("<QQIIIIII", *wide[2:])
+        for row in rows:
+            note += struct.pack("<QQQII", *(v & ((1 << 64) - 1) for v in row[:3]),
+                                *(v & 0xFFFF_FFFF for v in row[3:]))  # fmt: skip
+        at = chance.choice((page, page, page, 2 * page - len(note), 2 * page - 8, 0, page + 4))
+        memory[at : at + len(note)] = note[: len(memory) - at]
+        for start, length in ((0, page), ((gaps + 3) * page, 2 * page)):
+            libc.mprotect(ctypes.c_void_p(base + start), ctypes.c_size_t(length), 0)
+        dynamic = (ctypes.c_uint64 * 4)(0x6E65_6761, at, 0, 0)
+        cookie = ctypes.c_size_t()
+        map_of = LinkMap(base, b"/lib.so", ctypes.addressof(dynamic))
+        library.la_objopen(ctypes.byref(map_of), 0, ctypes.byref(cookie))
+        for start, end, *_ in rows if cookie else ():
+            # As the stub does it with what the note has now.
+            if 3 * page <= start < end <= (gaps + 3) * page:
+                gap = ctypes.c_void_p(base + start)
+                assert libc.mprotect(gap, ctypes.c_size_t(end - start), 0) == 0
+                assert ctypes.string_at(base + start + chance.randrange(end - start), 1) == b"\0"
+                touched += 1
+        if chance.random() < 0.5:
+            library.la_objclose(ctypes.byref(cookie))
+        kept.append((memory, dynamic))
+    logs = read_misses([folder / "logs"])
+    counted = sum(miss.times for one in logs for miss in one.pages.values())
+    assert counted <= touched and (counted > 0) == (touched > 0)
+
+
 def allowed_pages(files: list[tuple[Path, bytes, int]], chance: random.Random) -> bytes:
     """A table as page_logs.encode_allowed writes it, perhaps damaged."""
     page, rows = mmap.PAGESIZE, bytearray()
@@ -353,6 +403,7 @@ def main() -> None:
         "first_result": attack_first_result,
         "search": attack_search,
         "pages": attack_pages,
+        "gaps": attack_gaps,
     }[part]
     for seed in range(int(first), int(first) + int(count)):
         folder = Path(base, str(seed))

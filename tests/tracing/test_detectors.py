@@ -29,7 +29,6 @@ from pytest_negativa.models.trace import (
     Role,
     Usage,
 )
-from pytest_negativa.tracing.drivercalls import DRIVER_CALLS
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.emulators import ANSWERS_FOR_MAPS, not_in_qemu
@@ -168,19 +167,6 @@ def test_without_cupti_the_child_s_trace_says_so(native_usage: Usage) -> None:
     assert native_usage.processes[0].header.role is Role.CHILD
     assert native_usage.processes[0].header.detector == "injection"
     assert any(w.code.startswith("cupti-") for w in native_usage.incomplete)
-
-
-def test_tables_in_c_and_python_agree() -> None:
-    rows = re.findall(
-        r'^    \{(\d+), "(\w+)", (\w+), (\d), (\d), (?:NULL|"([\w-]+)")\},$',
-        INJECTION.read_text(),
-        re.MULTILINE,
-    )
-    in_c = [(int(a), b, c, int(d), int(e), f or None) for a, b, c, d, e, f in rows]
-    assert in_c == [
-        (c.cbid, c.name, c.action.name, c.handle, c.subject, c.kind and c.kind.value)
-        for c in DRIVER_CALLS
-    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 70001])

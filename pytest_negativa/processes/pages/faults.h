@@ -7,24 +7,19 @@
  *
  * How the program gets these versions: the values of libc's dynamic symbols are changed in memory
  * (elf(5), st_value; a private page). Whatever is bound later finds them, by PLT, GOT, dlsym or
- * dlvsym, also from libraries loaded later. What was bound before it does not see;
- * spare/runtime.c looks for that.
- * Two users of this file in a process chain: the second finds the first's functions in libc.
+ * dlvsym, also from libraries loaded later. What was bound before it does not see.
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
- * calls of itself. libc blocks signals only around code of its own. A child of the system calls fork or
- * clone passes for one of vfork: it keeps its parent's virtual handler.
+ * calls of itself. libc blocks signals only around code of its own. A child of the system calls
+ * fork or clone passes for one of vfork: it keeps its parent's virtual handler.
  *
- * Handlers call only what signal-safety(7) allows, and pthread_getcpuclockid(3), which reads a field of
- * the thread (glibc's nptl/pthread_getcpuclockid.c). Nothing allocates, nothing locks.
+ * Handlers call only what signal-safety(7) allows, and pthread_getcpuclockid(3), which reads a
+ * field of the thread (glibc's nptl/pthread_getcpuclockid.c). Nothing allocates, nothing locks.
  * Tested with glibc 2.36; the symbols are libc's own since 2.34.
  */
-#ifndef NEGATIVA_FAULTS_H
-#define NEGATIVA_FAULTS_H
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#pragma once
+
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
@@ -48,7 +43,7 @@
 #endif
 
 /* Bits of a page fault's error code on x86 (Intel SDM volume 3, 4.7; ucontext's REG_ERR). */
-enum { FAULT_PRESENT = 1, FAULT_WRITE = 2, FAULT_EXEC = 16 };
+enum { FAULT_WRITE = 2, FAULT_EXEC = 16 };
 
 /* Makes the page there; false: the fault is not ours. Called in the signal handler. */
 typedef bool (*faults_serve)(uintptr_t address, unsigned long error, int si_code);
@@ -96,9 +91,9 @@ static struct sigaction faults_user(void) {
 }
 
 /* Whether this process shares its memory with its parent, as a child of vfork does: CPython's
- * subprocess resets all handlers in one. What forks in libc gives the child's thread its number; vfork,
- * posix_spawn and clone leave that of the parent. libc shows it as a thread's clock (CPUCLOCK_PID of
- * Linux's include/linux/posix-timers_types.h). */
+ * subprocess resets all handlers in one. What forks in libc gives the child's thread its number;
+ * vfork, posix_spawn and clone leave that of the parent. libc shows it as a thread's clock
+ * (CPUCLOCK_PID of Linux's include/linux/posix-timers_types.h). */
 static bool faults_is_vforked(void) {
     clockid_t clock;
     if (pthread_getcpuclockid(pthread_self(), &clock) != 0) return false;
@@ -126,10 +121,10 @@ static void faults_die(int si_code) {
     sigaction(SIGSEGV, &own, NULL);
 }
 
-/* Set while the program's handler runs, if that would block SIGSEGV: a handler that faults itself must
- * end the process, and not be called again and again. The mark is a blocked signal, so siglongjmp takes
- * it away. It is the signal by which libc cancels threads: libc lets no program block it (SIGCANCEL in
- * glibc's sysdeps/unix/sysv/linux/internal-signals.h). */
+/* Set while the program's handler runs, if that would block SIGSEGV: a handler that faults itself
+ * must end the process, and not be called again and again. The mark is a blocked signal, so
+ * siglongjmp takes it away. It is the signal by which libc cancels threads: libc lets no program
+ * block it (SIGCANCEL in glibc's sysdeps/unix/sysv/linux/internal-signals.h). */
 static const uint64_t faults_mark = UINT64_C(1) << (32 - 1);
 
 static void faults_set_mark(int how) {
@@ -318,8 +313,7 @@ static int faults_attr_setsigmask(pthread_attr_t *attributes, const sigset_t *ma
     return faults.attr_setsigmask(attributes, faults_strip(mask, &own));
 }
 
-#define FAULTS_WRAPPER(name, function) \
-    {name, (void *)faults_##function, (void **)&faults.function}
+#define FAULTS_WRAPPER(name, function) {name, (void *)faults_##function, (void **)&faults.function}
 
 static const FaultsWrapper faults_wrappers[] = {
     FAULTS_WRAPPER("sigaction", sigaction),
@@ -416,15 +410,13 @@ static bool faults_wrap(const struct link_map *libc, const FaultsWrapper *wrappe
     FaultsTables tables = faults_tables(libc);
     bool replaced = tables.symbols != NULL && tables.names != NULL && tables.hash != NULL;
     for (size_t i = 0; replaced && i < count; i++)
-        replaced = faults_replace(libc, tables, wrappers[i].name, wrappers[i].ours,
-                                  wrappers[i].real) ||
-                   /* __, _np and newer ones may be missing. */
-                   strchr(wrappers[i].name, '_') != NULL;
+        replaced =
+            faults_replace(libc, tables, wrappers[i].name, wrappers[i].ours, wrappers[i].real) ||
+            /* __, _np and newer ones may be missing. */
+            strchr(wrappers[i].name, '_') != NULL;
     return replaced;
 }
 
 static bool faults_wrap_libc(const struct link_map *libc) {
     return faults_wrap(libc, faults_wrappers, sizeof faults_wrappers / sizeof *faults_wrappers);
 }
-
-#endif

@@ -1,0 +1,120 @@
+/* The gaps of libraries with a spare.
+ *
+ * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated,
+ * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE
+ * for each gap: the library itself maps them inaccessible, and the handler gives each page the
+ * protection that the file has for it.
+ */
+#pragma once
+
+#include "../../spare/format.h"
+#include "hide.h"
+
+enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761, MAX_HOLES = 65536, MAX_NAME = 255 };
+
+static Hole *holes_of(const Note *note) { return (Hole *)((uintptr_t)note + note->holes); }
+
+static bool is_sound(const Note *note) {
+    if ((uintptr_t)note % 8 || !is_readable((uintptr_t)note, sizeof *note) ||
+        memcmp(note->magic, "NEGSPARE", sizeof note->magic) != 0 || note->version != NOTE_VERSION ||
+        note->holes % 8 || note->hole_count == 0 || note->hole_count > MAX_HOLES ||
+        !is_readable((uintptr_t)holes_of(note), note->hole_count * sizeof(Hole)) ||
+        !is_readable((uintptr_t)note + note->name, MAX_NAME))
+        return false;
+    uint64_t last = 0;
+    for (const Hole *hole = holes_of(note); hole < holes_of(note) + note->hole_count; hole++) {
+        if ((hole->start | hole->end | hole->offset) % PAGE || hole->start < last ||
+            hole->end <= hole->start || hole->end >> 48 || hole->offset >> 48 ||
+            (hole->protection | PROT_WRITE | PROT_EXEC) != (PROT_READ | PROT_WRITE | PROT_EXEC))
+            return false;
+        last = hole->end;
+    }
+    return true;
+}
+
+/* The note of a library; NULL: it has none. */
+static const Note *find_note(const struct link_map *map) {
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
+        const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
+        if (row->d_tag == DT_NEGATIVA_NOTE) return is_sound(note) ? note : NULL;
+    }
+    return NULL;
+}
+
+/* Whether code may become accessible later; see our_prctl. */
+static bool may_open_code(void) {
+    void *trial = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (trial == MAP_FAILED) return false;
+    bool opened = mprotect(trial, PAGE, PROT_READ | PROT_EXEC) == 0;
+    munmap(trial, PAGE);
+    return opened;
+}
+
+/* Lets the library map its gaps inaccessible. */
+static bool hide_gaps(const Note *note) {
+    Hole *holes = holes_of(note);
+    uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
+    size_t size = (uintptr_t)(holes + note->hole_count) - start;
+    if (mprotect((void *)start, size, PROT_READ | PROT_WRITE) != 0) return false;
+    for (size_t i = 0; i < note->hole_count; i++) holes[i].protection = PROT_NONE;
+    mprotect((void *)start, size, PROT_READ);
+    return true;
+}
+
+static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
+    const char *name = (const char *)note + note->name;
+    size_t length = strnlen(name, MAX_NAME);
+    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) +
+                  align8(length + sizeof note->original);
+    size_t firsts = bits + align8(library->bit_bytes), size = align8(firsts + pages * 2);
+    LogRecord *record = add_record(size);
+    if (record == NULL) return NULL;
+    record->kind = GAPS;
+    record->range_count = (uint32_t)library->range_count;
+    record->file_size = note->original_size;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)bits;
+    LogRange *ranges = (LogRange *)(record + 1);
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Hole *hole = &holes_of(note)[i];
+        ranges[i] = (LogRange){hole->offset, hole->offset + hole->end - hole->start};
+    }
+    char *text = (char *)(ranges + library->range_count);
+    memcpy(text, name, length);
+    memcpy(text + length, note->original, sizeof note->original);
+    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    library->firsts = (atomic_ushort *)((uint8_t *)record + firsts);
+    publish(record, size);
+    return record;
+}
+
+static Library *watch_gaps(const struct link_map *map) {
+    const Note *note = find_note(map);
+    if (note == NULL) return NULL;
+    if (!may_open_code()) {
+        note_lost("the system does not let this process make code accessible.");
+        return NULL;
+    }
+    Library *library = begin_library(map);
+    if (library == NULL) return NULL;
+    Range *ranges = map_own(note->hole_count * sizeof *ranges);
+    if (ranges != NULL) {
+        library->ranges = ranges;
+        library->range_count = note->hole_count;
+        for (size_t i = 0; i < note->hole_count; i++) {
+            const Hole *hole = &holes_of(note)[i];
+            ranges[i] = (Range){library->base + hole->start, library->base + hole->end,
+                                (int)hole->protection, 0};
+        }
+        size_t pages = number_pages(library);
+        library->record = add_gaps(library, note, pages);
+        library->open = library->record != NULL ? map_own(library->bit_bytes) : NULL;
+        if (library->open != NULL) {
+            show_to_handler(library);
+            if (hide_gaps(note)) return library;
+            atomic_store(&library->watched, false);
+        }
+    }
+    note_lost(NO_ROOM);
+    return NULL;
+}

@@ -1,0 +1,81 @@
+/* How pages become inaccessible, and where a library that comes has its place.
+ */
+#pragma once
+
+#include "tests.h"
+
+static bool without_guards; /* see our_prctl */
+
+/* Zeroed memory of this process alone; NULL: none is left. */
+static void *map_own(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void hide_by_mprotect(Library *library) {
+    library->open = map_own(library->bit_bytes);
+    atomic_store(&library->guarded, false);
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        size_t size = range->end - range->start;
+        if (mprotect((void *)range->start, size, PROT_NONE) != 0) give_up(library);
+        madvise((void *)range->start, size, GUARD_REMOVE);
+    }
+}
+
+/* Nobody runs a library's code yet. */
+static void hide(Library *library) {
+    atomic_store(&library->guarded, !by_test && !without_guards);
+    for (size_t i = 0; i < library->range_count && atomic_load(&library->guarded); i++) {
+        const Range *range = &library->ranges[i];
+        void *start = (void *)range->start;
+        atomic_store(&library->guarded,
+                     madvise(start, range->end - range->start, GUARD_INSTALL) == 0);
+    }
+    if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
+}
+
+/* A place for a library. One that was closed gives up its own, unless tests have bits: they know
+ * libraries by their number in the log. */
+static size_t find_place(void) {
+    size_t count = atomic_load(&library_count);
+    for (size_t i = 0; i < count && !by_test; i++)
+        if (!atomic_load(&libraries[i].watched)) return i;
+    return count;
+}
+
+/* A place for a library, empty but for its base; NULL: nothing can be recorded. */
+static Library *begin_library(const struct link_map *map) {
+    size_t index = find_place();
+    if (index == MAX_LIBRARIES || !start_log()) {
+        note_lost(index == MAX_LIBRARIES ? "the process has too many libraries." : NO_ROOM);
+        return NULL;
+    }
+    Library *library = &libraries[index];
+    memset(library, 0, sizeof *library);
+    library->base = map->l_addr;
+    library->ranges = library->own_ranges;
+    return library;
+}
+
+/* Numbers the pages of the ranges; returns how many they are. */
+static size_t number_pages(Library *library) {
+    size_t pages = 0;
+    library->low = UINTPTR_MAX;
+    for (size_t i = 0; i < library->range_count; i++) {
+        Range *range = &library->ranges[i];
+        range->first = pages;
+        pages += (range->end - range->start) / PAGE;
+        if (range->start < library->low) library->low = range->start;
+        if (range->end > library->high) library->high = range->end;
+    }
+    library->bit_bytes = (pages + 7) / 8;
+    return pages;
+}
+
+/* From now on its pages are looked up when they are touched. */
+static void show_to_handler(Library *library) {
+    size_t index = (size_t)(library - libraries);
+    atomic_store(&library->watched, true);
+    if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
+}

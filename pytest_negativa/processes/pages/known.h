@@ -1,0 +1,125 @@
+/* Pages that may be touched, or that other processes have touched: records as in a log.
+ */
+#pragma once
+
+#include "sections.h"
+#include "tests.h"
+
+#ifndef LARGE /* pages: a library for which it pays to look into the logs of other processes */
+#define LARGE 256
+#endif
+
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+} Records;
+
+static Records allowed;
+
+/* Read, not mapped: a file that somebody truncates would be a SIGBUS. */
+static bool read_records(const char *path, Records *records) {
+    struct statx status;
+    int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0) return false;
+    bool read = false;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
+        S_ISREG(status.stx_mode) && status.stx_size > 0) {
+        size_t size = status.stx_size;
+        void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (data != MAP_FAILED && read_at(fd, data, size, 0)) {
+            *records = (Records){data, size};
+            mprotect(data, size, PROT_READ);
+            read = true;
+        }
+    }
+    close_file(fd);
+    return read;
+}
+
+/* Whether a record is of the same file with the same ranges. */
+static bool is_same(const LogRecord *row, const LogRecord *wanted) {
+    size_t ranges = wanted->range_count * sizeof(LogRange);
+    return row->kind == LIBRARY && row->flags == 0 && row->major == wanted->major &&
+           row->minor == wanted->minor && row->inode == wanted->inode &&
+           row->file_size == wanted->file_size && row->modified_ns == wanted->modified_ns &&
+           row->range_count == wanted->range_count && row->size >= sizeof *row + ranges &&
+           memcmp(row + 1, wanted + 1, ranges) == 0;
+}
+
+/* What is allowed names no paths. */
+static bool is_at_same_path(const LogRecord *row, const LogRecord *wanted) {
+    size_t start = sizeof *row + wanted->range_count * sizeof(LogRange);
+    return row->path_length == 0 ||
+           (row->path_length == wanted->path_length && row->size - start >= row->path_length &&
+            memcmp((const uint8_t *)row + start, (const uint8_t *)wanted + start,
+                   row->path_length) == 0);
+}
+
+/* The bits of the same file with the same ranges; NULL if there are none. `bytes`: of the bits. */
+static const uint8_t *find_bits(const Records *records, const LogRecord *wanted, size_t bytes) {
+    for (size_t at = 0; at + sizeof(LogRecord) <= records->size;) {
+        const LogRecord *row = (const LogRecord *)(records->data + at);
+        if (row->size == 0) {
+            at = (at / CHUNK + 1) * CHUNK;
+            continue;
+        }
+        if (row->size < sizeof *row || row->size % 8 || row->size > records->size - at) return NULL;
+        if (is_same(row, wanted) && is_at_same_path(row, wanted) && row->bits_offset <= row->size &&
+            row->size - row->bits_offset >= bytes)
+            return (const uint8_t *)row + row->bits_offset;
+        at += row->size;
+    }
+    return NULL;
+}
+
+/* ---- What other processes have touched ---- */
+
+/* Logs of processes that began before. Their pages are noted, so they need no watching here. */
+static struct {
+    bool looked;
+    size_t count;
+    Records logs[OFFERED];
+} known;
+
+static void read_known(void) {
+    static char path[PATH_MAX + LOG_NAME + 1];
+    known.looked = true;
+    for (size_t i = 0; log_.shared != NULL && i < OFFERED; i++) {
+        char name[LOG_NAME];
+        memcpy(name, log_.shared->names[i], LOG_NAME);
+        name[LOG_NAME - 1] = 0;
+        if (name[0] == 0 || strchr(name, '/') != NULL) continue;
+        strcpy(path, log_.folder);
+        strcat(path, "/");
+        strcat(path, name);
+        known.count += read_records(path, &known.logs[known.count]);
+    }
+}
+
+static bool is_known(const uint8_t *const *bits, size_t count, uint64_t page) {
+    for (size_t i = 0; i < count; i++)
+        if (bits[i][page / 8] >> (page % 8) & 1) return true;
+    return false;
+}
+
+/* Opens the pages that another process has touched. The first touch of such a page in this process
+ * would add nothing: all logs together count. */
+static void open_known(const Library *library) {
+    const uint8_t *bits[OFFERED];
+    size_t count = 0, pages = library->bit_bytes * 8;
+    if (by_test || allowed.data != NULL || !atomic_load(&library->guarded)) return;
+    if (!known.looked && pages >= LARGE) read_known();
+    for (size_t i = 0; i < known.count; i++)
+        if ((bits[count] = find_bits(&known.logs[i], library->record, library->bit_bytes)) != NULL)
+            count++;
+    for (size_t i = 0; i < library->range_count && count > 0; i++) {
+        const Range *range = &library->ranges[i];
+        uintptr_t start = range->start;
+        for (uintptr_t at = start; at <= range->end; at += PAGE) {
+            if (at < range->end && is_known(bits, count, range->first + (at - range->start) / PAGE))
+                continue;
+            if (start < at) show(library, range, start, at);
+            start = at + PAGE;
+        }
+    }
+}

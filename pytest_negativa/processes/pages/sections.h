@@ -1,0 +1,130 @@
+/* Which pages of a library are watched: the whole ones of its code and unwind tables.
+ */
+#pragma once
+
+#include "watched.h"
+
+enum { MAX_SECTIONS = 1024, MAX_NAMES = 64 << 10 };
+
+static bool read_at(int fd, void *data, size_t size, uint64_t offset) {
+    return syscall(SYS_pread64, fd, data, size, offset) == (ssize_t)size;
+}
+
+static bool ends_with_code(const char *name) {
+    /* Small ones that are always used, and share their pages. */
+    return strncmp(name, ".plt", 4) != 0 && strcmp(name, ".init") != 0 &&
+           strcmp(name, ".fini") != 0;
+}
+
+static bool is_watchable(const ElfW(Shdr) *section, const char *name) {
+    if (section->sh_type == SHT_NOBITS || !(section->sh_flags & SHF_ALLOC) ||
+        (section->sh_flags & (SHF_WRITE | SHF_TLS)))
+        return false;
+    if (section->sh_flags & SHF_EXECINSTR) return ends_with_code(name);
+    return strcmp(name, ".eh_frame") == 0 || strcmp(name, ".eh_frame_hdr") == 0 ||
+           strcmp(name, ".gcc_except_table") == 0;
+}
+
+static struct {
+    ElfW(Ehdr) head;
+    ElfW(Phdr) segments[64];
+    ElfW(Shdr) sections[MAX_SECTIONS];
+    char names[MAX_NAMES];
+} elf;
+
+/* How the segment that holds the addresses is mapped; -1 if none does. */
+static int protection_of(uint64_t start, uint64_t end) {
+    for (unsigned i = 0; i < elf.head.e_phnum; i++) {
+        const ElfW(Phdr) *p = &elf.segments[i];
+        if (p->p_type != PT_LOAD || start > end || start < p->p_vaddr ||
+            end > p->p_vaddr + p->p_filesz)
+            continue;
+        if (p->p_flags & PF_W) return -1;
+        return (p->p_flags & PF_R ? PROT_READ : 0) | (p->p_flags & PF_X ? PROT_EXEC : 0);
+    }
+    return -1;
+}
+
+static void add_range(Library *library, uint64_t start, uint64_t end, int protection) {
+    start = (start + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+    end &= ~(uint64_t)(PAGE - 1);
+    if (start >= end || protection < 0 || library->range_count == MAX_RANGES) return;
+    library->ranges[library->range_count++] =
+        (Range){library->base + start, library->base + end, protection, 0};
+}
+
+/* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
+static const void *find_mapped(const struct link_map *map, uint64_t offset, size_t size) {
+    for (unsigned i = 0; i < elf.head.e_phnum; i++) {
+        const ElfW(Phdr) *p = &elf.segments[i];
+        if (p->p_type != PT_LOAD || offset < p->p_offset || size > p->p_filesz ||
+            offset - p->p_offset > p->p_filesz - size)
+            continue;
+        uintptr_t start = map->l_addr + p->p_vaddr + (offset - p->p_offset);
+        return is_readable(start, size) ? (const void *)start : NULL;
+    }
+    return NULL;
+}
+
+/* The file is what was mapped: its headers are the ones in memory. */
+static bool is_mapped(const struct link_map *map) {
+    size_t size = elf.head.e_phnum * sizeof *elf.segments;
+    const void *head = find_mapped(map, 0, sizeof elf.head);
+    const void *segments = find_mapped(map, elf.head.e_phoff, size);
+    return head != NULL && memcmp(head, &elf.head, sizeof elf.head) == 0 && segments != NULL &&
+           memcmp(segments, elf.segments, size) == 0;
+}
+
+/* The whole pages inside of watchable sections; neighbours count as one. */
+static bool find_ranges(int fd, const struct link_map *map, Library *library) {
+    const ElfW(Ehdr) *head = &elf.head;
+    const ElfW(Shdr) *names = &elf.sections[0];
+    if (!read_at(fd, &elf.head, sizeof elf.head, 0) ||
+        memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 || head->e_ident[EI_CLASS] != ELFCLASS64 ||
+        head->e_phentsize != sizeof(ElfW(Phdr)) ||
+        head->e_phnum > sizeof elf.segments / sizeof *elf.segments ||
+        !read_at(fd, elf.segments, head->e_phnum * sizeof *elf.segments, head->e_phoff) ||
+        !is_mapped(map) || head->e_shnum == 0 || head->e_shnum > MAX_SECTIONS ||
+        head->e_shentsize != sizeof(ElfW(Shdr)) || head->e_shstrndx >= head->e_shnum ||
+        !read_at(fd, elf.sections, head->e_shnum * sizeof *elf.sections, head->e_shoff))
+        return false;
+    names += head->e_shstrndx;
+    if (names->sh_size == 0 || names->sh_size > MAX_NAMES ||
+        !read_at(fd, elf.names, names->sh_size, names->sh_offset))
+        return false;
+    elf.names[names->sh_size - 1] = 0;
+    uint64_t start = 0, end = 0;
+    int protection = -1;
+    for (unsigned i = 0; i < head->e_shnum; i++) {
+        const ElfW(Shdr) *s = &elf.sections[i];
+        if (s->sh_name >= names->sh_size || !is_watchable(s, elf.names + s->sh_name)) continue;
+        int own = protection_of(s->sh_addr, s->sh_addr + s->sh_size);
+        if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
+            add_range(library, start, end, protection);
+            start = s->sh_addr;
+            protection = own;
+        }
+        end = s->sh_addr + s->sh_size;
+    }
+    add_range(library, start, end, protection);
+    return library->range_count < MAX_RANGES;
+}
+
+static bool relocates_code(const struct link_map *map) {
+    for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_TEXTREL || (d->d_tag == DT_FLAGS && (d->d_un.d_val & DF_TEXTREL)))
+            return true;
+    return false;
+}
+
+static void describe(LogRecord *record, int fd) {
+    struct statx status;
+    if (fd < 0 || statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_SIZE | STATX_MTIME, &status) != 0)
+        return;
+    record->major = status.stx_dev_major;
+    record->minor = status.stx_dev_minor;
+    record->inode = status.stx_ino;
+    record->file_size = status.stx_size;
+    record->modified_ns =
+        (int64_t)status.stx_mtime.tv_sec * 1000000000 + (int64_t)status.stx_mtime.tv_nsec;
+}

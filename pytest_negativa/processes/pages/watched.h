@@ -1,0 +1,184 @@
+/* The libraries whose pages are watched, and what a touch of a page does.
+ */
+#pragma once
+
+#include "log.h"
+#include "faults.h"
+
+#include <sched.h>
+#include <string.h>
+
+#ifndef GUARD_INSTALL /* of madvise; not in glibc's headers before 2.41 */
+#define GUARD_INSTALL 102
+#endif
+#define GUARD_REMOVE 103
+#ifndef MAX_LIBRARIES /* at a time */
+#define MAX_LIBRARIES 4096
+#endif
+
+enum {
+    MAX_RANGES = 16,
+    COARSE = 64, /* pages to give back at once when a process has many mappings */
+};
+
+typedef struct {
+    uintptr_t start, end;
+    int protection;
+    uint64_t first; /* the page's bit */
+} Range;
+
+typedef struct {
+    atomic_bool watched;
+    atomic_bool kept;     /* stays accessible: no test's touches are known any more */
+    atomic_bool guarded;  /* by guard pages, not by mprotect */
+    atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
+    uintptr_t base, low, high;
+    size_t range_count;
+    Range *ranges, own_ranges[MAX_RANGES]; /* gaps are mapped, for there may be more */
+    LogRecord *record;
+    size_t bit_bytes;
+    atomic_uchar *bits;
+    atomic_ushort *firsts;             /* of gaps, one for each page; NULL: no gaps */
+    _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
+    const uint8_t *allowed;            /* bits; NULL: all pages */
+    /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as
+     * of the mappings. NULL: no memory. */
+    atomic_uchar *open;
+} Library;
+
+static Library libraries[MAX_LIBRARIES];
+static atomic_size_t library_count;
+static atomic_long parts_left;
+static long most_parts;
+
+static void lock(void) {
+    pid_t pid = (pid_t)syscall(SYS_getpid);
+    int seen = 0;
+    while (!atomic_compare_exchange_strong(&own_->owner, &seen, pid)) {
+        if (seen == pid) {
+            sched_yield();
+            seen = 0;
+        }
+    }
+}
+
+static void unlock(void) { atomic_store(&own_->owner, 0); }
+
+static bool is_allowed(const Library *library, uint64_t page) {
+    return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
+}
+
+/* Sets bits of the log, unless somebody has truncated it. */
+static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
+    uintptr_t seen = 0;
+    for (uint64_t page = first; page < end; page++) {
+        uintptr_t place = (uintptr_t)&bits[page / 8] / PAGE;
+        if (place != seen && !is_readable(place * PAGE, 1)) return;
+        seen = place;
+        atomic_fetch_or(&bits[page / 8], (unsigned char)(1u << (page % 8)));
+    }
+}
+
+static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    if (start >= end) return;
+    atomic_uchar *test_bits = atomic_load(&library->test_bits);
+    uint64_t first = range->first + (start - range->start) / PAGE,
+             last = first + (end - start) / PAGE;
+    set_bits(library->bits, first, last);
+    if (test_bits != NULL) set_bits(test_bits, first, last);
+}
+
+/* What was touched first on a page of a gap: where, and whether to run it. */
+enum { FIRST_SEEN = 1 << 15, FIRST_FETCHED = 1 << 12 };
+
+static void note_first(Library *library, uint64_t page, uintptr_t address, unsigned long error) {
+    unsigned fetched = error & FAULT_EXEC ? FIRST_FETCHED : 0;
+    unsigned short none = 0, first = (unsigned short)(address % PAGE | fetched | FIRST_SEEN);
+    if (library->firsts != NULL && is_readable((uintptr_t)&library->firsts[page], 1))
+        atomic_compare_exchange_strong(&library->firsts[page], &none, first);
+}
+
+static bool show(const Library *library, const Range *range, uintptr_t start, uintptr_t end) {
+    if (atomic_load(&library->guarded))
+        return madvise((void *)start, end - start, GUARD_REMOVE) == 0;
+    return mprotect((void *)start, end - start, range->protection) == 0;
+}
+
+/* All of it counts as touched, and nothing is watched any more. */
+static bool give_up(Library *library) {
+    bool done = true;
+    atomic_store(&library->kept, true);
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        touch(library, range, range->start, range->end);
+        done &= show(library, range, range->start, range->end);
+    }
+    return done;
+}
+
+static bool is_open(const Library *library, const Range *range, uintptr_t at) {
+    uint64_t page = range->first + (at - range->start) / PAGE;
+    return range->start <= at && at < range->end &&
+           (atomic_load(&library->open[page / 8]) >> (page % 8) & 1);
+}
+
+/* How many mappings more there are when a page becomes accessible: 2, 0 or -2. */
+static long open_page(const Library *library, const Range *range, uintptr_t at) {
+    if (library->open == NULL) return 2;
+    uint64_t page = range->first + (at - range->start) / PAGE;
+    unsigned char bit = (unsigned char)(1u << (page % 8));
+    if (atomic_fetch_or(&library->open[page / 8], bit) & bit) return 0;
+    return 2 - 2 * is_open(library, range, at - PAGE) - 2 * is_open(library, range, at + PAGE);
+}
+
+/* Two threads may serve one page: the second does the same again. */
+static bool serve(uintptr_t address, unsigned long error, int si_code) {
+    size_t count = atomic_load(&library_count);
+    for (size_t i = 0; i < count; i++) {
+        Library *library = &libraries[i];
+        if (address < library->low || address >= library->high || !atomic_load(&library->watched))
+            continue;
+        for (size_t j = 0; j < library->range_count; j++) {
+            const Range *range = &library->ranges[j];
+            if (address < range->start || address >= range->end) continue;
+            bool guarded = atomic_load(&library->guarded);
+            /* Behind a guard the access may be forbidden, too: then it faults again. */
+            if (si_code != (guarded ? SEGV_MAPERR : SEGV_ACCERR) &&
+                !atomic_load(&library->switched))
+                return false;
+            if (!guarded && ((error & FAULT_WRITE && !(range->protection & PROT_WRITE)) ||
+                             (error & FAULT_EXEC && !(range->protection & PROT_EXEC))))
+                return false;
+            uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
+            uint64_t page = range->first + (start - range->start) / PAGE;
+            if (!is_allowed(library, page)) {
+                touch(library, range, start, end);
+                return false;
+            }
+            if (!guarded && atomic_load(&parts_left) > 0) {
+                atomic_fetch_sub(&parts_left, open_page(library, range, start));
+            } else if (!guarded) {
+                /* Each page may be a mapping of its own: sysctl vm.max_map_count. */
+                start -= (start - range->start) % (COARSE * PAGE);
+                end = start + COARSE * PAGE;
+                if (end > range->end) end = range->end;
+                uintptr_t own = address & ~(uintptr_t)(PAGE - 1);
+                for (uintptr_t at = own; at > start; at -= PAGE)
+                    if (!is_allowed(library, page - (own - at) / PAGE - 1)) start = at;
+                for (uintptr_t at = own + PAGE; at < end; at += PAGE)
+                    if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
+            }
+            note_first(library, page, address, error);
+            touch(library, range, start, end);
+            if (!show(library, range, start, end)) {
+                /* The program has unmapped its code. */
+                if (guarded && errno == ENOMEM) return false;
+                return give_up(library);
+            }
+            /* Has a test begun meanwhile? It would not see this page. */
+            touch(library, range, start, end);
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,48 @@
+/* In which test, or where else, something happened. */
+#pragma once
+
+#include "table.h"
+
+static Table contexts;
+static Text current_context; /* the "context" object of the record */
+
+static long context_id(void) {
+    if (current_context.failed) lose("out of memory");
+    long id = text_get(&contexts, &current_context);
+    if (id) return id;
+    id = ++next_id;
+    Text line = {0};
+    text_format(&line, "{\"record\":\"context\",\"id\":%ld,\"context\":", id);
+    text_bytes(&line, current_context.data, current_context.length);
+    text_format(&line, ",\"time_ns\":%lld}", now_ns());
+    write_line(&line);
+    text_put(&contexts, &current_context, id);
+    return id;
+}
+
+static void set_context(const char *phase, const char *nodeid, size_t nodeid_size,
+                        const char *detail) {
+    current_context.length = 0;
+    text_format(&current_context, "{\"phase\":\"%s\"", phase);
+    if (nodeid != NULL) {
+        text_string(&current_context, ",\"nodeid\":");
+        text_json(&current_context, nodeid, nodeid_size);
+    }
+    if (detail != NULL) text_field(&current_context, "detail", detail);
+    text_string(&current_context, "}");
+}
+
+/* pytest leaves "nodeid (phase)" in PYTEST_CURRENT_TEST. */
+static void set_context_from_environment(void) {
+    static const char *const phases[] = {"setup", "call", "teardown"};
+    const char *test = getenv("PYTEST_CURRENT_TEST");
+    const char *open = test ? strrchr(test, '(') : NULL;
+    for (int i = 0; open != NULL && open > test && open[-1] == ' ' && i < 3; i++) {
+        size_t length = strlen(phases[i]);
+        if (strncmp(open + 1, phases[i], length) == 0 && strcmp(open + 1 + length, ")") == 0) {
+            set_context(phases[i], test, (size_t)(open - 1 - test), NULL);
+            return;
+        }
+    }
+    set_context("process", NULL, 0, NULL);
+}

@@ -1,0 +1,124 @@
+/* CUPTI: cupti_callbacks.h, cupti_result.h. It is opened at run time. */
+#pragma once
+
+#include "images.h"
+
+typedef struct {
+    int site; /* CUpti_ApiCallbackSite: 0 enter, 1 exit */
+    const char *function_name;
+    const void *params;
+    const int *result; /* CUresult, valid at exit */
+} CallbackData;
+
+typedef void (*Callback)(void *user, int domain, uint32_t cbid, const void *data);
+
+typedef struct {
+    size_t struct_size;
+    const char *subscriber_name;
+    char *old_subscriber_name;
+    size_t old_subscriber_size;
+} SubscriberParams;
+
+enum { DOMAIN_DRIVER_API = 1, SITE_EXIT = 1, CUPTI_MULTIPLE_SUBSCRIBERS = 39 };
+
+static struct {
+    int (*subscribe)(void **, Callback, void *);
+    int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *);
+    int (*unsubscribe)(void *);
+    int (*enable_callback)(uint32_t, void *, int, uint32_t);
+    int (*finalize)(void);
+} cupti;
+
+static void *subscriber;
+
+static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
+    (void)user;
+    const CallbackData *data = raw;
+    if (domain != DOMAIN_DRIVER_API || !atomic_load_explicit(&active, memory_order_relaxed)) return;
+    const DriverCall *call = find_call(cbid);
+    if (call == NULL) return;
+    /* Unloading is noted before it happens: afterwards the driver may give the handle to
+     * another thread. Anything else once it is known to have worked. */
+    if ((data->site == SITE_EXIT) == (call->action == UNLOAD)) return;
+    if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
+    int saved = errno, cancel;
+    /* A thread that is cancelled must not take the lock with it: system calls are cancellation
+     * points. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    if (take_lock()) {
+        if (atomic_load(&active)) {
+            /* Libraries that came since are listed now: the process may be killed before its end.
+             */
+            if (!mappings_are_current()) refresh_mappings();
+            record_call(call, data->params);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    pthread_setcancelstate(cancel, NULL);
+    errno = saved;
+}
+
+static bool open_cupti(void) {
+    if (cupti.subscribe != NULL) return true;
+    const char *wanted = getenv("NEGATIVA_CUPTI");
+    /* One that the program has already loaded comes first: two of them get in each other's way. */
+    static const char *const names[] = {"libcupti.so.13", "libcupti.so.12"};
+    void *library = NULL;
+    for (int i = 0; library == NULL && i < 2; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_NOLOAD);
+    if (library == NULL && wanted != NULL && *wanted) library = dlopen(wanted, RTLD_NOW);
+    for (int i = 0; library == NULL && i < 2; i++) library = dlopen(names[i], RTLD_NOW);
+    if (library == NULL) {
+        snprintf(last_error, sizeof last_error, "%s", dlerror());
+        return false;
+    }
+    cupti.subscribe_v2 =
+        (int (*)(void **, Callback, void *, SubscriberParams *))dlsym(library, "cuptiSubscribe_v2");
+    cupti.unsubscribe = (int (*)(void *))dlsym(library, "cuptiUnsubscribe");
+    cupti.enable_callback =
+        (int (*)(uint32_t, void *, int, uint32_t))dlsym(library, "cuptiEnableCallback");
+    cupti.finalize = (int (*)(void))dlsym(library, "cuptiFinalize");
+    cupti.subscribe = (int (*)(void **, Callback, void *))dlsym(library, "cuptiSubscribe");
+    if (cupti.subscribe && cupti.unsubscribe && cupti.enable_callback) return true;
+    snprintf(last_error, sizeof last_error, "libcupti lacks a function that is needed");
+    cupti.subscribe = NULL;
+    return false;
+}
+
+/* 0, or CUPTI's error; `last_error` then says more. */
+static int take_cupti(void) {
+    char other[256] = "";
+    SubscriberParams params = {sizeof params, "pytest-negativa", other, sizeof other};
+    void *taken = NULL;
+    int error = cupti.subscribe_v2 != NULL ? cupti.subscribe_v2(&taken, on_call, NULL, &params)
+                                           : cupti.subscribe(&taken, on_call, NULL);
+    if (error != 0) {
+        if (error == CUPTI_MULTIPLE_SUBSCRIBERS)
+            snprintf(last_error, sizeof last_error,
+                     "CUPTI serves one tool at a time and is taken by %s; nothing was traced here",
+                     *other && strstr(other, "<not provided>") == NULL ? other : "another tool");
+        else
+            snprintf(last_error, sizeof last_error, "CUPTI refuses to work here: error %d", error);
+        return error;
+    }
+    subscriber = taken;
+    atomic_store(&active, 1);
+    for (int i = 0; i < CALL_COUNT; i++) {
+        int failed = cupti.enable_callback(1, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
+        if (failed == 0 || error != 0) continue;
+        error = failed;
+        snprintf(last_error, sizeof last_error, "CUPTI can't show %s: error %d", CALLS[i].name,
+                 error);
+    }
+    return error;
+}
+
+static void release_cupti(void) {
+    void *taken = subscriber;
+    subscriber = NULL;
+    atomic_store(&active, 0);
+    if (taken == NULL) return;
+    for (int i = 0; i < CALL_COUNT; i++)
+        cupti.enable_callback(0, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
+    cupti.unsubscribe(taken);
+}

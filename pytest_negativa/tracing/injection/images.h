@@ -1,0 +1,288 @@
+/* Images of GPU code, and what driver calls tell of them (images.py). */
+#pragma once
+
+#include "calls.h"
+#include "contexts.h"
+#include "devices.h"
+#include "libraries.h"
+#include "memory.h"
+
+static Table images, handles, seen;
+
+typedef struct {
+    const char *form;
+    bool placed;
+    char *path; /* malloc-ed, where placed */
+    long library;
+    uint64_t offset, size;
+    char sha256[65]; /* where not placed; empty: unknown */
+    Text prelinked;
+} Image;
+
+enum { MAX_PRELINKED = 1 << 14 };
+static const uint64_t MAX_SIZE = (uint64_t)1 << 30;
+static const uint32_t WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50;
+
+static void place_image(Image *image, const char *form, uint64_t address, uint64_t size) {
+    const Mapping *mapping = find_mapping(address);
+    /* A library may lie in a memfd. Other memory holds images as the heap does. */
+    if (mapping != NULL && !mapping->of_loader && names_memory(mapping->path)) mapping = NULL;
+    image->size = size;
+    image->form = form;
+    if (mapping != NULL && (image->path = strdup(mapping->path)) == NULL) lose("out of memory");
+    if (image->path != NULL) {
+        image->placed = true;
+        image->library = library_id(mapping->path, mapping->inode, !mapping->of_loader);
+        image->offset = mapping->offset + (address - mapping->start);
+    } else if (size == 0 || size > MAX_SIZE || !hash_memory(address, size, image->sha256)) {
+        image->form = "unknown";
+        image->sha256[0] = 0;
+    }
+}
+
+static uint16_t half(const unsigned char *p) { return (uint16_t)(p[0] | p[1] << 8); }
+
+static uint64_t word(const unsigned char *p) {
+    uint64_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+/* Up to the end of the last table or section. */
+static uint64_t cubin_size(uint64_t address, const unsigned char *head) {
+    uint64_t programs = word(head + 32) + (uint64_t)half(head + 54) * half(head + 56);
+    uint64_t table = word(head + 40), entry = half(head + 58), count = half(head + 60);
+    uint64_t size = table + entry * count;
+    if (programs > size) size = programs;
+    Elf64_Shdr section;
+    for (uint64_t i = 0; entry == sizeof section && i < count; i++) {
+        uint64_t place = address + table + i * entry;
+        if (read_memory(place, &section, sizeof section) != sizeof section) break;
+        uint64_t end = section.sh_offset + section.sh_size;
+        if (section.sh_type != SHT_NOBITS && end > size) size = end;
+    }
+    return size;
+}
+
+/* `size` 0: not known */
+static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
+    unsigned char head[64];
+    size_t got = read_memory(address, head, sizeof head);
+    if (got >= 16 && memcmp(head, &FATBIN_MAGIC, 4) == 0) {
+        place_image(image, "fatbin", address, half(head + 6) + word(head + 8));
+    } else if (got == sizeof head && memcmp(head, ELFMAG, SELFMAG) == 0) {
+        place_image(image, "cubin", address, cubin_size(address, head));
+    } else if (size != 0) {
+        /* The size of PTX may count its NUL; without it, it is known from elsewhere. */
+        uint64_t text = size;
+        char *data = size <= MAX_SIZE ? malloc(size) : NULL;
+        bool readable = data != NULL && read_memory(address, data, size) == size;
+        while (readable && text > 0 && data[text - 1] == 0) text--;
+        bool ptx =
+            readable && memchr(data, 0, text) == NULL && memmem(data, text, ".version", 8) != NULL;
+        free(data);
+        place_image(image, ptx ? "ptx" : "linked", address, ptx ? text : size);
+    } else {
+        Text text = {0};
+        /* PTX ISA, 5.1: a module begins with .version; comments may come before it. */
+        if (read_string(address, &text, MAX_SIZE) && text.data != NULL &&
+            strstr(text.data, ".version") != NULL)
+            place_image(image, "ptx", address, text.length);
+        free(text.data);
+    }
+}
+
+static void resolve(Image *image, uint64_t address) {
+    struct {
+        uint32_t magic, version;
+        uint64_t data, others;
+    } wrapper;
+    size_t got = read_memory(address, &wrapper, sizeof wrapper);
+    if (got < 4 || wrapper.magic != WRAPPER_MAGIC) {
+        resolve_bare(image, address, 0);
+        return;
+    }
+    if (got < sizeof wrapper) return;
+    resolve_bare(image, wrapper.data, 0);
+    if (wrapper.version < 2 || wrapper.others == 0 || !image->placed) return;
+    for (int i = 0; i < MAX_PRELINKED; i++) {
+        uint64_t pointer = read_pointer(wrapper.others + 8 * (uint64_t)i);
+        if (pointer == 0) break;
+        const Mapping *mapping = find_mapping(pointer);
+        if (mapping != NULL && strcmp(mapping->path, image->path) == 0)
+            text_format(&image->prelinked, "%s%llu", image->prelinked.length ? "," : "",
+                        (unsigned long long)(mapping->offset + (pointer - mapping->start)));
+    }
+}
+
+static void resolve_file(Image *image, uint64_t name_address) {
+    Text name = {0};
+    char link[64], path[4096];
+    unsigned char head[4] = {0};
+    if (read_string(name_address, &name, 1 << 16) && name.data != NULL) {
+        int fd = open(name.data, O_RDONLY | O_CLOEXEC);
+        if (fd >= 0) {
+            ssize_t got = pread(fd, head, 4, 0);
+            snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+            ssize_t length = readlink(link, path, sizeof path - 1);
+            if (length > 0) path[length] = 0;
+            if (length > 0 && (image->path = strndup(path, (size_t)length)) != NULL) {
+                struct stat status;
+                image->placed = true;
+                image->library =
+                    library_id(path, fstat(fd, &status) == 0 ? status.st_ino : 0, true);
+                image->form = got == 4 && memcmp(head, &FATBIN_MAGIC, 4) == 0 ? "fatbin"
+                              : got == 4 && memcmp(head, ELFMAG, 4) == 0      ? "cubin"
+                                                                              : "ptx";
+            }
+            close(fd);
+        }
+    }
+    free(name.data);
+}
+
+static void bind_handle(uint64_t handle, long image) {
+    table_put(&handles, (const char *)&handle, sizeof handle, image);
+}
+
+/* Takes what the image owns. */
+static long record_image(const char *call, uint64_t handle, Image *image) {
+    if (!devices_known) {
+        tell_outer_sessions();
+        record_devices();
+    }
+    Text key = {0};
+    if (image->placed)
+        text_format(&key, "%llu %s %ld", (unsigned long long)image->offset, call, image->library);
+    else if (image->sha256[0])
+        text_format(&key, "%s %s", image->sha256, call);
+    long id = key.length ? text_get(&images, &key) : 0;
+    if (id == 0) {
+        long context = context_id();
+        id = ++next_id;
+        if (strcmp(image->form, "unknown") == 0) {
+            char text[128];
+            snprintf(text, sizeof text, "%s was given something that is no known image", call);
+            write_warning("image-unknown", text, false);
+        }
+        Text line = {0};
+        text_format(&line, "{\"record\":\"image\",\"id\":%ld,\"context\":%ld", id, context);
+        text_field(&line, "form", image->form);
+        text_field(&line, "call", call);
+        if (image->placed)
+            text_format(&line, ",\"library\":%ld,\"offset\":%llu", image->library,
+                        (unsigned long long)image->offset);
+        if (image->size && (image->placed || image->sha256[0]))
+            text_format(&line, ",\"size\":%llu", (unsigned long long)image->size);
+        if (image->sha256[0]) text_field(&line, "sha256", image->sha256);
+        line.failed = line.failed || image->prelinked.failed;
+        if (image->prelinked.length) {
+            text_string(&line, ",\"prelinked\":[");
+            text_bytes(&line, image->prelinked.data, image->prelinked.length);
+            text_string(&line, "]");
+        }
+        text_string(&line, "}");
+        write_line(&line);
+        if (key.length) text_put(&images, &key, id);
+    }
+    if (handle) bind_handle(handle, id);
+    free(key.data);
+    free(image->path);
+    free(image->prelinked.data);
+    return id;
+}
+
+static long image_of(const char *call, uint64_t handle) {
+    long id = table_get(&handles, (const char *)&handle, sizeof handle);
+    if (id) return id;
+    /* Loaded before tracing began, or in a gap: from one of the libraries that are mapped. */
+    refresh_mappings();
+    Image unknown = {.form = "unknown"};
+    char before[80];
+    snprintf(before, sizeof before, "before %s", call);
+    return record_image(before, handle, &unknown);
+}
+
+static void record_symbol(const DriverCall *call, uint64_t handle, uint64_t name_address) {
+    long image = image_of(call->name, handle);
+    Text name = {0}, key = {0};
+    text_format(&key, "%ld %s ", image, call->kind ? call->kind : "");
+    size_t prefix = key.length;
+    if (!read_string(name_address, &key, 1 << 20)) {
+        write_warning("name-unreadable", call->name, true);
+    } else if (!text_get(&seen, &key)) {
+        long context = context_id();
+        text_format(&name, "{\"record\":\"%s\",\"image\":%ld,\"context\":%ld,\"name\":",
+                    call->kind ? "data" : "kernel", image, context);
+        text_json(&name, key.data + prefix, key.length - prefix);
+        if (call->kind) text_field(&name, "kind", call->kind);
+        text_string(&name, "}");
+        write_line(&name);
+        text_put(&seen, &key, 1);
+    }
+    free(key.data);
+}
+
+static void record_whole(const char *call, long image) {
+    Text key = {0};
+    text_format(&key, "%ld whole %s", image, call);
+    if (!text_get(&seen, &key)) {
+        long context = context_id();
+        Text line = {0};
+        text_format(&line, "{\"record\":\"enumeration\",\"image\":%ld,\"context\":%ld", image,
+                    context);
+        text_field(&line, "call", call);
+        text_string(&line, "}");
+        write_line(&line);
+        text_put(&seen, &key, 1);
+    }
+    free(key.data);
+}
+
+static void record_call(const DriverCall *call, const uint64_t *slots) {
+    uint64_t handle = slots[call->handle], subject = slots[call->subject];
+    Image image = {.form = "unknown"};
+    switch (call->action) {
+    case LOAD:
+        resolve(&image, subject);
+        record_image(call->name, read_pointer(handle), &image);
+        break;
+    case LOAD_FILE:
+        resolve_file(&image, subject);
+        record_image(call->name, read_pointer(handle), &image);
+        break;
+    case UNLOAD:
+        bind_handle(handle, 0);
+        break;
+    case KERNEL:
+    case DATA:
+        if (subject) record_symbol(call, handle, subject);
+        break;
+    case ENUMERATE:
+        record_whole(call->name, image_of(call->name, handle));
+        break;
+    case MODULE_OF_LIBRARY: {
+        long id = image_of(call->name, subject);
+        record_whole(call->name, id);
+        uint64_t module = read_pointer(handle);
+        if (module) bind_handle(module, id);
+        break;
+    }
+    case LINK_DATA:
+        resolve_bare(&image, subject, slots[LINK_SIZE_SLOT]);
+        record_whole(call->name, record_image(call->name, 0, &image));
+        break;
+    case LINK_FILE:
+        resolve_file(&image, subject);
+        record_whole(call->name, record_image(call->name, 0, &image));
+        break;
+    case LINK_COMPLETE: {
+        uint64_t output = read_pointer(subject), size = read_pointer(handle);
+        if (output == 0 || size == 0 || size > MAX_SIZE) break;
+        image.size = size;
+        if (hash_memory(output, size, image.sha256)) image.form = "linked";
+        record_image(call->name, 0, &image);
+        break;
+    }
+    }
+}

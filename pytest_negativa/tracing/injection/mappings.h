@@ -1,0 +1,130 @@
+/* Which file lies at an address (mappings.py). */
+#pragma once
+
+#include "warnings.h"
+
+#include <link.h>
+
+typedef struct {
+    uint64_t start, end, offset;
+    unsigned long inode; /* only for comparing mappings: on overlayfs it may not be that of stat */
+    const char *path;    /* into maps_text */
+    bool executable, of_loader;
+} Mapping;
+
+static Text maps_text;
+static Mapping *mappings;
+static size_t mapping_count;
+static unsigned long long read_at_adds = ~0ull, read_at_subs;
+static bool maps_valid;
+
+static int note_generation(struct dl_phdr_info *info, size_t size, void *data) {
+    unsigned long long *counters = data;
+    if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof info->dlpi_subs) {
+        counters[0] = info->dlpi_adds;
+        counters[1] = info->dlpi_subs;
+    }
+    return 1;
+}
+
+static void unescape(char *path) {
+    char *out = path;
+    for (char *in = path; *in; out++) {
+        if (in[0] == '\\' && in[1] >= '0' && in[1] <= '3' && in[2] && in[3]) {
+            *out = (char)((in[1] - '0') * 64 + (in[2] - '0') * 8 + (in[3] - '0'));
+            in += 4;
+        } else {
+            *out = *in++;
+        }
+    }
+    *out = 0;
+}
+
+static bool starts_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* Whether the kernel gives this name to memory without a file. */
+static bool names_memory(const char *path) {
+    static const char deleted[] = " (deleted)";
+    size_t length = strlen(path), tail = sizeof deleted - 1;
+    if (strcmp(path, "/dev/zero") == 0) return true; /* a private mapping */
+    if (length <= tail || strcmp(path + length - tail, deleted) != 0) return false;
+    return starts_with(path, "/memfd:") || starts_with(path, "/SYSV") ||
+           starts_with(path, "/dev/zero ") || starts_with(path, "/anon_hugepage ");
+}
+
+static void record_loaded_libraries(void);
+
+static void refresh_mappings(void) {
+    unsigned long long counters[2] = {0, 0};
+    dl_iterate_phdr(note_generation, counters);
+    maps_text.length = 0;
+    mapping_count = 0;
+    maps_valid = false;
+    if (!read_file("/proc/self/maps", &maps_text)) {
+        /* In a chroot without /proc: no image can be told to lie in a library. */
+        write_warning("maps-unreadable", "/proc/self/maps cannot be read", true);
+        return;
+    }
+    size_t lines = 0;
+    for (char *p = maps_text.data; (p = strchr(p, '\n')) != NULL; p++) lines++;
+    Mapping *bigger = realloc(mappings, (lines + 1) * sizeof *bigger);
+    if (bigger == NULL) {
+        lose("out of memory");
+        return;
+    }
+    mappings = bigger;
+    char *line = maps_text.data;
+    for (char *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        *end = 0;
+        unsigned long start, stop, offset, inode;
+        char permissions[5];
+        int path_at = 0;
+        if (sscanf(line, "%lx-%lx %4s %lx %*s %lu %n", &start, &stop, permissions, &offset, &inode,
+                   &path_at) < 5 ||
+            path_at == 0 || line[path_at] != '/')
+            continue;
+        unescape(line + path_at);
+        mappings[mapping_count++] =
+            (Mapping){start, stop, offset, inode, line + path_at, permissions[2] == 'x', false};
+    }
+    /* What the loader mapped has a part with code. Parts of one file lie side by side. */
+    for (size_t i = 0, j; i < mapping_count; i = j) {
+        bool code = false;
+        for (j = i; j < mapping_count && strcmp(mappings[i].path, mappings[j].path) == 0; j++)
+            code = code || mappings[j].executable;
+        for (size_t k = i; k < j; k++) mappings[k].of_loader = code;
+    }
+    read_at_adds = counters[0];
+    read_at_subs = counters[1];
+    maps_valid = true;
+    record_loaded_libraries();
+}
+
+static const Mapping *search_mappings(uint64_t address) {
+    size_t low = 0, high = mapping_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (mappings[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < mapping_count && mappings[low].start <= address ? &mappings[low] : NULL;
+}
+
+static bool mappings_are_current(void) {
+    unsigned long long counters[2] = {0, 0};
+    dl_iterate_phdr(note_generation, counters);
+    return maps_valid && counters[0] == read_at_adds && counters[1] == read_at_subs;
+}
+
+static const Mapping *find_mapping(uint64_t address) {
+    if (mappings_are_current()) {
+        const Mapping *found = search_mappings(address);
+        if (found != NULL && found->of_loader) return found;
+    }
+    refresh_mappings();
+    return search_mappings(address);
+}

@@ -1,0 +1,65 @@
+/* This process's memory: a bad pointer is an answer, no crash. */
+#pragma once
+
+#include "sha256.h"
+#include "text.h"
+
+#include <sys/uio.h>
+
+static size_t read_pages(uint64_t address, char *buffer, size_t size) {
+    int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    size_t got = 0;
+    while (fd >= 0 && got < size) {
+        /* Up to page ends: a read into unmapped memory may fail as a whole. */
+        size_t part = 4096 - (address + got) % 4096;
+        if (part > size - got) part = size - got;
+        ssize_t n = pread(fd, buffer + got, part, (off_t)(address + got));
+        if (n <= 0) break;
+        got += (size_t)n;
+    }
+    if (fd >= 0) close(fd);
+    return got;
+}
+
+static size_t read_memory(uint64_t address, void *buffer, size_t size) {
+    if (address == 0 || address >= (uint64_t)1 << 62) return 0;
+    struct iovec local = {buffer, size};
+    struct iovec remote = {(void *)(uintptr_t)address, size};
+    ssize_t got = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+    return got == (ssize_t)size ? size : read_pages(address, buffer, size);
+}
+
+static uint64_t read_pointer(uint64_t address) {
+    uint64_t value = 0;
+    return read_memory(address, &value, sizeof value) == sizeof value ? value : 0;
+}
+
+/* A NUL-terminated string, appended to `text`; false if it can't be read or has no end. */
+static bool read_string(uint64_t address, Text *text, size_t limit) {
+    char buffer[4096];
+    size_t total = 0;
+    while (total < limit) {
+        size_t got = read_memory(address + total, buffer, total ? sizeof buffer : 256);
+        char *end = memchr(buffer, 0, got);
+        size_t length = end == NULL ? got : (size_t)(end - buffer);
+        text_bytes(text, buffer, length);
+        if (end != NULL) return !text->failed;
+        if (got == 0) return false;
+        total += got;
+    }
+    return false;
+}
+
+static bool hash_memory(uint64_t address, uint64_t size, char hex[65]) {
+    static unsigned char chunk[1 << 16]; /* under the lock */
+    Sha256 sha;
+    sha256_init(&sha);
+    for (uint64_t done = 0; done < size;) {
+        size_t part = size - done < sizeof chunk ? (size_t)(size - done) : sizeof chunk;
+        if (read_memory(address + done, chunk, part) != part) return false;
+        sha256_add(&sha, chunk, part);
+        done += part;
+    }
+    sha256_hex(&sha, hex);
+    return true;
+}

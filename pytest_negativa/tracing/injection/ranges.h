@@ -1,0 +1,205 @@
+/* NVTX ranges: nvtx3/nvToolsExt.h, nvtx3/nvtxDetail/nvtxTypes.h. */
+#pragma once
+
+#include "table.h"
+
+#include <wchar.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+static atomic_int ranges_on; /* they go to CUPTI */
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef void (*Function)(void);
+
+typedef struct {
+    size_t size;
+    int (*module_table)(int module, Function ***table, unsigned *length);
+} NvtxCallbacks;
+
+typedef struct {
+    uint16_t version, size;
+    uint32_t category;
+    int32_t color_type;
+    uint32_t color;
+    int32_t payload_type, reserved;
+    uint64_t payload;
+    int32_t message_type;
+    const void *message;
+} NvtxAttributes;
+
+enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
+enum { NVTX_ASCII = 1, NVTX_WIDE = 2, NVTX_REGISTERED = 3 };
+/* CUpti_ExternalCorrelationKind in cupti_activity.h: the last of those for tools. */
+enum { CORRELATION_CUSTOM2 = 5 };
+/* Of a process, and of a thread; a deeper range, or one more, counts as the range around it. */
+enum { MOST_RANGES = 10000, RANGE_SLOTS = 1 << 15, MOST_NESTED = 32, LONGEST_NAME = 256 };
+
+static int (*push_correlation)(int, uint64_t);
+static int (*pop_correlation)(int, uint64_t *);
+/* By number, from 1; range_slots finds the number of a name in the range around it. */
+static struct {
+    uint32_t parent;
+    char *name;
+} ranges[MOST_RANGES + 1];
+static uint32_t range_count, range_slots[RANGE_SLOTS];
+static __thread struct {
+    const void *domain;
+    uint32_t range;
+    bool ended;
+} nested[MOST_NESTED];
+static __thread int nesting, too_deep;
+
+/* Copies a name without numbers that differ each time: torch's emit_nvtx ends with them
+ * (torch/csrc/profiler/util.cpp, getNvtxStr), XLA has ids of programs. */
+static void clean_name(char *clean, const char *name) {
+    static const char *const ends[] = {", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "};
+    static const char *const ids[] = {",program_id=", ",unique_hlo_op_id="};
+    size_t length = 0;
+    while (*name != 0 && length < LONGEST_NAME) {
+        if (*name == ',') {
+            for (int i = 0; i < 4; i++)
+                if (strncmp(name, ends[i], strlen(ends[i])) == 0) goto done;
+            const char *after = name;
+            for (int i = 0; i < 2; i++)
+                if (strncmp(name, ids[i], strlen(ids[i])) == 0) after += strlen(ids[i]);
+            if (after != name) {
+                name = after + strspn(after, "0123456789");
+                continue;
+            }
+        }
+        clean[length++] = *name++;
+    }
+done:
+    clean[length] = 0;
+}
+
+static uint32_t range_number(uint32_t parent, const char *raw) {
+    char name[LONGEST_NAME + 1];
+    clean_name(name, raw);
+    uint64_t hash = hash_bytes(name, strlen(name)) * (2 * (uint64_t)parent + 1);
+    uint32_t slot = (uint32_t)(hash % RANGE_SLOTS), number;
+    pthread_mutex_lock(&ranges_lock);
+    for (; (number = range_slots[slot]) != 0; slot = (slot + 1) % RANGE_SLOTS)
+        if (ranges[number].parent == parent && strcmp(ranges[number].name, name) == 0) break;
+    if (number == 0) {
+        char *copy = range_count < MOST_RANGES ? strdup(name) : NULL;
+        number = parent;
+        if (copy != NULL) {
+            number = ++range_count;
+            ranges[number].parent = parent;
+            ranges[number].name = copy;
+            range_slots[slot] = number;
+        }
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return number;
+}
+
+static int enter_range(const void *domain, const char *name) {
+    if (!atomic_load(&ranges_on)) return 0;
+    if (nesting == MOST_NESTED) return nesting + too_deep++;
+    uint32_t range = range_number(nesting ? nested[nesting - 1].range : 0, name ? name : "");
+    nested[nesting].domain = domain;
+    nested[nesting].range = range;
+    nested[nesting].ended = false;
+    push_correlation(CORRELATION_CUSTOM2, range);
+    return nesting++;
+}
+
+/* Each domain nests for itself: a range may end before one inside of it that is of another domain.
+ */
+static int leave_range(const void *domain) {
+    if (!atomic_load(&ranges_on)) return -1;
+    if (too_deep > 0) return nesting + --too_deep;
+    int level = nesting - 1;
+    while (level >= 0 && (nested[level].ended || nested[level].domain != domain)) level--;
+    if (level >= 0) nested[level].ended = true;
+    for (uint64_t last; nesting > 0 && nested[nesting - 1].ended; nesting--)
+        pop_correlation(CORRELATION_CUSTOM2, &last);
+    return level;
+}
+
+/* A wide string in UTF-8, to be freed. */
+static char *narrow(const wchar_t *wide) {
+    Text text = {0};
+    for (; *wide != 0; wide++) {
+        uint32_t c = (uint32_t)*wide;
+        char bytes[] = {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 0x3F)),
+                        (char)(0x80 | (c >> 6 & 0x3F)), (char)(0x80 | (c & 0x3F))};
+        if (c < 0x80)
+            text_bytes(&text, &(char){(char)c}, 1);
+        else if (c < 0x800)
+            text_bytes(&text, (char[]){(char)(0xC0 | c >> 6), bytes[3]}, 2);
+        else if (c < 0x10000)
+            text_bytes(&text, (char[]){(char)(0xE0 | c >> 12), bytes[2], bytes[3]}, 3);
+        else
+            text_bytes(&text, bytes, 4);
+    }
+    return text.data;
+}
+
+static int enter_wide(const void *domain, const wchar_t *wide) {
+    char *name = wide != NULL ? narrow(wide) : NULL;
+    int level = enter_range(domain, name);
+    free(name);
+    return level;
+}
+
+static int range_push_a(const char *name) { return enter_range(NULL, name); }
+static int range_push_w(const wchar_t *name) { return enter_wide(NULL, name); }
+static int range_pop(void) { return leave_range(NULL); }
+static int domain_range_pop(const void *domain) { return leave_range(domain); }
+
+static int domain_range_push(const void *domain, const NvtxAttributes *attributes) {
+    int type = attributes != NULL ? attributes->message_type : 0;
+    if (type == NVTX_WIDE) return enter_wide(domain, attributes->message);
+    bool has_name = type == NVTX_ASCII || type == NVTX_REGISTERED;
+    return enter_range(domain, has_name ? attributes->message : NULL);
+}
+
+static int range_push_ex(const NvtxAttributes *attributes) {
+    return domain_range_push(NULL, attributes);
+}
+
+/* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
+static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
+static const void *domain_create_w(const wchar_t *name) {
+    (void)name;
+    return strdup("");
+}
+static const void *register_a(const void *domain, const char *string) {
+    (void)domain;
+    return string != NULL ? strdup(string) : NULL;
+}
+static const void *register_w(const void *domain, const wchar_t *string) {
+    (void)domain;
+    return string != NULL ? narrow(string) : NULL;
+}
+
+/* For NVTX: called at the first range of each library that has NVTX compiled in. */
+EXPORT int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
+    /* NvtxCallbackIdCore, NvtxCallbackIdCore2 */
+    static const struct {
+        int module;
+        unsigned id;
+        Function function;
+    } ours[] = {
+        {NVTX_CORE, 8, (Function)range_push_ex},      {NVTX_CORE, 9, (Function)range_push_a},
+        {NVTX_CORE, 10, (Function)range_push_w},      {NVTX_CORE, 11, (Function)range_pop},
+        {NVTX_CORE2, 4, (Function)domain_range_push}, {NVTX_CORE2, 5, (Function)domain_range_pop},
+        {NVTX_CORE2, 10, (Function)register_a},       {NVTX_CORE2, 11, (Function)register_w},
+        {NVTX_CORE2, 12, (Function)domain_create_a},  {NVTX_CORE2, 13, (Function)domain_create_w},
+    };
+    /* A child process has the variable, too, but nothing counts its launches. */
+    if (!atomic_load(&ranges_on)) return 0;
+    const NvtxCallbacks *callbacks = export_table(NVTX_CALLBACKS);
+    if (callbacks == NULL) return 0;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        Function **table;
+        unsigned length;
+        if (callbacks->module_table(ours[i].module, &table, &length) && ours[i].id < length)
+            *table[ours[i].id] = ours[i].function;
+    }
+    return 1;
+}
