@@ -88,7 +88,7 @@ def main() -> None:
             write_shard(shard, recorded, n, own_tests=arguments.own_tests)
             for n, shard in enumerate(shards)
         )
-        command = [sys.executable, "-m", "pytest_negativa", "combine", "--dir", str(folder / "out")]
+        command = [sys.executable, "-m", "pytest_negativa", "--dir", str(folder / "out"), "combine"]
         start = time.perf_counter()
         subprocess.run([*command, *map(str, shards)], check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - start

@@ -69,13 +69,14 @@ def _anchor(option: Option) -> str:
 def _option_rows(option: Option, commands: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
     if option.in_file:
         yield "`negativa.yaml`", f"`{option.name}`"
-    value = f" {option.value_name}".rstrip()
+    value = f" {option.value}".rstrip()
     off = f", `{option.off_flag}`" if option.off_flag else ""
     yield "pytest", f"`{option.flag}{value}`{off}"
     if names := commands.get(option.cli_flag):
         links = (f"[{name}](commands.md#{_command_anchor(name)})" for name in names)
         yield "`negativa`", f"`{option.cli_flag}{value}` of {', '.join(links)}"
-    yield "environment", f"`{option.variable}`"
+    if option.variable:
+        yield "environment", f"`{option.variable}`"
     yield "default", f"`{option.default_text or 'not set'}`"
 
 

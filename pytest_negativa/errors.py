@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SYSTEM_REFUSALS = frozenset(
     {
@@ -152,6 +152,11 @@ def nearest(word: str, known: Iterable[str], *, at_least: float = 0.6) -> str | 
     import difflib  # only a mistake needs it
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=at_least)), None)
+
+
+def one_of(words: Sequence[str]) -> str:
+    """The words, with commas and an "or"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def did_you_mean(word: str, known: Iterable[str], *, at_least: float = 0.6) -> str:

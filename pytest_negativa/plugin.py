@@ -24,7 +24,7 @@ from pytest_negativa.models.environment import (
     ROUND_VARIABLE,
     SESSION_VARIABLE,
 )
-from pytest_negativa.settings.flags import add_pytest_options, idle_flag, is_enabled, pick_flags
+from pytest_negativa.settings.flags import add_pytest_options, idle_flag, pick_flags
 from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.overlooked import find_tables, find_variables
 
@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         return
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
     words = [*config.getini("addopts"), *added, *_typed(config)]
-    if _CPU.flag in words or _CPU.variable in os.environ:
+    if _CPU.flag in words:
         namespace = parser.parse_known_args(words, copy.copy(config.option))
         with _usage_errors():
             _begin(config, namespace, early=True)
@@ -127,8 +127,8 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
         early: other plugins are not imported yet, so only a trace of CPU code may begin.
     """
     flags = pick_flags(vars(namespace))
-    enabled = is_enabled("enabled", flags, os.environ)
-    supervised = any(is_enabled(name, flags, os.environ) for name in _SUPERVISED)
+    enabled = bool(flags.get("enabled"))
+    supervised = any(flags.get(name) for name in _SUPERVISED)
     in_round = ROUND_VARIABLE in os.environ
     if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
         # A process that another session started need not say it again.
@@ -137,7 +137,7 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return None
     # In a round, the supervisor has checked this.
-    if not in_round and (idle := idle_flag(_typed(config), flags, os.environ)) is not None:
+    if not in_round and (idle := idle_flag(_typed(config), flags)) is not None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
         return None

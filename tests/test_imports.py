@@ -19,7 +19,7 @@ import pytest
         (
             "pytest_negativa.cli.main",
             "msgspec elftools zstandard lz4 cupti rich tabulate yaml packaging hashlib difflib "
-            "pytest_negativa.settings pytest_negativa.reporting",
+            "pytest_negativa.settings.resolve pytest_negativa.reporting",
         ),
         (
             "pytest_negativa.analysis.inspect",

@@ -83,7 +83,7 @@ class Runner:
         self._results.mkdir(parents=True, exist_ok=True)
         self._work.mkdir(parents=True, exist_ok=True)
         self._trace_pages()
-        traced = self._step("debloat", "debloat", *self._folder, "--", *self._command)
+        traced = self._step("debloat", *self._folder, "debloat", "--", *self._command)
         run = RunsFolder(self._runs).find()
         if not self._gather(run.report_file, "report.json", "debloat") or not traced:
             return
@@ -93,13 +93,13 @@ class Runner:
             name = f"verify-{copies}"
             # The second verification must not leave the first one's verdict to be gathered.
             run.verdict_file.unlink(missing_ok=True)
-            self._step(name, "verify", *self._folder, "--copies", copies, *self._opened)
+            self._step(name, *self._folder, "verify", "--copies", copies, *self._opened)
             self._gather(run.verdict_file, f"verdict-{copies}.json", name)
 
     def _trace_pages(self) -> None:
         """CPU code has a trace of its own: it must not slow the others down."""
         folder = self._work / "cpu-runs"
-        if self._step("trace-cpu", "trace", "--cpu", "--dir", str(folder), "--", *self._command):
+        if self._step("trace-cpu", "--dir", str(folder), "trace", "--cpu", "--", *self._command):
             usage = require_usage(RunsFolder(folder).find())
             names = {library.sha256: Path(library.paths[0]).name for library in usage.libraries}
             functions: dict[str, list[int]] = {}
@@ -114,8 +114,8 @@ class Runner:
         before = self._measurements()
         self._step(
             name,
-            "measure",
             *self._folder,
+            "measure",
             *("--slim-dir", str(RunsFolder(self._runs).copies)),
             *("--runs", str(pairs), "--loading", loading.value),
             *("--", *self._command),

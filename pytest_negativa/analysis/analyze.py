@@ -44,6 +44,7 @@ from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
+    globs_of,
     is_selected,
     limit_of,
     matches_library,
@@ -60,13 +61,13 @@ _LIBRARY_OPTIONS = (
     "coverage.libraries",
 )
 LIMIT_OPTIONS = (
-    "coverage.fail_under_library",
-    "thresholds.max_unused_percent_library",
-    "thresholds.min_used_kernels_library",
-    "thresholds.max_gpu_code_library",
-    "compare.fail_library",
+    "coverage.fail_under",
+    "thresholds.max_unused_percent",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "compare.fail",
 )
-"""Limits by library glob."""
+"""Limits, also by library glob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class _Analyzer:
             if any(
                 glob.startswith("dist:")
                 for option in (*_LIBRARY_OPTIONS, *LIMIT_OPTIONS)
-                for glob in self._globs(option)
+                for glob in globs_of(settings, option)
             )
             else None
         )
@@ -258,7 +259,7 @@ class _Analyzer:
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
     ) -> LibraryCoverage | None:
         wanted = self._settings.coverage
-        limit = limit_of(wanted.fail_under_library, names)
+        limit = limit_of(wanted.fail_under.libraries, names)
         if wanted.libraries:
             is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
         else:
@@ -297,10 +298,6 @@ class _Analyzer:
         distribution = self._places.of(path).distribution if self._places else None
         return LibraryNames(path, library_map.library.soname, distribution)
 
-    def _globs(self, option: str) -> tuple[str, ...]:
-        section, _, key = option.partition(".")
-        return tuple(getattr(getattr(self._settings, section), key))
-
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
@@ -315,7 +312,8 @@ class _Analyzer:
             yield "no library whose GPU code was used is here to look at"
 
     def _unmatched(self, option: str, names: Sequence[LibraryNames]) -> tuple[str, ...]:
-        matched = {g for g in self._globs(option) if any(matches_library(g, n) for n in names)}
+        globs = globs_of(self._settings, option)
+        matched = {g for g in globs if any(matches_library(g, n) for n in names)}
         return unmatched_globs(self._settings, option, matched, library_candidates(names))
 
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:

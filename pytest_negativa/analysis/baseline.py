@@ -99,13 +99,13 @@ def compare_figures(
     }
     total = _total(changes)
     all_untested = [name for found in untested.values() for name in found]
-    crossed = [*_crossed("compare.fail", settings.fail, total, all_untested)]
+    crossed = [*_crossed("compare.fail", settings.fail.overall or (), total, all_untested)]
     for_globs = {name: names_of(one) for name, one in names.items()}
     for_globs |= {row.name: names_of_files(row) for row in code_files}
     for change in changes:
         if change.name in for_globs:
-            limits = limit_of(settings.fail_library, for_globs[change.name]) or ()
-            where = f"{change.name}: compare.fail_library"
+            limits = limit_of(settings.fail.libraries, for_globs[change.name]) or ()
+            where = f"{change.name}: compare.fail"
             crossed += _crossed(where, limits, change, untested.get(change.name, []))
     lines = [*_lines(total, changes, all_untested), *map(_unlisted_line, unlisted)]
     return BaselineComparison(tuple(lines), tuple(crossed))

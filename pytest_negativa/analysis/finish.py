@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
+from pytest_negativa.analysis.baseline import make_baseline
 from pytest_negativa.analysis.code_files import plan_code_files, watched_files
 from pytest_negativa.analysis.report import build_report
+from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.by_tests import functions_by_group
 from pytest_negativa.hostcode.gather import gather_by_test
@@ -145,6 +147,11 @@ def write_reports(
         if (pages := gather_by_test(run)) is not None:
             functions = functions_by_group(pages.by_test, lambda test: (test,))
             contents = dataclasses.replace(contents, host=pages.usage, functions=functions)
+    if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
+        if not contents.libraries:
+            raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
+        baseline = make_baseline(run.run_id, contents.libraries, contents.report.code_files)
+        contents = dataclasses.replace(contents, baseline=baseline)
     for file in render_to_files(contents, options):
         if file.is_appended:
             if appends and not anew:

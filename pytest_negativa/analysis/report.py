@@ -25,6 +25,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.reporting.rows import code_files_rows, library_row
 from pytest_negativa.settings.globs import (
     LibraryNames,
+    globs_of,
     limit_of,
     matches_library,
     unmatched_globs,
@@ -33,8 +34,8 @@ from pytest_negativa.settings.globs import (
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.
 _OF_KERNELS = (
     "coverage.libraries",
-    "coverage.fail_under_library",
-    "thresholds.min_used_kernels_library",
+    "coverage.fail_under",
+    "thresholds.min_used_kernels",
 )
 
 
@@ -164,12 +165,12 @@ def _crossed_by_library(
     limits = settings.thresholds
     for names, row in rows:
         kernels = row.used_kernels if isinstance(row, LibraryRow) else None
-        of_library = limits.of_library(
-            limit_of(limits.max_unused_percent_library, names),
-            None if kernels is None else limit_of(limits.min_used_kernels_library, names),
-            limit_of(limits.max_gpu_code_library, names),
-        )
-        for text in of_library.crossed(
+        of_library = {
+            key: limit_of(getattr(limits, key).libraries, names)
+            for key in limits.__struct_fields__
+            if key != "min_used_kernels" or kernels is not None
+        }
+        for text in limits.of_library(of_library).crossed(
             gpu_code=row.code_bytes,
             unused_bytes=row.unused_bytes,
             used_kernels=kernels or 0,
@@ -181,10 +182,9 @@ def _limits_of_nothing(
     settings: Settings, all_names: Sequence[LibraryNames], libraries: Sequence[LibraryNames]
 ) -> Iterator[str]:
     """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
-    covers = ("coverage.libraries",) if settings.coverage.fail_under is not None else ()
+    covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
     for option in (*LIMIT_OPTIONS, *covers):
-        section, _, key = option.partition(".")
         names = libraries if option in _OF_KERNELS else all_names
-        globs = getattr(getattr(settings, section), key)
+        globs = globs_of(settings, option)
         matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
         yield from unmatched_globs(settings, option, matched, library_candidates(names))

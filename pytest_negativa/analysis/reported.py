@@ -71,11 +71,11 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
     libraries = []
     for one in contents.libraries:
         named = dataclasses.replace(one, distribution=places.of(one.plan.library.path).distribution)
-        limit = limit_of(settings.coverage.fail_under_library, names_of(named))
+        limit = limit_of(settings.coverage.fail_under.libraries, names_of(named))
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)
         if limit is not None and covered is None:
             raise StoreError(
-                f"coverage.fail_under_library: the run has no coverage of "
+                f"coverage.fail_under: the run has no coverage of "
                 f"{one.plan.library.path}; plan it again with negativa locate"
             )
         libraries.append(dataclasses.replace(named, coverage=covered))

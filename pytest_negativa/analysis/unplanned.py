@@ -11,7 +11,7 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.library import LibraryIdentity, Scope
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, TracedLibrary, Usage
 from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary
-from pytest_negativa.slimming.loaded import soname_of
+from pytest_negativa.slimming.tree import soname_of
 
 
 def find_unplanned(usage: Usage | None, planned: Collection[LibraryIdentity]) -> Unplanned:

@@ -39,11 +39,10 @@ from pytest_negativa.models.vex import (
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
-from pytest_negativa.slimming.loaded import soname_of
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import default_paths, scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of, soname_of
 from pytest_negativa.spare.note import Note
 
 _LACKS = "The file has none of the code that the list names."

@@ -32,21 +32,6 @@ EXIT_USAGE = 2
 """Wrong usage; click's own, too."""
 
 
-LIMITS = (
-    "coverage.fail_under",
-    "coverage.fail_under_library",
-    "thresholds.max_unused_percent",
-    "thresholds.max_unused_percent_library",
-    "thresholds.min_used_kernels",
-    "thresholds.min_used_kernels_library",
-    "thresholds.max_gpu_code",
-    "thresholds.max_gpu_code_library",
-    "compare.baseline",
-    "compare.fail",
-    "compare.fail_library",
-)
-"""The options that fail a command for what a run found."""
-
 COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 PASS_ON = {"allow_interspersed_args": False}
 """Context settings of a command with COMMAND: what follows it are COMMAND's own options."""
@@ -199,7 +184,7 @@ def _escaped(value: Any) -> Any:
     return utf8(value) if isinstance(value, str) else value
 
 
-def settings_of(flags: Mapping[str, Any]) -> Settings:
+def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a command, from the flags that ``click_options`` gave it.
 
     Raises:
@@ -214,7 +199,8 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     here = Path.cwd()
     for warning in (*find_variables(os.environ), *find_tables(here)):
         print_warning(warning)
-    given = pick_flags(flags)
+    # --config and --dir stand before the command's name.
+    given = pick_flags({**click.get_current_context().find_root().params, **(flags or {})})
     settings = load_settings(given, os.environ, root=here, cwd=here, of_command=True)
     if "reports.formats" in given and any(
         wanted.format.value in REPORTS_IN_PYTEST for wanted in settings.reports.formats

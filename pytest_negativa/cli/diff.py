@@ -1,8 +1,7 @@
-"""The commands that compare releases and runs: baseline, diff, history."""
+"""The command that compares releases and runs: diff."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,45 +11,48 @@ import msgspec
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     MATCH,
-    PathOrUrl,
     as_json_option,
     encode_json,
-    run_of,
     settings_of,
     show,
 )
-from pytest_negativa.reporting.text import print_error, printable
+from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.errors import NegativaError
     from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
-
-_BASELINE = "negativa-baseline.json"
+    from pytest_negativa.storage.runs import RunsFolder
 
 
 @click.command()
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="[A", required=False)
+@click.argument("after", metavar="B]", required=False)
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @MATCH
 @click.option(
     "--top", type=click.IntRange(min=0), default=10, metavar="N",
     help="Show this many rows of each table; 0 shows all. (default: 10)",
 )  # fmt: skip
+@click.option("--library", "glob", metavar="GLOB", help="Show the growth of these libraries.")
 @as_json_option("difference")
-@click_options("config", "directory", "reports.demangle")
+@click_options("reports.demangle")
 def diff(
-    before: str,
-    after: str,
+    before: str | None,
+    after: str | None,
     headers_only: bool,
     globs: tuple[str, ...],
     top: int,
+    glob: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Show what changed in the GPU code from A to B.
+
+    Without B, it shows the growth from revision to revision of A, a lock file in a git repository.
+    Without A, too, from run to run of the saved ones. Each row has the used and unused bytes at
+    that time; with --library, those of each library with the version of its distribution. The
+    JSON has the schema history then.
 
     A and B are runs (an id or a folder), lock files, baselines, libraries, folders of libraries,
     wheels and other archives, or installed distributions. Libraries are paired by their path in
@@ -61,7 +63,7 @@ def diff(
     Files that are GPU code themselves count as one for each distribution or folder.
     A slimmed library has the code that is left in the file; code in a spare counts as gone.
 
-    Exit status: 0, or 1 if A or B, or a library in them, can't be read.
+    Exit status: 0, or 1 if A or B, or a library in them, can't be read, or there is no history.
     """
     from pytest_negativa.analysis.snapshots import load_snapshot
     from pytest_negativa.cli.progress import ByteProgress
@@ -75,6 +77,11 @@ def diff(
     from pytest_negativa.storage.runs import RunsFolder
 
     settings = settings_of(flags)
+    if before is None or after is None:
+        _show_growth(before, RunsFolder(Path(settings.directory)), glob, as_json=as_json)
+        return
+    if glob is not None:
+        raise click.UsageError("--library shows growth: leave out B")
     runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache)
     unread: list[NegativaError] = []
 
@@ -119,65 +126,13 @@ def diff(
         click.get_current_context().exit(EXIT_FAILED)
 
 
-@click.command()
-@click.option(
-    "--output",
-    "-o",
-    type=PathOrUrl(dir_okay=False, path_type=Path),
-    default=_BASELINE,
-    help=f"Write the baseline to this file or URL; - for standard output. (default: {_BASELINE})",
-)
-@click_options("run", "config", "directory")
-def baseline(output: Path | Url, **flags: Any) -> None:
-    """Write the figures of a run to a small file, to compare later runs with.
-
-    Commit the file. pytest --negativa --negativa-compare=FILE shows what grew since, and
-    --negativa-compare-fail sets limits. The file has sizes by library, arch and reason, and the
-    names of kernels of the project's own libraries.
-
-    Exit status: 0, or 1 if the run has no plan.
-    """
-    from pytest_negativa.analysis.baseline import make_baseline
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.output import STDOUT, write_output
-    from pytest_negativa.storage.results import load_planned, load_report
-
-    run = run_of(settings_of(flags))
-    report = load_report(run)
-    covered = {one.path: one for one in report.coverage}
-    planned = [
-        replace(one, coverage=covered.get(one.plan.library.path)) for one in load_planned(run)
-    ]
-    found = make_baseline(run.run_id, planned, report.code_files)
-    write_output(output, encode_json(found))
-    if str(output) != STDOUT:
-        libraries = format_items(len(found.libraries), "library", "libraries")
-        click.echo(printable(f"{output}: {libraries} of {run}"))
-
-
-@click.command()
-@click.argument("lock", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option("--library", "glob", metavar="GLOB", help="Show libraries whose names match.")
-@as_json_option("history")
-@click_options("config", "directory")
-def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) -> None:
-    """Show how GPU code grew over the saved runs, or over the revisions of LOCK.
-
-    LOCK is a lock file in a git repository. Each row has the used and unused bytes at that time;
-    with --library, those of each library with the version of its distribution.
-
-    Exit status: 0, or 1 if there is no history.
-    """
+def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_json: bool) -> None:
+    """Show the GPU code of the revisions of a lock, or of the saved runs."""
     from pytest_negativa.analysis.history import history_of_lock, history_of_runs
     from pytest_negativa.models.listing import LISTING_VERSION, HistoryList
     from pytest_negativa.reporting.history import is_named, render_history
-    from pytest_negativa.storage.runs import RunsFolder
 
-    settings = settings_of(flags)
-    if lock is None:
-        points = history_of_runs(RunsFolder(Path(settings.directory)))
-    else:
-        points = history_of_lock(lock)
+    points = history_of_runs(runs) if lock is None else history_of_lock(Path(lock))
     names = sorted({one.name for point in points for one in point.libraries})
     if glob is not None and not any(is_named(glob, name) for name in names):
         raise click.BadParameter(
@@ -187,8 +142,8 @@ def history(lock: Path | None, glob: str | None, as_json: bool, **flags: Any) ->
     if as_json:
         listing = HistoryList(format_version=LISTING_VERSION, points=_only(glob, points))
         click.echo(encode_json(listing), nl=False)
-        return
-    show("\n\n".join(render_history(points, glob)))
+    else:
+        show("\n\n".join(render_history(points, glob)))
 
 
 def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:

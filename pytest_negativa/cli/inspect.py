@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,7 @@ from pytest_negativa.cli.common import (
     JOBS,
     MATCH,
     NO_CACHE,
-    TOP_KERNELS,
+    PathOrUrl,
     arch_option,
     as_json_option,
     note_unopened,
@@ -21,24 +21,28 @@ from pytest_negativa.cli.common import (
     show,
     workers_for,
 )
+from pytest_negativa.cli.packages import show_packages
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
 
 
+_ROWS = 20
+
+
 def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None) -> float | None:
-    from pytest_negativa.settings.value_types import InvalidValue, Percent
+    from pytest_negativa.settings.values import InvalidValue, read_percent
 
     try:
-        return None if given is None else Percent().parse(given)
+        return None if given is None else read_percent(given)
     except InvalidValue as e:
         raise click.BadParameter(str(e), ctx, param) from None
 
 
 @click.command()
-@click.argument("libraries", nargs=-1, required=True, metavar="LIB...")
+@click.argument("libraries", nargs=-1, required=True, metavar="PATH...")
 @arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
 @arch_option(
     "--require-arch",
@@ -56,15 +60,25 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @MATCH
-@TOP_KERNELS
+@click.option(
+    "--top", type=click.IntRange(min=0), metavar="N",
+    help="List at most N kernels, or N rows of each table; 0 lists all.",
+)  # fmt: skip
 @click.option("--demangle", is_flag=True, help="List kernels by C++ signature instead.")
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
+@click.option("--packages", is_flag=True, help="Show a file tree or an image by package.")
+@click.option("--run", metavar="RUN", help="Show what this run loaded and leaves unused.")
+@click.option(
+    "--lock",
+    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE|URL",
+    help="Show what the libraries of this lock file need.",
+)
 @as_json_option("inspection")
 @JOBS
 @EXECUTOR
 @NO_CACHE
-@click_options("config")
 def inspect(
     libraries: tuple[str, ...],
     devices: tuple[ComputeCapability, ...],
@@ -75,25 +89,34 @@ def inspect(
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
-    top: int,
+    top: int | None,
     demangle: bool,
     elements: bool,
     headers_only: bool,
+    packages: bool,
+    run: str | None,
+    lock: Path | Url | None,
     as_json: bool,
     jobs: int | None,
     executor: str | None,
     no_cache: bool,
-    **flags: Any,
 ) -> None:
     """Show the GPU code in libraries.
 
-    LIB is a shared library or executable, a folder, an archive (a wheel, ZIP, tar, conda
-    or Debian archive), or the name of an installed distribution such as torch. LIB may also be
+    PATH is a shared library or executable, a folder, an archive (a wheel, ZIP, tar, conda
+    or Debian archive), or the name of an installed distribution such as torch. PATH may also be
     a cubin, fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode file, an object file or a static
     archive. In folders, archives and distributions, all such files are found by their first
     bytes.
 
     --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
+
+    With --packages, --run or --lock, the tables are by package, and show what a suite needs. PATH
+    is one file tree: the root of an unpacked image, an environment of Python or conda, or an
+    archive of one, such as a saved image (docker save, OCI; a folder or a tar archive) or a wheel.
+    A library is one that the suite loaded if content or build id agree; paths don't matter. --arch
+    then calls code slimmable that no such device loads; without it, the devices are those of the
+    run or the lock. The JSON has the schema image-report.
 
     With --require-arch, --dead or --duplicates, the command answers these questions alone. It
     unpacks no code. The table of --require-arch counts the regions without code for an arch:
@@ -101,6 +124,23 @@ def inspect(
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
+    if packages or run is not None or lock is not None:
+        if len(libraries) > 1 or (run is not None and lock is not None):
+            raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
+        if required or dead or duplicates or deps or kernels or elements or headers_only or globs:
+            raise click.UsageError("--packages, --run and --lock go with --arch and --top alone")
+        show_packages(
+            Path(libraries[0]),
+            run,
+            lock,
+            devices,
+            _ROWS if top is None else top,
+            as_json=as_json,
+            jobs=jobs,
+            executor=executor,
+            no_cache=no_cache,
+        )
+        return
     if dead and not devices:
         raise click.UsageError("--dead needs --arch, which names the deployed GPUs")
     if max_dead is not None and not dead:
@@ -130,7 +170,7 @@ def inspect(
         elements=elements,
         headers_only=headers_only,
         globs=globs,
-        top=top,
+        top=top or 0,
         demangled=demangle,
         required=required,
         dead=dead,
@@ -140,7 +180,7 @@ def inspect(
     if not no_cache:
         from pytest_negativa.gpucode.cache import open_cache
 
-        cache = open_cache(settings_of(flags).cache)
+        cache = open_cache(settings_of().cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         if as_json:
             texts = click.get_current_context().with_resource(JsonTexts(request))

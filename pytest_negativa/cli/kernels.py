@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
 @TOP_KERNELS
 @as_json_option("kernels")
-@click_options("run", "config", "directory", "reports.demangle")
+@click_options("run", "reports.demangle")
 def kernels(
     used: bool,
     glob: str,

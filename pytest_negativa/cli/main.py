@@ -6,6 +6,7 @@ is asked for, and imports what only it needs when it runs, for a quick start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,45 +14,50 @@ import click
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
+from pytest_negativa.settings.flags import click_options
 
-_COMMANDS = {
-    "baseline": ("diff", "Write the figures of a run to a small file, to compare later runs with."),
-    "combine": ("run", "Find the GPU code that none of several RUNS used."),
-    "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
-    "diff": ("diff", "Show what changed in the GPU code from A to B."),
-    "explain": ("slim", "Tell whether slimmed libraries can cause a CUDA ERROR."),
-    "heal": ("verify", "Verify, find the code that COMMAND needs, and keep it."),
-    "history": (
-        "diff",
-        "Show how GPU code grew over the saved runs, or over the revisions of LOCK.",
-    ),
-    "image-report": ("image_report", "Show the GPU code in a file tree, and what a suite needs."),
-    "inspect": ("inspect", "Show the GPU code in libraries."),
-    "kernels": ("kernels", "List the unused kernels of a traced run, or the used ones."),
-    "locate": ("run", "Find the unused GPU code of a traced run."),
-    "lock": ("slim", "Lock what a run proved, for machines without a GPU."),
-    "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
-    "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
-    "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
-    "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
-    "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
-    "report": ("report", "Write reports of a traced run."),
-    "runs": ("runs", "List, show, delete, push and fetch traced runs."),
-    "schema": ("schema", "Print the JSON Schema of a file or output format."),
-    "slim": ("slim", "Remove unused GPU code from installed libraries."),
-    "tests": (
-        "tests",
-        "List the tests of a run that ran kernels, with launches and GPU time.",
-    ),
-    "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
-    "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
-    "vex": ("vex", "State which code of vulnerabilities slimmed libraries lack."),
+_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Look": {
+        "inspect": ("inspect", "Show the GPU code in libraries."),
+        "diff": ("diff", "Show what changed in the GPU code from A to B."),
+        "vex": ("vex", "State which code of vulnerabilities slimmed libraries lack."),
+        "explain": ("explain", "Tell whether slimmed libraries can cause a CUDA ERROR."),
+    },
+    "Trace": {
+        "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
+        "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
+        "locate": ("run", "Find the unused GPU code of a traced run."),
+        "combine": ("run", "Find the GPU code that none of several RUNS used."),
+    },
+    "Ask a run": {
+        "report": ("report", "Write reports of a traced run."),
+        "kernels": ("kernels", "List the unused kernels of a traced run, or the used ones."),
+        "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
+        "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
+        "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
+        "runs": ("runs", "List, show and delete traced runs."),
+    },
+    "Ship": {
+        "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
+        "lock": ("lock", "Lock what a run proved, for machines without a GPU."),
+        "slim": ("slim", "Remove unused GPU code from installed libraries."),
+        "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
+        "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
+    },
+    "More": {
+        "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
+        "push": ("stores", "Send a run to a URL, or the spares of slimmed libraries."),
+        "fetch": ("stores", "Fetch runs from URLs, or the spares that slimmed libraries lack."),
+        "schema": ("schema", "Print the JSON Schema of a file or output format."),
+    },
 }
-"""By name: the module of ``cli`` that has the command, and what ``negativa --help`` says of it.
+"""By group and name: the module of ``cli`` that has the command, and what ``negativa --help`` says.
 
 The sentence is the first one of the command's own help. It stands here, too, because a list of the
 commands should not import them.
 """
+
+_COMMANDS = {name: row for commands in _GROUPS.values() for name, row in commands.items()}
 
 
 class _Group(click.Group):
@@ -68,9 +74,10 @@ class _Group(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; click would cut their sentences to one line."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_module, text) in _COMMANDS.items()])
+        """List the commands by group; click would cut their sentences to one line."""
+        for group, commands in _GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, text) for name, (_module, text) in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -100,7 +107,8 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pytest-negativa", prog_name="negativa")
-def main() -> None:
+@click_options("config", "directory")
+def main(**_flags: Any) -> None:
     """Find and remove GPU code that a program does not need.
 
     Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +15,6 @@ from pytest_negativa.cli.common import (
     encode_json,
     settings_of,
 )
-from pytest_negativa.settings.flags import click_options
 
 
 @click.command(context_settings=PASS_ON)
@@ -49,7 +47,6 @@ from pytest_negativa.settings.flags import click_options
     metavar="SECONDS", help="Sample memory at this interval. (default: 0.02)",
 )  # fmt: skip
 @as_json_option("measurement")
-@click_options("config", "directory")
 @COMMAND
 def measure(
     command: tuple[str, ...],
@@ -60,7 +57,6 @@ def measure(
     first_result: bool,
     interval: float,
     as_json: bool,
-    **flags: Any,
 ) -> None:
     """Compare COMMAND on original and on slim libraries.
 
@@ -73,7 +69,7 @@ def measure(
     from pytest_negativa.measuring import session as measured
     from pytest_negativa.measuring.experiment import MeasureRequest
 
-    settings = settings_of(flags)
+    settings = settings_of()
     request = MeasureRequest(
         command=command,
         copies=slim or measured.copies_of(settings),

@@ -16,24 +16,24 @@ _LOGS = "NEGATIVA_SPARE_LOG"
 
 
 @click.command()
-@click.argument("logs", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[LOG]...")
+@click.argument("folders", nargs=-1, type=FOLDER, metavar="[PATH]...")
 @click.option(
-    "--in",
-    "folders",
+    "--log",
+    "logs",
     multiple=True,
-    type=FOLDER,
-    metavar="DIR",
-    help="Search the libraries here. (default: this interpreter's packages)",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LOG",
+    help=f"Read this log, or a folder of logs. (default: that of {_LOGS})",
 )
 @click.option("--pid", type=int, metavar="PID", help="Write a log of the pages that a process has.")
 @click.option(
     "--preload", is_flag=True, help="Print the library to preload, so that processes write logs."
 )
 @as_json_option("misses")
-@click_options("config", "reports.top")
+@click_options("reports.top")
 def misses(
-    logs: tuple[Path, ...],
     folders: tuple[Path, ...],
+    logs: tuple[Path, ...],
     pid: int | None,
     preload: bool,
     as_json: bool,
@@ -41,7 +41,7 @@ def misses(
 ) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    LOG is a log, or a folder of logs. By default it is the folder of NEGATIVA_SPARE_LOG. Start a
+    PATH has the libraries; by default, the packages of the interpreter that runs negativa. Start a
     program so to have logs of it, in staging and not in production:
 
     \b
@@ -87,5 +87,5 @@ def misses(
 def _default_logs() -> tuple[Path, ...]:
     folder = os.environ.get(_LOGS)
     if not folder:
-        raise click.UsageError(f"no LOG, and {_LOGS} names no folder of logs")
+        raise click.UsageError(f"no --log LOG, and {_LOGS} names no folder of logs")
     return (Path(folder),)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Compare the touched functions with those of this run.",
 )
 @as_json_option("pages")
-@click_options("run", "config", "directory", "reports.top")
+@click_options("run", "reports.top")
 def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Show which pages of CPU code a traced run touched, by library.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_negativa.cli.common import LIMITS, fail_for_limits, named_run, run_of, settings_of
+from pytest_negativa.cli.common import fail_for_limits, named_run, run_of, settings_of
 from pytest_negativa.errors import did_you_mean
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
@@ -22,13 +22,23 @@ if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.settings import Reports
 
+LIMITS = (
+    "coverage.fail_under",
+    "thresholds.max_unused_percent",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "compare.baseline",
+    "compare.fail",
+)
+"""The options that fail a command for what a run found."""
+
 _FORMATS = BY_NAME["reports.formats"]
 _TYPES = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RUN] [TYPE[:PATH]]...")
-@click_options("run", "config", "directory", "reports.top", "reports.demangle", *LIMITS)
+@click_options("run", "reports.top", "reports.demangle", *LIMITS)
 def report(words: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 
@@ -39,12 +49,14 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     terminal, terminal-missing, github   printed
     json, markdown, csv, html            written to PATH, by default in .negativa
     lcov, cobertura                      kernel coverage, for coverage tools
+    baseline                             figures to compare later runs with (--compare)
     markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
     junit                                of pytest sessions alone
 
     \b
     negativa report
     negativa report markdown lcov:build/kernels.lcov
+    negativa report baseline:negativa-baseline.json
 
     Limits are those of flags and negativa.yaml, whatever the run was made with. Exit status: 0, or
     1 if one of them is crossed, the run can't be read, or a report can't be written.

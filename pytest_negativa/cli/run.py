@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from pytest_negativa.cli.common import (
     COMMAND,
     EXECUTOR,
-    LIMITS,
     PASS_ON,
     as_json_option,
     fail_for_limits,
@@ -40,7 +39,6 @@ _NO_TRACE = (
     "have a GPU and its driver?)"
 )
 
-_TRACE_OPTIONS = ("config", "directory")
 _PLAN_OPTIONS = (
     "libraries.include",
     "libraries.exclude",
@@ -50,13 +48,8 @@ _PLAN_OPTIONS = (
     "keep.ptx",
     "keep.relocatable",
     "granularity",
-    "require_gpu",
     "trace.accept_failed",
     "reports.formats",
-    "reports.top",
-    "reports.demangle",
-    "coverage.libraries",
-    *LIMITS,
 )
 
 
@@ -81,7 +74,7 @@ _PLAN_OPTIONS = (
     help="Start no trace if there are N files. (default: 1000)",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print these variables as a JSON object.")
-@click_options(*_TRACE_OPTIONS, "cpu")
+@click_options("cpu")
 def trace(
     command: tuple[str, ...],
     attach: bool,
@@ -135,7 +128,7 @@ def trace(
 @click.command()
 @as_json_option("report")
 @EXECUTOR
-@click_options("run", *_TRACE_OPTIONS, *_PLAN_OPTIONS)
+@click_options("run", *_PLAN_OPTIONS)
 def locate(as_json: bool, executor: str | None, **flags: Any) -> None:
     """Find the unused GPU code of a traced run.
 
@@ -155,7 +148,7 @@ def locate(as_json: bool, executor: str | None, **flags: Any) -> None:
 @click.command(context_settings=PASS_ON)
 @COMMAND
 @EXECUTOR
-@click_options(*_TRACE_OPTIONS, *_PLAN_OPTIONS)
+@click_options(*_PLAN_OPTIONS)
 def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> None:
     """Trace COMMAND, report its unused GPU code; slim removes it.
 
@@ -198,7 +191,7 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
     help="Take this older run in place of one that is missing. Repeatable.",
 )
 @EXECUTOR
-@click_options(*_TRACE_OPTIONS, "paths", *_PLAN_OPTIONS)
+@click_options("paths", *_PLAN_OPTIONS)
 def combine(
     runs: tuple[str, ...],
     input_list: TextIO | None,
@@ -210,7 +203,7 @@ def combine(
     """Find the GPU code that none of several RUNS used.
 
     RUNS are folders of traced runs, or folders with trace files: of the shards of a CI job, or of
-    machines with other GPUs. A URL is where negativa runs push put a run. The result is a new run,
+    machines with other GPUs. A URL is where negativa push sent a run. The result is a new run,
     the same in whatever order they are given. If CPU code was traced in all of them, "negativa
     pages" shows the pages that any of them touched.
 

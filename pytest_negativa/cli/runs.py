@@ -1,16 +1,15 @@
-"""The commands that look after traced runs: runs list, show, delete, push, fetch."""
+"""The commands that look after traced runs: runs list, show, delete."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pytest_negativa.cli.common import as_json_option, encode_json, named_run, run_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,21 +17,18 @@ if TYPE_CHECKING:
     from pytest_negativa.models.listing import RunDetails, RunRow
     from pytest_negativa.storage.runs import Run
 
-_FOLDER_OPTIONS = ("config", "directory")
-
 
 @click.group()
 def runs() -> None:
-    """List, show, delete, push and fetch traced runs.
+    """List, show and delete traced runs.
 
-    Exit status: 0, or 1 if a run can't be read, deleted, pushed or fetched.
+    Exit status: 0, or 1 if a run can't be read or deleted.
     """
 
 
 @runs.command("list")
 @as_json_option("runs")
-@click_options(*_FOLDER_OPTIONS)
-def list_runs(as_json: bool, **flags: Any) -> None:
+def list_runs(as_json: bool) -> None:
     """List the traced runs, the newest first.
 
     Exit status: 0.
@@ -42,7 +38,7 @@ def list_runs(as_json: bool, **flags: Any) -> None:
     from pytest_negativa.reporting.units import format_bytes
     from pytest_negativa.storage.runs import RunsFolder
 
-    folder = RunsFolder(Path(settings_of(flags).directory))
+    folder = RunsFolder(Path(settings_of().directory))
     listing = RunList(
         format_version=LISTING_VERSION,
         runs=tuple(map(_row, folder.runs())),
@@ -66,14 +62,13 @@ def list_runs(as_json: bool, **flags: Any) -> None:
 @runs.command()
 @click.argument("run", required=False, metavar="[RUN]")
 @as_json_option("run")
-@click_options(*_FOLDER_OPTIONS)
-def show(run: str | None, as_json: bool, **flags: Any) -> None:
+def show(run: str | None, as_json: bool) -> None:
     """Show a run: its command, tests, devices, libraries and verdict.
 
     RUN is an id that list prints, or a folder; without it, the last run. Exit status: 0, or 1 if
     the run can't be read.
     """
-    settings = settings_of(flags)
+    settings = settings_of()
     named = run_of(settings) if run is None else named_run(run, settings)
     if named.is_empty:
         raise StoreError(f"{named}: no trace here; expected the folder of a run")
@@ -89,8 +84,7 @@ def show(run: str | None, as_json: bool, **flags: Any) -> None:
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Delete all but N runs.")
 @click.option("--copies", is_flag=True, help="Delete the copies of libraries, too.")
-@click_options(*_FOLDER_OPTIONS)
-def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) -> None:
+def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
     """Delete runs, and the copies that verifications wrote.
 
     RUN is an id that list prints, or a folder. --keep N keeps the newest N. A run or copies in use
@@ -100,7 +94,7 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
     """
     from pytest_negativa.storage.runs import RunsFolder
 
-    settings = settings_of(flags)
+    settings = settings_of()
     folder = RunsFolder(Path(settings.directory))
     doomed = [named_run(run, settings) for run in runs]
     if keep is not None:
@@ -114,52 +108,6 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool, **flags: Any) 
         click.echo(printable(f"deleted {run}"))
     if copies:
         _delete_copies(folder.copies)
-
-
-@runs.command()
-@click.argument("words", nargs=-1, required=True, metavar="[RUN] URL")
-@click_options(*_FOLDER_OPTIONS)
-def push(words: tuple[str, ...], **flags: Any) -> None:
-    """Send a run to a URL, such as s3://bucket/build-7/shard-1.
-
-    RUN is an id that list prints, or a folder; without it, the last run. Files that are at the
-    URL, or at that of another run in its folder, are not sent again. Another run that lies at the
-    URL is replaced. URLs need the extra urls, and the driver of the store.
-
-    Exit status: 0, or 1 if the run can't be sent.
-    """
-    from pytest_negativa.reporting.units import format_bytes
-    from pytest_negativa.storage.urls import Url
-    from pytest_negativa.tracing.files import require_ended
-
-    *named, url = words
-    if len(named) > 1:
-        raise click.UsageError("expected at most one RUN, and the URL")
-    settings = settings_of(flags)
-    run = named_run(named[0], settings) if named else run_of(settings)
-    require_ended(run.trace_files())
-    done = run.publish(Url(url))
-    sizes = f"{format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
-    click.echo(printable(f"{url}: {run.run_id}, {sizes}"))
-
-
-@runs.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
-@click_options(*_FOLDER_OPTIONS)
-def fetch(urls: tuple[str, ...], **flags: Any) -> None:
-    """Fetch runs from URLs to which they were pushed.
-
-    Every command with --run takes a URL, too, and fetches the run first. A run that is here
-    already is not fetched again.
-
-    Exit status: 0, or 1 if a run can't be fetched, or another one of the same id is here.
-    """
-    from pytest_negativa.storage.runs import RunsFolder
-    from pytest_negativa.storage.urls import Url
-
-    folder = RunsFolder(Path(settings_of(flags).directory))
-    for url in urls:
-        click.echo(printable(str(folder.fetch(Url(url)))))
 
 
 def _row(run: Run) -> RunRow:

@@ -1,4 +1,4 @@
-"""The commands that make deployments smaller: lock, slim, and explain for errors on the result."""
+"""The command that makes deployments smaller: slim, and its way back."""
 
 from __future__ import annotations
 
@@ -12,217 +12,33 @@ import click
 
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    FOLDER,
     PathOrUrl,
     as_json_option,
-    encode_json,
     interruptible,
-    named_run,
     parse_devices,
-    run_of,
-    settings_of,
-    show,
 )
-from pytest_negativa.errors import NegativaError, OptionError, StoreError, UnknownArch, did_you_mean
+from pytest_negativa.cli.slimmed import (
+    GOES_ON,
+    LOCK,
+    NOTHING,
+    PATHS,
+    absolute,
+    finish,
+    places,
+    show_proof,
+)
+from pytest_negativa.errors import NegativaError, OptionError, UnknownArch, did_you_mean
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
     from pytest_negativa.arch import ComputeCapability
     from pytest_negativa.models.lock import Lock
-    from pytest_negativa.models.settings import Settings
-    from pytest_negativa.models.slimming import Origin, SlimRow
+    from pytest_negativa.models.slimming import Origin
     from pytest_negativa.slimming.prune import Spares
     from pytest_negativa.slimming.slim import SlimReport, SlimRequest
     from pytest_negativa.slimming.spares import SparePolicy
-
-_LOCK = "negativa.lock"
-_COMPACTED = "compacted"
-_GOES_ON = "what is done stays done, and the same command goes on from there"
-_NOTHING = "nothing was changed"
-
-
-@click.command()
-@click.option(
-    "-o",
-    "--output",
-    type=PathOrUrl(path_type=Path),
-    default=_LOCK,
-    help=f"Write the lock to this file or URL; - is standard output. (default: {_LOCK})",
-)
-@click.option(
-    "--unproved",
-    is_flag=True,
-    help="Lock a run even if it is not proved; slim warns of such a lock.",
-)
-@click.option(
-    "--add-misses",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="LOG",
-    help="Widen the lock in --output by what came back, instead of locking a run.",
-)
-@click.option(
-    "--add-uses",
-    "used",
-    multiple=True,
-    metavar="RUN",
-    help="Widen the lock in --output by what this run used, such as samples.",
-)
-@click.option(
-    "--in",
-    "folders",
-    multiple=True,
-    type=FOLDER,
-    metavar="DIR",
-    help="Search the libraries of --add-misses here, not in this interpreter's.",
-)
-@click_options("run", "config", "directory")
-def lock(
-    output: Path | Url,
-    unproved: bool,
-    logs: tuple[Path, ...],
-    used: tuple[str, ...],
-    folders: tuple[Path, ...],
-    **flags: Any,
-) -> None:
-    """Lock what a run proved, for machines without a GPU.
-
-    The run was traced and proved (pytest --negativa --negativa-verify). The lock names each library
-    by its digest and lists the GPU code that stays. Commit it beside the project's requirements;
-    negativa slim applies it when an image is built.
-
-    With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
-    with a spare. LOG is a log, or a folder of logs: see negativa misses. What the lock removes is
-    still what was proved, or less. With --add-uses, it keeps what another run used, such as the
-    samples of a service: see negativa trace --attach-env. The same holds for what it removes.
-
-    Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
-    """
-    if logs and used:
-        raise click.UsageError("--add-misses and --add-uses: give one of them")
-    if logs:
-        _widen(output, logs, folders)
-        return
-    if folders:
-        raise click.UsageError("--in goes with --add-misses")
-    if used:
-        _widen_by_use(output, used, settings_of(flags))
-        return
-    from pytest_negativa.analysis.unplanned import find_unplanned
-    from pytest_negativa.installed.sites import Places
-    from pytest_negativa.planning.lock import make_lock, why_files_stay
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
-    from pytest_negativa.storage.lockfile import save_lock
-    from pytest_negativa.storage.output import STDOUT
-    from pytest_negativa.storage.results import (
-        load_files_plans,
-        load_planned,
-        load_usage,
-        load_verdict,
-    )
-
-    settings = settings_of(flags)
-    run = run_of(settings)
-    if (reason := run.partial_reason) is not None:
-        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
-    planned = load_planned(run)
-    verdict = load_verdict(run)
-    run_id = run.run_id if verdict is None else verdict.run_id
-    unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    files_plans = load_files_plans(run)
-    places = Places()
-    made = make_lock(
-        run_id,
-        planned,
-        verdict,
-        lambda path: places.from_folder(path, Path.cwd()),
-        unplanned=unplanned,
-        unproved=unproved,
-        include=settings.libraries.include,
-        exclude=(*settings.libraries.exclude, *settings.keep.libraries),
-        files=files_plans,
-    )
-    save_lock(made, output)
-    to_stdout = str(output) == STDOUT
-    unused = sum(library.unused_bytes for library in made.libraries)
-    trimmed = sum(library.trimmed_bytes for library in made.libraries)
-    click.echo(
-        f"{printable(str(output))}: {format_items(len(made.libraries), 'library', 'libraries')}, "
-        f"{format_bytes(unused)} of GPU code unused"
-        + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
-        err=to_stdout,
-    )
-    for files in made.files:
-        count = format_items(files.files - files.kept_files, "file", "files")
-        click.echo(
-            f"{printable(files.distribution)} {printable(files.version)}: {count} of GPU code "
-            f"({format_bytes(files.unused_bytes)}) unused",
-            err=to_stdout,
-        )
-    locked = {files.record_sha256 for files in made.files}
-    for plan in files_plans:
-        reason = why_files_stay([plan], verdict)
-        if plan.digest not in locked and reason is not None:
-            name = printable(f"{plan.distribution} {plan.version}")
-            click.echo(f"left out: files of {name}: {printable(reason)}", err=to_stdout)
-    for row in made.left_out:
-        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
-    _show_proof(made)
-
-
-def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
-    """Keep in the lock what came back."""
-    from pytest_negativa.analysis.widen import widen_lock
-    from pytest_negativa.reporting.text import print_warning, printable
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import read_logs
-    from pytest_negativa.storage.lockfile import load_lock, save_lock
-
-    done = widen_lock(load_lock(path), read_logs(logs, print_warning), folders or default_paths())
-    save_lock(done.lock, path)
-    for name, count in done.added.items():
-        elements = format_items(count, "element that came back", "elements that came back")
-        click.echo(f"{printable(name)}: keeps {elements}")
-    if not done.added:
-        click.echo(printable(f"{path}: nothing of what it removes came back"))
-    for name in done.not_locked:
-        click.echo(
-            f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
-            "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
-        )
-
-
-def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
-    """Keep in the lock what other runs used."""
-    from pytest_negativa.analysis.widen import widen_by_use
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.lockfile import load_lock, save_lock
-    from pytest_negativa.storage.results import load_opened
-    from pytest_negativa.tracing.merge import merge_when_ended
-
-    runs = [named_run(name, settings) for name in names]
-    traces = [trace for run in runs for trace in run.require_traces()]
-    found = filter(None, map(load_opened, runs))
-    opened = [one for files in found for one in files.distributions]
-    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings, opened)
-    save_lock(done.lock, path)
-    for name, count in done.added.items():
-        elements = format_items(count, "element that was used", "elements that were used")
-        click.echo(f"{printable(name)}: keeps {elements}")
-    for name, more in done.files.items():
-        kept = "all of its files: nothing tells which were used"
-        if more is not None:
-            kept = format_items(more, "file that was used", "files that were used")
-        click.echo(f"{printable(name)}: keeps {kept}")
-    if not (done.added or done.files):
-        click.echo(printable(f"{path}: nothing of what it removes was used"))
 
 
 class _Flags(NamedTuple):
@@ -279,18 +95,17 @@ class _SlimGroup(click.Group):
         return click.Command.invoke(self, ctx)
 
 
-_paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
 
 @click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
-@_paths
+@PATHS
 @click.option(
     "--lock",
     "lock_file",
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE|URL",
-    help=f"Read from this lock what stays. (default without --arch: {_LOCK})",
+    help=f"Read from this lock what stays. (default without --arch: {LOCK})",
 )
 @click.option(
     "--arch",
@@ -411,14 +226,14 @@ def slim(as_json: bool, **flags: Any) -> None:
 
 
 @slim.command("undo")
-@_paths
+@PATHS
 @_dry_run
 @as_json_option("slim")
 def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
-    spares stay, because other folders may use them: see negativa slim prune.
+    spares stay, because copies of the folder may use them: see negativa slim prune.
 
     PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
     that runs negativa.
@@ -429,14 +244,14 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     from pytest_negativa.slimming.undo import undo_trees
 
     spares: set[Path] = set()
-    with interruptible(_NOTHING if dry_run else _GOES_ON):
+    with interruptible(NOTHING if dry_run else GOES_ON):
         rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
     _show_left_spares(spares)
-    _finish(rows, f"nothing was slimmed in {_places(*paths)}", as_json=as_json)
+    finish(rows, f"nothing was slimmed in {places(*paths)}", as_json=as_json)
 
 
 @slim.command("check")
-@_paths
+@PATHS
 @click.option(
     "--require",
     is_flag=True,
@@ -458,98 +273,25 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     from pytest_negativa.slimming.check import check_tree
     from pytest_negativa.slimming.slim import scan
 
-    with interruptible(_NOTHING):
+    with interruptible(NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
-    nothing = f"nothing was slimmed in {_places(*paths)}"
+    nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
-    _finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
-
-
-@slim.command("push")
-@click.argument("url")
-@_paths
-@as_json_option("slim")
-def slim_push(url: str, paths: tuple[Path, ...], as_json: bool) -> None:
-    """Send spares to URL, such as s3://bucket/spares.
-
-    negativa-slim.json in each slimmed folder keeps the URL, for negativa slim fetch. Spares that
-    are there are not sent again. Several folders may use one URL.
-
-    PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
-    interpreter that runs negativa.
-
-    Exit status: 0; 1 if a spare is missing or damaged, or can't be sent; 2 wrong usage; 128 + N if
-    signal N interrupted it.
-    """
-    from pytest_negativa.slimming.remote_spares import push_spares
-
-    with interruptible(_GOES_ON):
-        rows = push_spares(paths, Url(url))
-    _finish(rows, f"no library with a spare in {_places(*paths)}", as_json=as_json, checked=True)
-
-
-@slim.command("fetch")
-@_paths
-@click.option(
-    "--spare",
-    "folder",
-    metavar="DIR",
-    envvar="NEGATIVA_SPARE_DIR",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Put spares into DIR. (default: NEGATIVA_SPARE_DIR)",
-)
-@click.option(
-    "--missed",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="LOG",
-    help="Fetch only the spares of libraries that LOG says lacked a page.",
-)
-@as_json_option("slim")
-def slim_fetch(
-    paths: tuple[Path, ...],
-    folder: Path,
-    logs: tuple[Path, ...],
-    as_json: bool,
-) -> None:
-    """Fetch the spares that libraries lack.
-
-    They come from the URL of negativa slim push. Run it before the program starts: a library looks
-    for its spare when it is loaded. A spare is taken only if it gives the original back, by its
-    digest. LOG is a log of what came back, or a folder of logs: see negativa misses. It has what
-    was missing when a process died of it, too.
-
-    PATH is a folder or a library that was slimmed with --spare; by default, the packages of the
-    interpreter that runs negativa.
-
-    Exit status: 0; 1 if a spare can't be fetched; 2 wrong usage; 128 + N if signal N interrupted
-    it.
-    """
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.slimming.remote_spares import fetch_spares
-    from pytest_negativa.spare.misses import read_logs
-
-    found = read_logs(logs, print_warning)
-    only = {misses.original for misses in found if misses.pages} if logs else None
-    with interruptible(_GOES_ON):
-        rows = fetch_spares(paths, _absolute(folder), only)
-    _finish(rows, f"no spare to fetch in {_places(*paths)}", as_json=as_json, checked=True)
+    finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
 
 
 @slim.command("prune")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@_paths
+@PATHS
 @_dry_run
 @click.option("--force", is_flag=True, help="Remove them although a library may need them.")
 def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool) -> None:
     """Remove spares in DIR that no library needs.
 
     They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
-    PATH needs, or in a folder that was slimmed into DIR. So name each copy of such a folder as
-    PATH: prune does not know of copies, and a library without its spare can't be loaded. If such
-    a folder is not here now, prune removes no spare without --force. What a killed slim left goes
+    PATH needs, or in the folder that was slimmed into DIR. So name each copy of that folder as
+    PATH: prune does not know of copies, and a library without its spare can't be loaded. If that
+    folder is not here now, prune removes no spare without --force. What a killed slim left goes
     in any case. It leaves all other files.
 
     Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
@@ -655,7 +397,7 @@ def _request(flags: _Flags) -> SlimRequest:
             strip=not flags.no_strip,
             load_check=not flags.no_load_check,
             dry_run=flags.dry_run,
-            keep_originals=None if aside is None else _absolute(aside),
+            keep_originals=None if aside is None else absolute(aside),
             spare=None
             if flags.spare is None
             else _spare(
@@ -669,14 +411,6 @@ def _request(flags: _Flags) -> SlimRequest:
     )
 
 
-def _absolute(folder: Path) -> Path:
-    """The path from the root, by way of no folder that may move.
-
-    Links stay in it: programs find spares by the name that was given.
-    """
-    return Path(os.path.realpath(folder)) if ".." in folder.parts else folder.absolute()
-
-
 def _spare(
     folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
 ) -> SparePolicy:
@@ -688,7 +422,7 @@ def _spare(
     usage = None if cpu_pages is None else load_usage(cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
-    policy = SparePolicy.of(_absolute(folder), usage, by_arch=by_arch)
+    policy = SparePolicy.of(absolute(folder), usage, by_arch=by_arch)
     return policy.with_misses(read_logs(logs, print_warning))
 
 
@@ -699,10 +433,10 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     from pytest_negativa.slimming.slim import slim_trees
 
     if request.lock is not None:
-        _show_proof(request.lock)
+        show_proof(request.lock)
     unchanged = request.options.dry_run or request.target is not None
     with (
-        interruptible(_NOTHING if unchanged else _GOES_ON),
+        interruptible(NOTHING if unchanged else GOES_ON),
         ByteProgress("slimming") as progress,
     ):
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
@@ -718,22 +452,22 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     _show_ways_back(request, report)
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
-    nothing_to_do = "" if reason else f"nothing to slim in {_places(*request.paths)}"
+    nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     stopped = report.stopped
-    _finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
+    finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
 
 
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     """The reason that no library was slimmed, for an error; None if there was work."""
-    places = _places(*request.paths)
+    where = places(*request.paths)
     if request.lock is not None and _is_foreign(request.lock, report):
-        return f"nothing of the lock is in {places}: is it the lock of another environment?"
+        return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
         return None
     what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
     if any(any(path.glob(f"*{WHEEL_SUFFIX}")) for path in request.paths):
         what += "; the wheels there were not opened: pass each by its own path, with --target"
-    return f"nothing to slim in {places}: {what}"
+    return f"nothing to slim in {where}: {what}"
 
 
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
@@ -745,8 +479,8 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
 
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    places = (request.paths or default_paths()) if request.target is None else (request.target,)
-    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, places))))}"
+    there = (request.paths or default_paths()) if request.target is None else (request.target,)
+    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, there))))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
@@ -858,11 +592,11 @@ def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
 def _load_lock(path: Path | Url | None) -> Lock:
     from pytest_negativa.storage.lockfile import load_lock
 
-    if path is None and not Path(_LOCK).is_file():
+    if path is None and not Path(LOCK).is_file():
         raise click.UsageError(
-            f"no {_LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"
+            f"no {LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"
         )
-    return load_lock(path or Path(_LOCK))
+    return load_lock(path or Path(LOCK))
 
 
 def _devices(archs: Sequence[str], *, force: bool) -> tuple[ComputeCapability, ...]:
@@ -872,107 +606,3 @@ def _devices(archs: Sequence[str], *, force: bool) -> tuple[ComputeCapability, .
         # Of a mistyped arch, all code for the GPUs that are there could go.
         hint = " (--force-arch takes it as it is)" if isinstance(e, UnknownArch) else ""
         raise click.BadParameter(f"{e}{hint}", param_hint="--arch") from None
-
-
-def _show_proof(lock: Lock) -> None:
-    """Tell what a lock doesn't rest on."""
-    from pytest_negativa.reporting.text import printable
-
-    doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
-    doubts += [(f.distribution, f.not_proved) for f in lock.files if f.not_proved is not None]
-    if not lock.proof.proved:
-        reasons = printable("; ".join(lock.proof.not_proved))
-        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
-    elif _COMPACTED not in lock.proof.copies:
-        click.echo(
-            "negativa: note: this lock was proved on overwritten copies alone, and slim writes "
-            "compacted files; to prove both, use pytest --negativa-verify --negativa-copies=both "
-            "(or negativa verify --copies both) and lock again",
-            err=True,
-        )
-    if lock.proof.proved and doubts:
-        first = printable(": ".join(doubts[0]))
-        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
-        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
-
-
-def _places(*paths: Path) -> str:
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.slimming.slim import default_paths
-
-    return ", ".join(dict.fromkeys(printable(str(path)) for path in paths or default_paths()))
-
-
-def _finish(
-    rows: Sequence[SlimRow],
-    nothing: str,
-    *,
-    as_json: bool,
-    stopped: bool = False,
-    checked: bool = False,
-    require: bool = False,
-    nothing_done: str | None = None,
-) -> None:
-    """Print, and leave with the status that follows.
-
-    Args:
-        rows: of all libraries.
-        nothing: the text if there are no rows.
-        as_json: print JSON.
-        stopped: nothing was done.
-        checked: the rows are of libraries that were checked, and not changed.
-        require: a library that is not what was wanted is an error, too.
-        nothing_done: why there was nothing to work on, which is an error.
-    """
-    from pytest_negativa.models.listing import LISTING_VERSION, SlimList
-    from pytest_negativa.models.slimming import PROBLEMS, UNMET
-    from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
-
-    render = render_check if checked else render_rows
-    if as_json:
-        listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
-        click.echo(encode_json(listing), nl=False)
-    elif text := render(rows, nothing):
-        show(text)
-    for line in render_problems(rows):
-        print_error(line)
-    if stopped:
-        print_error("nothing was done: libraries of the lock are missing")
-    if nothing_done is not None:
-        print_error(nothing_done)
-    problems = PROBLEMS | UNMET if require else PROBLEMS
-    if stopped or nothing_done is not None or any(row.status in problems for row in rows):
-        click.get_current_context().exit(1)
-
-
-@click.command()
-@click.argument("error", required=False, default="")
-@click.option(
-    "--in",
-    "folders",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Search these packages of the program. (default: this interpreter's)",
-)
-@as_json_option("explanation")
-def explain(error: str, folders: tuple[Path, ...], as_json: bool) -> None:
-    """Tell whether slimmed libraries can cause a CUDA ERROR.
-
-    explain also says what to do. ERROR is the message, such as "CUDA error: no kernel image is
-    available for execution on the device". In a Python program:
-    print(pytest_negativa.why(exception))
-    """
-    from pytest_negativa.models.listing import LISTING_VERSION, Explanation
-    from pytest_negativa.slimming.explain import explain_error, rows_of, slimmed_in
-    from pytest_negativa.slimming.slim import default_paths
-
-    asked = folders or default_paths()
-    slimmed = slimmed_in(asked)
-    text = explain_error(error, slimmed, asked)
-    if not as_json:
-        click.echo(text)
-        return
-    explanation = Explanation(
-        format_version=LISTING_VERSION, error=error, text=text, libraries=rows_of(slimmed)
-    )
-    click.echo(encode_json(explanation), nl=False)

@@ -63,7 +63,7 @@ _BUILT_IN_MARKERS = frozenset(
 )
 @click.option("--functions", is_flag=True, help="Compare by functions of CPU code instead.")
 @as_json_option("tests")
-@click_options("run", "config", "directory", "reports.top", "reports.demangle")
+@click_options("run", "reports.top", "reports.demangle")
 def tests(
     glob: str | None,
     test_glob: str | None,
@@ -155,7 +155,7 @@ def tests(
 @click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
 @click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
 @as_json_option("needs")
-@click_options("run", "config", "directory")
+@click_options("run")
 def needs(
     nodeids: tuple[str, ...],
     markers: str | None,

@@ -1,4 +1,4 @@
-"""The commands that put a plan to the test: reconstruct, verify, heal."""
+"""The commands that put a plan to the test: reconstruct, verify."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import click
 
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
-    LIMITS,
     PASS_ON,
     fail_for_limits,
     run_of,
@@ -19,28 +18,25 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.settings.flags import click_options
 
 if TYPE_CHECKING:
-    from pytest_negativa.models.settings import Settings
+    pass
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
 
 _VERIFY_OPTIONS = (
     "run",
-    "config",
-    "directory",
+    "healing",
     "trace.accept_failed",
-    "verify.fill",
     "verify.copies",
     "verify.rerun",
     "verify.timeout",
     "verify.opened_originals",
     "reports.formats",
     "cpu",
-    *LIMITS,
 )
 
 
 @click.command()
-@click_options("run", "config", "directory", "verify.fill", "verify.copies")
+@click_options("run", "verify.copies")
 def reconstruct(**flags: Any) -> None:
     """Write copies of libraries without their unused GPU code.
 
@@ -65,7 +61,6 @@ def reconstruct(**flags: Any) -> None:
         made = write_copies(
             planned,
             root,
-            fill=settings.verify.fill_byte,
             compact=compact_options(settings),
             on_done=progress.update,
         )
@@ -92,47 +87,30 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND on copies without unused GPU code.
 
     By default, COMMAND is the traced one. It must end with the same exit status as when traced.
-    Exit status: that of COMMAND if the plan is proved, else 1. If that is 0, 1 if a limit is
-    crossed.
+
+    With --heal, if COMMAND fails on the copies, verify gives code back until COMMAND succeeds.
+    Later plans of the run keep that code, and the plan is verified again.
+
+    Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
+    limit of negativa.yaml is crossed.
     """
-    _verify(command, settings_of(flags))
-
-
-@click.command(context_settings=PASS_ON)
-@click_options(*_VERIFY_OPTIONS, "verify.heal_runs", "verify.heal_minutes")
-@_COMMAND
-def heal(command: tuple[str, ...], **flags: Any) -> None:
-    """Verify, find the code that COMMAND needs, and keep it.
-
-    If COMMAND fails on the copies, heal gives code back until COMMAND succeeds. Later plans of the
-    run keep that code, and heal verifies the plan again.
-
-    Exit status: that of COMMAND if the plan is proved in the end, else 1. If that is 0, 1 if a
-    limit is crossed.
-    """
-    _verify(command, settings_of(flags), healing=True)
-
-
-def _verify(command: tuple[str, ...], settings: Settings, *, healing: bool = False) -> None:
-    from msgspec.structs import replace
-
     from pytest_negativa.analysis.reported import crossed_limits, report_verified
-    from pytest_negativa.verifying.rounds import Program, program_environment
+    from pytest_negativa.verifying.rounds import Program
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
     from pytest_negativa.verifying.traced_run import command_to_verify
 
+    settings = settings_of(flags)
     run = run_of(settings)
-    words = command_to_verify(run, settings, command, healing=healing)
+    words = command_to_verify(run, settings, command, healing=settings.healing)
     here = Path.cwd()
     program = Program(
         command=words,
         again=words,
         cwd=here,
         root=here,
-        environ=program_environment(os.environ),
+        environ=os.environ,
         is_pytest=False,
     )
-    settings = replace(settings, healing=healing)
     status = run_supervisor(
         lambda: verify_program(program, settings, run, lambda run: report_verified(run, settings))
     )

@@ -112,7 +112,7 @@ class AddressSpace:
         return max(start, offset), end
 
     def stored_size(self, start: int, end: int) -> int:
-        """How many bytes of ``[start, end)`` lie in the file."""
+        """Count of bytes of ``[start, end)`` that lie in the file."""
         return sum(stop - first for first, stop, _ in self._parts(start, end))
 
     def is_mapped(self, start: int, end: int) -> bool:

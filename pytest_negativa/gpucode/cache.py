@@ -39,6 +39,8 @@ _MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
 _READER_VERSION = 8
 _SUFFIX = ".map"
+# Bytes of all entries: above it, those go that were used longest ago.
+_LIMIT = 1 << 30
 # Of the limit: what is dropped beyond it, so that a full folder has room for many entries again.
 _MARGIN = 1 / 8
 # So many processes may fill a folder at a time without passing its limit.
@@ -51,7 +53,7 @@ _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 def open_cache(settings: Cache) -> MapCache | None:
     """The cache that the settings name; None for a user without a home."""
-    return None if settings.dir is None else MapCache(Path(settings.dir), settings.limit)
+    return None if settings.dir is None else MapCache(Path(settings.dir), _LIMIT)
 
 
 class MapCache:

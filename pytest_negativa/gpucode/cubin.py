@@ -74,7 +74,7 @@ def is_cubin_header(data: bytes) -> bool:
 
 
 def abi_problem(header: bytes) -> str | None:
-    """Why the tables of a cubin with this header (its first 64 bytes) can't be read, or None."""
+    """Reason against reading a cubin's tables, by its first 64 bytes; None if there is none."""
     version = header[EI_ABIVERSION]
     return None if version in _ABI_VERSIONS else f"cubin: ABI version {version}, expected 7 or 8"
 

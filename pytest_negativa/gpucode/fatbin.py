@@ -265,7 +265,7 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
 
 
 class _Traits(NamedTuple):
-    """What follows from kind, flags and arch of an element alone."""
+    """Properties of an element that its kind, flags and arch alone decide."""
 
     kind: ElementKind
     arch: SmArch

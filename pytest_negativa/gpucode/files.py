@@ -129,7 +129,7 @@ def _is_gpu_bitcode(source: ByteSource | Window) -> bool:
 
 
 def _encoded_triples() -> Iterator[bytes]:
-    """What the bytes inside a triple can look like.
+    """All encodings of the bytes inside a triple.
 
     LLVM writes the record MODULE_CODE_TRIPLE without an abbreviation, so each character is a
     variable-width integer in chunks of 6 bits (VBR6), and begins at any bit. The symbol table

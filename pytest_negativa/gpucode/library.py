@@ -76,19 +76,18 @@ def read_library(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
         return map_library(source, read_host_elf(source), scope)
 
 
-def has_gpu_code(path: str | os.PathLike[str]) -> bool:
+def has_gpu_code(source: ByteSource) -> bool:
     """Whether a library has GPU code; stops at the first.
 
     Raises:
         FormatError: see ``read_library``.
     """
-    with ByteSource(path) as source:
-        sections = read_host_elf(source).sections
-        found = (
-            next(iter_containers(source, section, Problems()), None)
-            for section in sorted(sections, key=lambda s: s.name not in FATBIN_SECTIONS)
-        )
-        return any(container is not None for container in found)
+    sections = read_host_elf(source).sections
+    found = (
+        next(iter_containers(source, section, Problems()), None)
+        for section in sorted(sections, key=lambda s: s.name not in FATBIN_SECTIONS)
+    )
+    return any(container is not None for container in found)
 
 
 def read_any_file(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:

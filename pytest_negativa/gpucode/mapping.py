@@ -57,7 +57,7 @@ _TASK_COST = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class MapRequest:
-    """What to find out about each library.
+    """Facts that a caller asks for about each library.
 
     Attributes:
         scope: how much to read.
@@ -556,7 +556,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
 
 
 class _Answer(NamedTuple):
-    """What a worker has for a library.
+    """A worker's result for a library.
 
     Attributes:
         encoded: its map; JSON crosses to the parent faster than pickled records.
@@ -599,7 +599,7 @@ def _map_batch(
 
 
 def _why_another(where: Path | Member, seen: _Seen) -> str | None:
-    """Why this machine does not have the file that the command has seen; None if it has."""
+    """Difference between the file here and the one that the command saw; None if they are alike."""
     try:
         with ByteSource(where.archive if isinstance(where, Member) else where) as source:
             if seen.is_like(source):

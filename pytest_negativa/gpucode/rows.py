@@ -13,7 +13,7 @@ _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class RowLayout(Generic[_Row]):
-    """How a row lies in a file: a ``struct.Struct`` whose rows have names.
+    """Layout of a row in a file: a ``struct.Struct`` whose rows have names.
 
     Args:
         layout: the format, as of ``struct``.

@@ -201,7 +201,7 @@ class ByteSource:
 
 
 class StoredMember(ByteSource):
-    """A file that lies in an archive as it is; read in place.
+    """A file that is stored uncompressed in an archive; read in place.
 
     Raises:
         FormatError: the archive can't be opened, or it ends within the file.

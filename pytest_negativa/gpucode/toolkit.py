@@ -1,4 +1,4 @@
-"""Which CUDA compiled a library's GPU code, as far as the headers of its elements tell."""
+"""The CUDA release that compiled a library's GPU code, by the headers of its elements."""
 
 from __future__ import annotations
 

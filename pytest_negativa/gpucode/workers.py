@@ -1,4 +1,4 @@
-"""Who reads libraries: processes of this machine, or the workers of a Dask cluster.
+"""Readers of libraries: processes of this machine, or the workers of a Dask cluster.
 
 Both do their tasks through ``concurrent.futures.Executor``.
 """
@@ -38,7 +38,7 @@ _MALLOPT = {-3: 32 << 20, -1: 64 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 class Workers(Protocol):
-    """Who does tasks.
+    """Executor of tasks: processes here, or machines of a cluster.
 
     Attributes:
         are_remote: whether they may be on other machines, with other files at the same paths.
@@ -47,11 +47,11 @@ class Workers(Protocol):
     are_remote: bool
 
     def count(self, tasks: int) -> int:
-        """How many of them work on so many tasks."""
+        """Number of workers for so many tasks."""
         ...
 
     def open(self, tasks: int) -> contextlib.AbstractContextManager[Executor]:
-        """What does the tasks. Leaving it by an exception stops tasks that run.
+        """Start the executor of the tasks. Leaving it by an exception stops tasks that run.
 
         Raises:
             WorkerError: it can't be reached.
@@ -59,12 +59,12 @@ class Workers(Protocol):
         ...
 
     def why_lost(self, error: BaseException) -> str | None:
-        """Why a task that raised this has no result; None if the error is the task's own."""
+        """Reason for the loss of a task that raised this; None if the error is the task's own."""
         ...
 
 
 class Lost(str):
-    """Why a task has no result: the process that did it died."""
+    """Reason for a task without a result: the process that did it died."""
 
 
 def run_tasks(
@@ -298,7 +298,7 @@ def _connect_once(address: str) -> None:
 
 @contextlib.contextmanager
 def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Iterator[Workers]:
-    """Who reads libraries for a command, this process among them.
+    """Open the readers of libraries for a command, this process among them.
 
     Args:
         url: of a Dask cluster; None: processes of this machine.

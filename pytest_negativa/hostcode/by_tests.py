@@ -24,7 +24,7 @@ _Ranges = tuple[tuple[int, int], ...]
 
 
 class PagesOfTest(NamedTuple):
-    """What a test touched of one library, see ``TestedLibrary``; ``pages`` is a bit for each."""
+    """Pages of a library that a test touched: ``pages`` is a bit for each (``TestedLibrary``)."""
 
     test: str
     sha256: str

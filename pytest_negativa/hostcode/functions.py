@@ -59,7 +59,7 @@ class FunctionStarts:
 
 
 def function_starts(source: ByteSource, elf: HostElf) -> FunctionStarts | None:
-    """Where functions begin; None if the table of ``.eh_frame_hdr`` can't be read.
+    """Start addresses of functions; None if the table of ``.eh_frame_hdr`` can't be read.
 
     Raises:
         FormatError: the section leaves the file.
@@ -133,7 +133,7 @@ class FunctionTable:
 
 
 def named_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    """By address: size and name of each function of the symbol table, else of the dynamic one.
+    """Size and name of each function by address, of the symbol table, else of the dynamic one.
 
     Raises:
         FormatError: the file is truncated.

@@ -46,7 +46,7 @@ _T = TypeVar("_T", HostFiles, HostTests, HostUsage)
 
 
 class Gathered(NamedTuple):
-    """What the processes of a run have touched so far.
+    """Pages that the processes of a run have touched so far.
 
     Attributes:
         usage: of all processes.
@@ -142,7 +142,7 @@ def gather_by_test(run: Run) -> Gathered | None:
 
 
 def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
-    """What the processes of a run touched of each file whose content is known.
+    """Pages that the processes of a run touched, by file; only files whose content is known.
 
     Raises:
         PageLogError: a log is damaged.
@@ -190,7 +190,7 @@ def _known_before(run: Run, wanted: Set[FileKey]) -> dict[FileKey, HostFile]:
 
 
 def require_usage(run: Run) -> HostUsage:
-    """What the run's processes have touched so far, see ``gather``.
+    """Pages that the run's processes have touched so far, see ``gather``.
 
     Raises:
         StoreError: the run has no trace of CPU code.
@@ -205,7 +205,7 @@ def require_usage(run: Run) -> HostUsage:
 
 
 def load_usage(path: Path) -> HostUsage:
-    """What a run touched, from its folder or from its file ``cpu.json``.
+    """Pages that a run touched, from its folder or from its file ``cpu.json``.
 
     Raises:
         StoreError: there is none, or it can't be read.

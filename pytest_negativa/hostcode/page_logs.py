@@ -83,13 +83,13 @@ class LoggedLibrary:
 
     @property
     def page_count(self) -> int:
-        """How many pages were watched."""
+        """Number of watched pages."""
         return sum(end - start for start, end in self.ranges) // PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTest:
-    """What a process touched of one library while a test ran.
+    """Pages of one library that a process touched while a test ran.
 
     Attributes:
         name: as ``TestTeller`` has it.
@@ -123,7 +123,7 @@ def prepare_logs(folder: Path) -> None:
 
 
 def count_lost(folder: Path) -> int:
-    """How many libraries the processes could not record.
+    """Number of libraries that the processes could not record.
 
     Raises:
         StoreError: the file can't be read.

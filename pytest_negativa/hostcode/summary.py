@@ -67,7 +67,7 @@ def _row(library: HostLibrary) -> HostRow:
 
 
 def _count(library: HostLibrary) -> tuple[int, int] | None:
-    """How many functions there are, and how many are on touched pages; None if not known."""
+    """Number of functions, and of those on touched pages; None if not known."""
     with contextlib.suppress(FormatError), _open(library) as (source, elf):
         if (starts := function_starts(source, elf)) is not None:
             ranges = _unwatched_or_touched(elf, library)

@@ -42,7 +42,7 @@ class FileKey(NamedTuple):
 
 
 class FilePages(NamedTuple):
-    """What all processes did with one file, in addresses of the ELF file.
+    """Pages of one file that all processes watched and touched, in addresses of the ELF file.
 
     Attributes:
         ranges: first and end address of what was watched.
@@ -56,7 +56,7 @@ class FilePages(NamedTuple):
 
 
 def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
-    """By file: what all processes touched."""
+    """Unite the pages that all processes touched, by file."""
     logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
     for process in processes:
         for one in process.libraries:
@@ -146,7 +146,7 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
 
 
 def describe(file: HostFile, pages: FilePages) -> HostLibrary:
-    """What processes did with a file, in file offsets."""
+    """Convert the addresses of a file's pages to file offsets."""
     return HostLibrary(
         sha256=file.sha256,
         size=file.size,
@@ -173,7 +173,7 @@ def _runs(pages: FilePages) -> Iterator[tuple[int, int]]:
 
 
 def _offsets(file: HostFile, address: int, size: int) -> Span:
-    """Where the bytes at an address lie in the file."""
+    """File offsets of the bytes at an address."""
     for start, offset, length in file.segments:
         if start <= address and address + size <= start + length:
             return Span(address - start + offset, address - start + offset + size)
@@ -181,7 +181,7 @@ def _offsets(file: HostFile, address: int, size: int) -> Span:
 
 
 def unite(usages: Sequence[HostUsage]) -> HostUsage:
-    """What all of them touched; each library once."""
+    """Union of what several runs touched; each library once."""
     by_content: dict[str, list[HostLibrary]] = defaultdict(list)
     for usage in usages:
         for library in usage.libraries:
@@ -200,7 +200,7 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
 
 
 def _most_processes(usages: Sequence[HostUsage]) -> dict[str, int]:
-    """By run; a run may have been gathered before all of its processes began."""
+    """Most processes of each run, which may have been gathered before all of them began."""
     found: defaultdict[str, int] = defaultdict(int)
     for usage in usages:
         for run_id, count in usage.processes.items():

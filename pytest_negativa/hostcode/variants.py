@@ -39,7 +39,7 @@ _WORDS = {
 def find_variants(
     source: ByteSource, path: str, used: Sequence[tuple[int, int]], flags: Collection[str]
 ) -> Iterator[HostVariant]:
-    """How much code a library has for each instruction set that names tell of.
+    """Amount of a library's code for each instruction set in its symbols' names.
 
     Args:
         path: for the rows.

@@ -1,4 +1,4 @@
-"""Which paths are archives or saved images; their readers, slow to import, are elsewhere."""
+"""Kinds of archives and saved images; their readers, slow to import, are elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
 class ArchiveKind(enum.Enum):
-    """What an archive is, as its first bytes tell."""
+    """Kind of an archive, by its first bytes."""
 
     ZIP = "ZIP"
     TAR = "tar"
@@ -39,7 +39,7 @@ _MAGICS = {
 
 
 def archive_kind(head: bytes) -> ArchiveKind | None:
-    """What archive a file is that begins with these bytes; None if it is none."""
+    """Kind of the archive that begins with these bytes; None if they begin none."""
     # pzstd puts a skippable frame with a size before each frame (RFC 8878, section 3.1.2).
     while head[1:4] == _SKIPPABLE and head[0] >> 4 == 5:
         skipped = 8 + int.from_bytes(head[4:8], "little")

@@ -293,7 +293,7 @@ def _bad_name(label: str, offset: int, name: str) -> FormatError:
 
 
 class _TarStream:
-    """What ``tarfile`` reads; going back no further than a byte.
+    """Stream for ``tarfile``, which goes back no further than a byte.
 
     Args:
         stream: the tar archive, unpacked, open for reading.
@@ -527,7 +527,7 @@ def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
 
 
 class _Xz(io.RawIOBase):
-    """What an xz file unpacks to, within a limit of memory, which ``lzma.LZMAFile`` has not."""
+    """Content of an xz file, within a limit of memory, which ``lzma.LZMAFile`` has not."""
 
     def __init__(self, packed: Any) -> None:
         self._packed = packed

@@ -32,7 +32,7 @@ def for_other_devices(
 
 
 def unused_files(tree: Tree, kept: Mapping[str, AbstractSet[str]]) -> Iterator[tuple[str, bool]]:
-    """The files of distributions that a plan or lock is for, and whether it says that they may go.
+    """Files of distributions in a plan or lock, each with whether it may go.
 
     Args:
         tree: the file tree.

@@ -26,7 +26,7 @@ def is_container(path: Path) -> bool:
 
 
 def count_archives(folder: Path) -> int:
-    """How many files below a folder are named as wheels, packages or tar archives."""
+    """Number of files below a folder with names of wheels, packages or tar archives."""
     return sum(
         _NAMED_AS_ARCHIVE.fullmatch(name) is not None
         for _, _, names in os.walk(folder)

@@ -48,7 +48,7 @@ OnDone = Callable[[int, int], None]
 
 
 class CodeFile(NamedTuple):
-    """A file that a driver loads as it is.
+    """A file that a driver loads directly.
 
     Attributes:
         size: bytes.
@@ -61,14 +61,14 @@ class CodeFile(NamedTuple):
 
 
 def code_file_of(head: bytes, size: int) -> CodeFile | None:
-    """The file, by its first ``HEAD_SIZE`` bytes; None if no driver loads it as it is."""
+    """The file, by its first ``HEAD_SIZE`` bytes; None if no driver loads it directly."""
     kind = kind_of(head)
     return CodeFile(size, kind, bare_arch(head)) if kind is not None and is_loadable(head) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to find out about the files of an archive.
+    """Facts that a caller asks for about the files of an archive.
 
     Attributes:
         wants: whether to map a file that begins with these bytes.
@@ -83,7 +83,7 @@ class Question:
 
 @dataclass(slots=True)
 class Contents:
-    """What can be seen of an archive or image once all its layers are in place.
+    """Visible files of an archive or image, with all its layers in place.
 
     Attributes:
         path: real path of the archive.

@@ -1,4 +1,4 @@
-"""Container images: the layers of one that is saved in a folder or a tar archive.
+"""Layers of a container image that is saved in a folder or a tar archive.
 
 Formats: "Image Layout Specification" and "Image Layer Filesystem Changeset" of the OCI; the older
 format of ``docker save``, whose ``manifest.json`` names the layers.

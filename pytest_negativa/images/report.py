@@ -1,4 +1,4 @@
-"""The stage behind ``negativa image-report``: a file tree and a suite to an ``ImageReport``."""
+"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``."""
 
 from __future__ import annotations
 
@@ -162,15 +162,15 @@ def _read(
         return tree_of(contents), contents.libraries.items()
     if not folder.is_dir():
         raise OptionError(
-            f"{folder}: is neither a folder nor an archive that is read; image-report takes an "
-            "unpacked image, an environment or an archive of one, and inspect takes a library"
+            f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
+            "--lock take an unpacked image, an environment or an archive of one"
         )
     tree = walk_tree(folder)
     return tree, _map_all(tree, matcher, cache, workers, on_done)
 
 
 def _request(*, with_digest: bool) -> MapRequest:
-    """How to read a file; with a digest if the suite may have a plan for it."""
+    """Request to read a file; with a digest if the suite may have a plan for it."""
     return MapRequest(
         Scope(headers_only=True),
         with_map=True,

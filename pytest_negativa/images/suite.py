@@ -1,4 +1,4 @@
-"""What a test suite needs of libraries, as far as a traced run or a lock file tells."""
+"""Needs of a test suite in libraries, from a traced run or a lock file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KnownLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is known of a suite.
+    """Facts about a suite.
 
     Attributes:
         run_id: of the traced run.
@@ -64,7 +64,7 @@ class Suite:
 
 
 def load_suite(run: Run) -> Suite:
-    """What the files of a traced run tell.
+    """Read the suite from the files of a traced run.
 
     Raises:
         StoreError: it is no traced run, is not located yet, or a file can't be read.
@@ -86,7 +86,7 @@ def suite_of_run(
     plans: Sequence[LibraryPlan],
     files_plans: Sequence[FilesPlan] = (),
 ) -> Suite:
-    """What a traced run tells of its suite.
+    """Make the suite from the records of a traced run.
 
     Args:
         plans: of its libraries; empty if the run planned nothing.
@@ -143,7 +143,7 @@ def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> It
 
 
 def suite_of_lock(lock: Lock) -> Suite:
-    """What a lock file tells of the suite; libraries without a proof are not slimmable by it."""
+    """Read the suite from a lock file; libraries without a proof are not slimmable by it."""
     notes = []
     if not lock.proof.proved:
         notes.append("nothing in the lock was proved")

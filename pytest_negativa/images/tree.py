@@ -47,7 +47,7 @@ _DPKG = "var/lib/dpkg"
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a walk over a file tree found, by path below the root.
+    """Files of a walk over a file tree, by path below the root.
 
     Attributes:
         root: real path.
@@ -71,7 +71,7 @@ class Tree:
     contents: Contents | None = None
 
     def link_target(self, path: str) -> str | None:
-        """The target of a symbolic link, as it is written; None for anything else."""
+        """The literal target of a symbolic link; None for anything else."""
         if self.contents is not None:
             return self.contents.links.get(path)
         try:
@@ -241,7 +241,7 @@ def _read(path: Path) -> str:
 
 
 def _iter_wheel(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
-    """What RECORD names ("Recording installed projects", packaging.python.org), in CSV."""
+    """Files of a RECORD ("Recording installed projects", packaging.python.org), in CSV."""
     base, _, own = folder.rpartition("/")
     # NAME-VERSION.dist-info; a version has no dash there.
     name, _, version = own.removesuffix(".dist-info").rpartition("-")
@@ -253,7 +253,7 @@ def _iter_wheel(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
 
 
 def _iter_conda(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
-    """What conda-meta/*.json names in "files", relative to the environment."""
+    """Files of conda-meta/*.json, listed in "files", relative to the environment."""
     base = folder.rpartition("/")[0]
     for path in tree.names_in(folder, ".json"):
         try:
@@ -269,7 +269,7 @@ def _iter_conda(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
 
 
 def _iter_dpkg(tree: Tree, info: str) -> Iterator[tuple[str, Package]]:
-    """What info/PACKAGE[:ARCH].list names, a path of the image each line; see dpkg-query(1)."""
+    """Files of info/PACKAGE[:ARCH].list, a path of the image each line; see dpkg-query(1)."""
     versions = _dpkg_versions(tree, info)
     for path in tree.names_in(info, ".list"):
         name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]

@@ -1,4 +1,4 @@
-"""Which libraries a project builds itself: those in its folder or of an editable install."""
+"""Libraries that a project builds itself: in its folder or of an editable install."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Places:
         self._owners: dict[Path, dict[str, Installed]] = {}
 
     def of(self, path: str) -> Place:
-        """Where a real path belongs.
+        """Site and distribution of a real path.
 
         A wheel may install libraries outside of its site, such as ``lib`` of a virtual
         environment. Such a file is looked up in the sites of this interpreter.
@@ -145,7 +145,7 @@ class Places:
 
 
 def is_installed(path: str) -> bool:
-    """Whether the path of a file says that it lies among installed distributions."""
+    """Whether a file's path lies among installed distributions."""
     return not set(SITE_NAMES).isdisjoint(Path(path).parts)
 
 

@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRequest:
-    """What to measure.
+    """Request for a measurement.
 
     Attributes:
         command: the program; its output goes to files.
@@ -259,7 +259,7 @@ class _Experiment:
     def _copies_loaded(
         self, variant: Variant, logs: Path, name: str, status: int, output: Path
     ) -> int:
-        """How many copies the run mapped.
+        """Number of copies that the run mapped.
 
         Raises:
             MeasureError: the run loaded originals or no copy, or its logs are incomplete.

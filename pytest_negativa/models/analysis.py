@@ -11,6 +11,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
 
 
@@ -65,6 +66,7 @@ class ReportContents:
         host: what the run touched of CPU code; None if that was not traced.
         functions: of CPU code that each test touched, a bit for each; empty if tests are not told
             apart.
+        baseline: the figures that later runs are compared with.
     """
 
     report: RunReport
@@ -74,3 +76,4 @@ class ReportContents:
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
     functions: Mapping[str, int] = field(default_factory=dict)
+    baseline: Snapshot | None = None

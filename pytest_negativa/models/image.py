@@ -136,7 +136,7 @@ class PackageRow(Record, frozen=True, kw_only=True):
 
 
 class ImageReport(Record, frozen=True, kw_only=True):
-    """What ``negativa image-report`` found. Its totals count ``libraries`` and ``code_files``.
+    """What ``inspect`` shows by package. Its totals count ``libraries`` and ``code_files``.
 
     Attributes:
         format_version: see ``IMAGE_REPORT_VERSION``.

@@ -117,6 +117,21 @@ class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection
     text: str
 
 
+class Circumstances(Record, frozen=True, kw_only=True):
+    """What a session of pytest was started with, as far as its tests may depend on it.
+
+    Attributes:
+        options: by name: the value of each option of pytest and of its plugins, as Python's text.
+        variables: names of the variables in the environment.
+        files: by path below the root folder: the digest of each file with tests, and of the
+            ``conftest.py`` around it.
+    """
+
+    options: Mapping[str, str] = {}
+    variables: tuple[str, ...] = ()
+    files: Mapping[str, str] = {}
+
+
 class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
     """The last line of a session that came to its end.
 
@@ -126,6 +141,7 @@ class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
     exit_status: int
     time_ns: int
     context_lost: bool = False
+    circumstances: Circumstances | None = None
 
 
 class WorkerEnded(OutcomeRecord, frozen=True, kw_only=True, tag="worker-end"):
@@ -199,6 +215,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         workers: how the workers of pytest-xdist ended, if that is known.
         running: tests that began and did not end, if the session died.
         kind: what ran.
+        circumstances: what it was started with; None for a command, and if it died.
     """
 
     tests: tuple[TestResult, ...]
@@ -211,6 +228,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
     kind: SessionKind = SessionKind.PYTEST
     workers: tuple[WorkerEnded, ...] = ()
     running: tuple[str, ...] = ()
+    circumstances: Circumstances | None = None
 
     @property
     def complete(self) -> bool:

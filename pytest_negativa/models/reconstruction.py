@@ -11,6 +11,9 @@ from pytest_negativa.models.spans import MovedSpan, Span, size
 RECONSTRUCTION_VERSION = 2
 """Of the reconstruction file. History: 2 renames ``why`` to ``reason``; 1 is the first."""
 
+FILL = 1
+"""The byte that unused code becomes."""
+
 MANIFEST_VERSION = 3
 """Of the manifest in the folder of copies. History: 3 tells where kept bytes lie in compacted
 copies; 2 tells what was spared, and which code."""

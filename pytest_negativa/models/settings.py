@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
 
@@ -62,6 +62,7 @@ class ReportFormat(str, enum.Enum):
     COBERTURA = "cobertura"
     JUNIT = "junit"
     HTML = "html"
+    BASELINE = "baseline"
 
 
 class Report(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,7 +145,6 @@ class Verify(Record, frozen=True, kw_only=True):
     """How a plan is proved, and healed if the proof fails.
 
     Attributes:
-        fill: the byte that overwrites unused GPU code, as ``"0x01"``.
         copies: what the tests run on.
         rerun: how often tests that differ run again on the originals.
         timeout: seconds; see the option.
@@ -153,68 +153,62 @@ class Verify(Record, frozen=True, kw_only=True):
         heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
-    fill: str
     copies: CopyKind
-    rerun: int
-    timeout: int | None
+    rerun: NonNegative
+    timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy
-    heal_runs: int
-    heal_minutes: int
-
-    @property
-    def fill_byte(self) -> int:
-        """``fill`` as a number."""
-        return int(self.fill, 16)
+    heal_runs: NonNegative
+    heal_minutes: NonNegative
 
 
 class Reports(Record, frozen=True, kw_only=True):
     """What is reported, and how."""
 
     formats: tuple[Report, ...]
-    top: int
+    top: NonNegative
     demangle: bool
 
 
-class Coverage(Record, frozen=True, kw_only=True):
-    """Which libraries' kernels are covered, and the least percentage of them that tests run.
+class Limits(Record, frozen=True, kw_only=True):
+    """A limit over all libraries, and limits of single ones; the first glob that matches counts."""
 
-    Attributes:
-        fail_under: over all covered libraries.
-        fail_under_library: by library glob; the first that matches a library sets its limit.
-    """
+    overall: int | float | None
+    libraries: dict[str, int | float]
+
+    def __bool__(self) -> bool:
+        return self.overall is not None or bool(self.libraries)
+
+
+class Coverage(Record, frozen=True, kw_only=True):
+    """Which libraries' kernels are covered, and the least percentage of them that tests run."""
 
     libraries: tuple[str, ...]
-    fail_under: float | None
-    fail_under_library: dict[str, float]
-
-    @property
-    def has_limits(self) -> bool:
-        return self.fail_under is not None or bool(self.fail_under_library)
+    fail_under: Limits
 
     def crossed(self, libraries: Sequence[LibraryCoverage]) -> tuple[str, ...]:
         """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
 
         Without a kernel nothing is tested, so ``fail_under`` is crossed.
         """
+        least = self.fail_under.overall
         found = [
-            f"fail_under_library: {_below(len(one.kernels), one.run_kernels, one.limit)} of "
+            f"fail_under: {_below(len(one.kernels), one.run_kernels, one.limit)} of "
             f"{Path(one.path).name} {one.word}, the limit is {one.limit:.12g}%"
             for one in libraries
             if one.limit is not None and _below(len(one.kernels), one.run_kernels, one.limit)
         ]
         kernels = sum(len(one.kernels) for one in libraries)
         run = sum(one.run_kernels for one in libraries)
-        if self.fail_under is not None and not kernels:
+        if least is not None and not kernels:
             found.append(
                 "fail_under: no loaded library of the project has kernels; name its libraries in "
                 "coverage.libraries"
             )
-        elif self.fail_under is not None and (share := _below(kernels, run, self.fail_under)):
+        elif least is not None and (share := _below(kernels, run, least)):
             word = "run" if all(one.counted for one in libraries) else "looked up"
             found.append(
-                f"fail_under: {share} of the project's kernels {word}, the limit is "
-                f"{self.fail_under:.12g}%"
+                f"fail_under: {share} of the project's kernels {word}, the limit is {least:.12g}%"
             )
         return tuple(found)
 
@@ -222,33 +216,20 @@ class Coverage(Record, frozen=True, kw_only=True):
 class Thresholds(Record, frozen=True, kw_only=True):
     """Limits over all analysed libraries; a session that crosses one exits with 1."""
 
-    max_unused_percent: float | None
-    min_used_kernels: int | None
-    max_gpu_code: int | None
-    max_unused_percent_library: dict[str, float]
-    min_used_kernels_library: dict[str, int]
-    max_gpu_code_library: dict[str, int]
+    max_unused_percent: Limits
+    min_used_kernels: Limits
+    max_gpu_code: Limits
 
     @property
     def are_set(self) -> bool:
         """Whether there is any limit."""
-        return any(limit not in (None, {}) for limit in msgspec.structs.astuple(self))
+        return any(msgspec.structs.astuple(self))
 
-    def of_library(
-        self,
-        max_unused_percent: float | None,
-        min_used_kernels: int | None,
-        max_gpu_code: int | None,
-    ) -> Thresholds:
-        """The limits of one library, which has no others."""
-        return Thresholds(
-            max_unused_percent=max_unused_percent,
-            min_used_kernels=min_used_kernels,
-            max_gpu_code=max_gpu_code,
-            max_unused_percent_library={},
-            min_used_kernels_library={},
-            max_gpu_code_library={},
-        )
+    @staticmethod
+    def of_library(limits: Mapping[str, float | None]) -> Thresholds:
+        """The limits of one library, by their names; it has no others."""
+        names = Thresholds.__struct_fields__
+        return Thresholds(**{n: Limits(overall=limits.get(n), libraries={}) for n in names})
 
     def crossed(
         self,
@@ -259,31 +240,32 @@ class Thresholds(Record, frozen=True, kw_only=True):
     ) -> tuple[str, ...]:
         """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
 
-        Percentages are exact, not rounded. Without GPU code, no percentage exists, so none crosses
-        a limit.
+        They are those over all libraries. Percentages are exact, not rounded. Without GPU code,
+        no percentage exists, so none crosses a limit.
 
         Args:
             gpu_code, unused_bytes: sizes in bytes.
             used_kernels: number of kernels.
         """
         found = []
-        most = self.max_unused_percent
+        most = self.max_unused_percent.overall
+        least, largest = self.min_used_kernels.overall, self.max_gpu_code.overall
         if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
             found.append(
                 f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
                 f"the limit is {most:.12g}%"
             )
-        if _above(self.min_used_kernels, used_kernels):
+        if _above(least, used_kernels):
             found.append(
                 f"min_used_kernels: {used_kernels:,} "
                 f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
-                f"the limit is {self.min_used_kernels:,}"
+                f"the limit is {least:,}"
             )
-        if _above(gpu_code, self.max_gpu_code):
-            unit = "byte" if self.max_gpu_code == 1 else "bytes"
+        if _above(gpu_code, largest):
+            unit = "byte" if largest == 1 else "bytes"
             found.append(
                 f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
-                f"the limit is {self.max_gpu_code:,} {unit}"
+                f"the limit is {largest:,} {unit}"
             )
         return tuple(found)
 
@@ -321,19 +303,27 @@ class GrowthLimit(Record, frozen=True, kw_only=True):
     is_percent: bool
 
 
+class GrowthLimits(Record, frozen=True, kw_only=True):
+    """Limits of what all libraries grew together, and of single ones; see ``Limits``."""
+
+    overall: tuple[GrowthLimit, ...] | None
+    libraries: dict[str, tuple[GrowthLimit, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.overall or self.libraries)
+
+
 class Compare(Record, frozen=True, kw_only=True):
-    """What may have grown since a baseline; ``fail_library`` is by library glob."""
+    """What may have grown since a baseline."""
 
     baseline: str | None
-    fail: tuple[GrowthLimit, ...]
-    fail_library: dict[str, tuple[GrowthLimit, ...]]
+    fail: GrowthLimits
 
 
 class Cache(Record, frozen=True, kw_only=True):
     """Where the maps of libraries are kept between sessions; ``dir`` is None without a home."""
 
     dir: str | None
-    limit: int
 
 
 class FailureMode(str, enum.Enum):
@@ -421,7 +411,9 @@ class Settings(Record, frozen=True, kw_only=True):
     def has_limits(self) -> bool:
         """Whether there is anything that a run can cross."""
         return (
-            self.thresholds.are_set or self.coverage.has_limits or self.compare.baseline is not None
+            self.thresholds.are_set
+            or bool(self.coverage.fail_under)
+            or self.compare.baseline is not None
         )
 
     def to_plain(self) -> dict[str, Any]:

@@ -344,6 +344,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         tests: of both runs.
         rounds: every start of the program.
         healing: how healing went; None without it.
+        changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; not compared if their outcomes differ.
         parts: the verdict on each kind of copies if the tests ran on both kinds.
         files: files that are GPU code themselves and that the traced run did not open.
@@ -366,6 +367,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
     healing: Healing | None = None
+    changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
     parts: tuple[Verdict, ...] = ()
     files: tuple[ProvedFiles, ...] = ()

@@ -41,6 +41,7 @@ from pytest_negativa.models.plan import (
     TrimmedCubin,
     UnusedReason,
 )
+from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers
 from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
@@ -54,7 +55,6 @@ _NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 _UNSEALED = ""
 # Without a verdict, what would have been the default.
-_DEFAULT_FILL = 1
 
 
 class UnplannedLibrary(NamedTuple):
@@ -528,7 +528,7 @@ def _proof(
             not_proved=reasons,
             run=run_id,
             granularity=granularity,
-            fill=_DEFAULT_FILL,
+            fill=FILL,
             tests={},
             devices=(),
             versions={},

@@ -1,4 +1,4 @@
-"""What ``negativa inspect --require-arch`` and ``--dead`` print."""
+"""Output of ``negativa inspect --require-arch`` and ``--dead``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items, format_s
 
 
 def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[str]:
-    """What each device could load of each library, by path; libraries without GPU code go out."""
+    """Code of each library that each device could load; libraries without GPU code go out."""
     names = short_names([path for path, rows in loadable.items() if rows])
     if not names:
         return

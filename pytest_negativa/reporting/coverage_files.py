@@ -55,7 +55,7 @@ class SourceFile(NamedTuple):
 
     @property
     def lines(self) -> dict[int, int]:
-        """How many tests used a kernel of each line; instantiations of a template share one."""
+        """Number of tests by line of a used kernel; instantiations of a template share a line."""
         found: dict[int, int] = {}
         for kernel in self.kernels:
             found[kernel.line] = max(found.get(kernel.line, 0), kernel.tests)

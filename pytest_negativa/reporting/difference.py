@@ -1,4 +1,4 @@
-"""How two snapshots differ, as text for the terminal."""
+"""The difference of two snapshots, as text for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``negativa inspect --duplicates`` prints."""
+"""Output of ``negativa inspect --duplicates``."""
 
 from __future__ import annotations
 

@@ -84,6 +84,10 @@ def _html(contents: ReportContents, _options: Reports) -> bytes:
     return render_html(contents)
 
 
+def _baseline(contents: ReportContents, _options: Reports) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(contents.baseline), indent=1) + b"\n"
+
+
 def _lcov(files: Sequence[SourceFile]) -> bytes:
     return render_lcov(files).encode()
 
@@ -102,6 +106,7 @@ _TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
     ReportFormat.MARKDOWN: _markdown,
     ReportFormat.CSV: _csv,
     ReportFormat.HTML: _html,
+    ReportFormat.BASELINE: _baseline,
 }
 _OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
     ReportFormat.LCOV: _lcov,

@@ -1,4 +1,4 @@
-"""How GPU code grew from run to run, as a table with bars for the terminal."""
+"""Growth of GPU code from run to run, as a table with bars for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run touched of CPU code, as text for the terminal."""
+"""CPU code that a run touched, as text for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``negativa inspect`` prints: summaries and maps to text."""
+"""Output of ``negativa inspect``: summaries and maps to text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
+from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
@@ -26,7 +27,6 @@ from pytest_negativa.reporting.units import (
     format_share,
 )
 from pytest_negativa.settings.globs import GlobSet
-from pytest_negativa.settings.value_types import one_of
 
 # A library with a thousand damaged elements has one cause; the JSON output has them all.
 _MAX_PROBLEMS = 10
@@ -145,7 +145,7 @@ def set_report(
 
 
 def windows_text(count: int) -> str:
-    """What to add to a headline if so many libraries of Windows are not read."""
+    """Addition to a headline about libraries of Windows, which are not read."""
     if not count:
         return ""
     return f"; {format_items(count, 'Windows library', 'Windows libraries')} (PE) not read"

@@ -1,4 +1,4 @@
-"""What tests ran, as text: a table of tests, or their ranges, libraries and kernels."""
+"""Launches of tests, as text: a table of tests, or their ranges, libraries and kernels."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def render_measurement(measurement: Measurement) -> Iterator[str]:
 
 
 def _chance_line(pairs: int) -> str:
-    """How far to trust a missing mark.
+    """Note on the chance that a missing mark means nothing.
 
     Of all orders in which the runs of two equal variants may fall, two keep them apart.
     """

@@ -1,4 +1,4 @@
-"""What came back to slimmed libraries, as text for the terminal."""
+"""Code that came back to slimmed libraries, as text for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part of the tests needs, as text for the terminal."""
+"""GPU code that a part of the tests needs, as text for the terminal."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def describe_trimmed(row: TrimmedRow) -> str:
 
 
 def proof_row(verdict: Verdict) -> ProofRow:
-    """What a report shows of a verdict."""
+    """Row of a verdict in a report."""
     proved = (row for row in verdict.libraries if row.status is LibraryStatus.PROVED)
     return ProofRow(
         proved=verdict.proved,
@@ -77,7 +77,7 @@ def proof_row(verdict: Verdict) -> ProofRow:
 
 
 def describe_part(part: str) -> str:
-    """Which part of the tests a plan is for, as a sentence."""
+    """The part of the tests that a plan is for, as a sentence."""
     return f"This plan is for {part} alone; what the others need is not in it."
 
 

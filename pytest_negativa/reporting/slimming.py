@@ -160,7 +160,7 @@ def _kind(row: SlimRow) -> str:
 
 
 _BRING = (
-    "bring the spares back (negativa slim fetch does, if slim push sent them), or set "
+    "bring the spares back (negativa fetch does, if push --spares sent them), or set "
     "NEGATIVA_SPARE_DIR to their folder"
 )
 _SMALL = ("saves only", "there is nothing to remove")

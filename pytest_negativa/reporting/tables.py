@@ -91,7 +91,7 @@ def _fit(
     names: Sequence[int],
     left: Sequence[int],
 ) -> tuple[Sequence[int], dict[int, int]]:
-    """Which columns of ``left`` are shown, and the widths of those with names."""
+    """Columns of ``left`` that fit, and the widths of those with names."""
     least = [len(header) + _HEADER_PADDING for header in headers]
     widths = _widths(headers, rows)
     shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]

@@ -1,4 +1,4 @@
-"""How figures are printed: one function for each unit, used everywhere."""
+"""Formats of figures: one function for each unit, used everywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def format_share(part: int, whole: int) -> str:
 
 
 def format_growth(before: int, after: int) -> str:
-    """How much bytes grew: ``+1.2 MB, +3.4%``; without the percentage if there were none."""
+    """Growth of bytes: ``+1.2 MB, +3.4%``; without the percentage if there were none."""
     growth = after - before
     share = f", {100 * growth / before:+.1f}%" if before else ""
     return f"{'+' if growth > 0 else ''}{format_bytes(growth)}{share}"
@@ -58,7 +58,7 @@ def format_names(names: Iterable[str], most: int = 3) -> str:
 
 
 def format_holders(libraries: int, code_files: int) -> str:
-    """What holds GPU code: ``3 libraries and 1 file that is GPU code``."""
+    """Count of holders of GPU code: ``3 libraries and 1 file that is GPU code``."""
     files = format_items(code_files, "file that is GPU code", "files that are GPU code")
     if code_files and not libraries:
         return files

@@ -40,6 +40,9 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
         if verdict.parts:
             yield f"On {part.copies} copies: {'proved' if part.proved else 'not proved'}"
         yield from _libraries_of(part)
+    if verdict.changes:
+        lines = "".join(f"\n  {printable(change)}" for change in verdict.changes)
+        yield f"Started otherwise than when traced:{lines}"
     if verdict.differences:
         yield _tests("Tests that ended otherwise on the copies:", verdict.differences)
     if tolerated := [t for t in verdict.tests if t.changes and not t.differs]:

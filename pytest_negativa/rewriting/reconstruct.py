@@ -29,6 +29,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
+    FILL,
     MANIFEST_VERSION,
     RECONSTRUCTION_VERSION,
     Compaction,
@@ -63,7 +64,7 @@ def reconstruct(
     planned: Sequence[AnalyzedLibrary],
     root: Path,
     *,
-    fill: int = 1,
+    fill: int = FILL,
     compact: CompactOptions | None = None,
     copy_all: bool = False,
     jobs: int | None = None,

@@ -23,7 +23,9 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
+from pytest_negativa.session.circumstances import circumstances_of
 from pytest_negativa.storage.jsonl import LineWriter
+from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 
@@ -88,7 +90,7 @@ class ReportDetails:
         if context is not None:
             values = ", ".join(f"{name}={value}" for name, value in context.kwargs.items())
             name = f"[{'' if context.msg is None else context.msg}] ({values})"
-            setattr(report, SUBTEST_ATTRIBUTE, printable_id(name))
+            setattr(report, SUBTEST_ATTRIBUTE, utf8(name))
 
 
 class OutcomeRecorder:
@@ -98,6 +100,8 @@ class OutcomeRecorder:
         self._writer = writer
         self._nodes: list[Any] = []
         self._finished: SessionFinished | None = None
+        # Paths of files with tests, as node ids have them.
+        self._files: set[str] = set()
 
     @classmethod
     def start(cls, run: Run) -> OutcomeRecorder:
@@ -110,7 +114,7 @@ class OutcomeRecorder:
         writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
-                command=tuple(printable_id(word) for word in sys.orig_argv),
+                command=tuple(utf8(word) for word in sys.orig_argv),
                 time_ns=System.time_ns(),
                 kind=SessionKind.PYTEST,
             )
@@ -119,16 +123,17 @@ class OutcomeRecorder:
 
     @property
     def failure(self) -> str | None:
-        """Why the file is incomplete; None if it is complete."""
+        """Reason for an incomplete file; None if it is complete."""
         return self._writer.failure
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._writer.write(TestStarted(nodeid=printable_id(nodeid), time_ns=System.time_ns()))
+        self._files.add(nodeid.partition("::")[0])
+        self._writer.write(TestStarted(nodeid=utf8(nodeid), time_ns=System.time_ns()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._writer.write(
             PhaseReported(
-                nodeid=printable_id(report.nodeid),
+                nodeid=utf8(report.nodeid),
                 when=str(report.when),
                 outcome=report.outcome,
                 duration=float(getattr(report, "duration", 0.0)),
@@ -149,7 +154,7 @@ class OutcomeRecorder:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._writer.write(
-                CollectionFailed(nodeid=printable_id(report.nodeid), text=_text(report) or "")
+                CollectionFailed(nodeid=utf8(report.nodeid), text=_text(report) or "")
             )
 
     @pytest.hookimpl(tryfirst=True)
@@ -159,6 +164,7 @@ class OutcomeRecorder:
             # What comes now is no test: it must not count as a long one.
             time_ns=System.time_ns(),
             context_lost=_is_context_lost(session),
+            circumstances=circumstances_of(session.config, self._files),
         )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -198,7 +204,7 @@ def _attempts(item: pytest.Item) -> Counter[str]:
 
 
 def _markers(item: pytest.Item) -> list[str]:
-    return sorted({printable_id(mark.name) for mark in item.iter_markers()})
+    return sorted({utf8(mark.name) for mark in item.iter_markers()})
 
 
 def _keywords(item: pytest.Item) -> list[str]:
@@ -210,7 +216,7 @@ def _keywords(item: pytest.Item) -> list[str]:
         names = KeywordMatcher.from_item(item)._names
     except (AttributeError, ImportError):
         return []
-    return sorted(map(printable_id, names))
+    return sorted(map(utf8, names))
 
 
 def _is_context_lost(session: pytest.Session) -> bool:
@@ -230,21 +236,15 @@ def _text(report: Any) -> str | None:
         text = str(crash.message)
     else:
         text = str(detail or "")
-    text = printable_id(" ".join(text.split()))
+    text = utf8(" ".join(text.split()))
     return text[:_MAX_TEXT] or None
 
 
 def _reason(report: Any) -> str | None:
-    """Why a test was skipped or expected to fail."""
+    """Reason for which a test was skipped or expected to fail."""
     if hasattr(report, "wasxfail"):
-        return printable_id(str(report.wasxfail))
+        return utf8(str(report.wasxfail))
     if not report.skipped:
         return None
     detail = report.longrepr
-    return printable_id(str(detail[2] if isinstance(detail, tuple) else detail))
-
-
-def printable_id(text: str) -> str:
-    """The text as the outcomes file has it: without surrogates."""
-    # Arguments that are not UTF-8 have surrogates, which JSON can't hold.
-    return text.encode("utf-8", "backslashreplace").decode()
+    return utf8(str(detail[2] if isinstance(detail, tuple) else detail))

@@ -165,7 +165,7 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
 def describe_pages(
     trace: PageTrace, failure: str | None, *, all_tests_ended: bool, top: int
 ) -> Iterator[str]:
-    """What there is to tell of CPU code when the tests have run, a paragraph at a time.
+    """Report on CPU code when the tests have run, a paragraph at a time.
 
     Args:
         failure: why the session failed; None if it didn't.

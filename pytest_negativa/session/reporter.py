@@ -80,7 +80,7 @@ class Reporter:
         self._failures: Sequence[str] = ()
 
     def pytest_report_header(self, config: pytest.Config) -> str:
-        """What is traced, where, and by which settings."""
+        """Line about what is traced, where, and by which settings."""
         not_traced = self._traced.not_traced
         return describe_session(
             self._settings,
@@ -197,7 +197,7 @@ class Reporter:
             self._write(f"negativa: warning: {text}", yellow=True)
 
     def _merge(self) -> Usage:
-        """What all traces add up to; this process still runs."""
+        """Union of all traces; this process still runs."""
         # These imports take 60 ms, so not before the tests.
         from pytest_negativa.tracing.merge import merge_when_ended
 
@@ -285,7 +285,7 @@ class Reporter:
         return late
 
     def _why_failed(self, session: pytest.Session) -> str | None:
-        """Why nothing may be planned; None if all selected tests ran and passed."""
+        """Reason against planning; None if all selected tests ran and passed."""
         from pytest_negativa.reporting.units import format_items
 
         status = session.exitstatus

@@ -1,4 +1,4 @@
-"""How a pytest session is handed to a supervisor, which runs its tests under proof.
+"""Hands a pytest session to a supervisor, which runs its tests under proof.
 
 ``pytest --negativa-verify`` must survive crashes of the tests that it runs. So before any conftest
 is imported, ``execve`` replaces the process by a supervisor. It has the same process id, terminal
@@ -43,7 +43,7 @@ _AGAIN = ("--maxfail=0",)
 
 
 class Request(NamedTuple):
-    """What a supervisor is to do: measure, or verify after tracing (``settings.enabled``)."""
+    """Task of a supervisor: measure, or verify after tracing (``settings.enabled``)."""
 
     settings: Settings
     program: Program
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 def request_of(config: pytest.Config, settings: Settings) -> Request:
     """The request that a session's own command line makes."""
-    from pytest_negativa.verifying.rounds import Program, program_environment
+    from pytest_negativa.verifying.rounds import Program
 
     namespace = config.known_args_namespace
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
@@ -61,7 +61,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
         again=_command_again(config, command, RunsFolder(Path(settings.directory))),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
-        environ=program_environment(os.environ),
+        environ=os.environ,
         is_pytest=True,
         interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
     )
@@ -138,7 +138,7 @@ def replace_process(request: Request) -> NoReturn:
 def main() -> int:
     """The supervisor's program, which ``replace_process`` starts."""
     from pytest_negativa.models.settings import Settings
-    from pytest_negativa.verifying.rounds import Program, program_environment
+    from pytest_negativa.verifying.rounds import Program
 
     plain = json.loads(os.environ.pop(_REQUEST))
     program = Program(
@@ -146,7 +146,7 @@ def main() -> int:
         again=tuple(plain["again"]),
         cwd=Path.cwd(),
         root=Path(plain["root"]),
-        environ=program_environment(os.environ),
+        environ=os.environ,
         is_pytest=True,
         interactive=plain["interactive"],
     )

@@ -16,19 +16,18 @@ import pytest
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import Outcome, SessionResult
 from pytest_negativa.models.round import Round
+from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
-from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE, printable_id
+from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE
 from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.records import utf8
 
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
-
-# --lf, --ff, --nf, --sw, --sw-skip, --sw-reset
-_BY_CACHE = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset")
 
 
 def options_by_cache(namespace: argparse.Namespace) -> list[str]:
     """The options of a session that select or order tests by what ran before, by attribute."""
-    return [name for name in _BY_CACHE if getattr(namespace, name, False)]
+    return [name for name in BY_CACHE if getattr(namespace, name, False)]
 
 
 class RoundHooks:
@@ -82,10 +81,7 @@ class RoundHooks:
         """Import no file that ``--lf`` skipped when traced: it may use the GPU."""
         if not self._skips_files or not isinstance(collector, pytest.File):
             return None
-        if (
-            isinstance(collector, pytest.Package)
-            or printable_id(collector.nodeid) in self._collected
-        ):
+        if isinstance(collector, pytest.Package) or utf8(collector.nodeid) in self._collected:
             return None
         return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
@@ -96,7 +92,7 @@ class RoundHooks:
         tests = self._round.tests
         if self._repeats and self._traced is not None:
             order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
-            items.sort(key=lambda item: order.get(printable_id(item.nodeid), len(order)))
+            items.sort(key=lambda item: order.get(utf8(item.nodeid), len(order)))
             tests = tuple(order) if tests is None else tests
         if tests is None:
             return
@@ -104,7 +100,7 @@ class RoundHooks:
         selected: list[pytest.Item] = []
         left_out: list[pytest.Item] = []
         for item in items:
-            (selected if printable_id(item.nodeid) in wanted else left_out).append(item)
+            (selected if utf8(item.nodeid) in wanted else left_out).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = selected
@@ -126,7 +122,7 @@ class RoundHooks:
             elif (
                 self._round.stop_at_failure
                 and report.failed
-                and printable_id(item.nodeid) not in self._failed_before
+                and utf8(item.nodeid) not in self._failed_before
             ):
                 item.session.shouldstop = "negativa: one failure is enough"
         return report

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_negativa.errors import describe_fault
 from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
-from pytest_negativa.session.outcome_recorder import printable_id
+from pytest_negativa.storage.records import utf8
 from pytest_negativa.tracing.start import Tracing
 
 SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
@@ -23,7 +23,7 @@ _CLOSED = "its standard output was closed before its end (as by head)"
 
 
 class NotTraced(NamedTuple):
-    """Why a process is not traced.
+    """Reason for which a process is not traced.
 
     Attributes:
         is_faulty: whether the reason is an error, such as a folder that can't be written.
@@ -205,7 +205,7 @@ class TracedProcess:
         try:
             result = yield
         except BaseException as e:
-            detail = printable_id(f"{self.where}, which raised {describe_fault(e)}")
+            detail = utf8(f"{self.where}, which raised {describe_fault(e)}")
             if isinstance(e, BrokenPipeError) and _is_stdout_closed():
                 self.why_broken = _CLOSED
             else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Step(NamedTuple):
-    """What to do at the end of a process for one of its sessions."""
+    """Step at the end of a process for one of its sessions."""
 
     process: tuple[int, int]
     traced: TracedProcess

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
-from pytest_negativa.settings.value_types import InvalidValue, anchor, describe
+from pytest_negativa.settings.values import InvalidValue, anchor, describe, value_of
 
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place
@@ -89,7 +89,7 @@ def _read(path: str) -> dict[str, FileValue]:
     faults: list[tuple[Place, str]] = []
     for name, node in _iter_options(root, faults):
         try:
-            value = FILE_OPTIONS[name].type.parse(node.plain())
+            value = value_of(name, node.plain())
         except InvalidValue as invalid:
             at = node.nearest(invalid.path)
             faults.append((node.place if at is node else _begin(at), f"{name}: {invalid}"))

@@ -1,4 +1,4 @@
-"""Flags and environment variables: adding them to pytest and click, and reading them.
+"""Flags: adding them to pytest and click, and picking those that were given.
 
 Every pytest session imports this module to add the flags. Only the functions that need click
 import it, and none needs pytest, msgspec or PyYAML.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from pytest_negativa.errors import OptionError
-from pytest_negativa.settings.options import BY_NAME, MODES, OPTIONS, Option
-from pytest_negativa.settings.value_types import InvalidValue, one_of
+from pytest_negativa.errors import one_of
+from pytest_negativa.settings.options import BY_NAME, MODES, OPTIONS
 
 
 class OptionGroup(Protocol):
@@ -34,10 +33,8 @@ def add_pytest_options(group: OptionGroup) -> None:
             undo = f"Undo {option.flag}."
             group.addoption(off, action="store_false", help=undo, **common)
         else:
-            action = "append" if option.type.repeated else "store"
-            group.addoption(
-                option.flag, action=action, metavar=option.value_name, help=text, **common
-            )
+            action = "append" if option.is_repeated else "store"
+            group.addoption(option.flag, action=action, metavar=option.value, help=text, **common)
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -53,13 +50,13 @@ def click_options(*names: str) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         for name in reversed(names):  # click shows them in reverse order of decoration
             option = BY_NAME[name]
-            off = f"/--no-{option.flag_name}" if option.is_switch else ""
+            off = "" if option.value else f"/--no-{option.stem}"
             command = click.option(
                 option.cli_flag + off,
                 option.dest,
                 default=None,
-                multiple=option.type.repeated,
-                metavar=None if option.is_switch else option.value_name,
+                multiple=option.is_repeated,
+                metavar=option.value or None,
                 help=option.help_with_default,
             )(command)
         return command
@@ -79,91 +76,26 @@ def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and value != ()}
 
 
-def value_before_file(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """The value of an option that no file can set: by flag, by environment, or its default.
-
-    Raises:
-        OptionError: the value can't be used.
-    """
-    found = from_flag_or_environment(BY_NAME[name], flags, environ)
-    return found.value if found else BY_NAME[name].default
-
-
-def is_enabled(name: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether a switch is on that no file can set. Every session asks, so no file is read.
-
-    Raises:
-        OptionError: the environment variable is neither true nor false.
-    """
-    return bool(value_before_file(name, flags, environ))
-
-
-def idle_flag(
-    words: Iterable[str], flags: Mapping[str, Any], environ: Mapping[str, str]
-) -> str | None:
+def idle_flag(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
     """Why a flag on a session's command line has no effect; None if all may have one.
 
     Args:
         words: the typed command line, without ``addopts``: flags there are for all sessions.
-
-    Raises:
-        OptionError: an environment variable is neither true nor false.
     """
     if any(flags.get(name) is False for name in MODES):
         return None  # The user switches it off once, in an otherwise unchanged command line.
-    on = [name for name in MODES if is_enabled(name, flags, environ)]
+    on = {name for name in MODES if flags.get(name)}
     typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
     for option in OPTIONS:
         flag = next((f for f in (option.flag, option.off_flag) if f in typed), None)
-        if flag is None or not option.requires:
+        if flag is None:
             continue
-        if not set(option.requires) & set(on):
-            return f"{flag} has no effect without {_one_of_switches(option.requires)}"
-        if option.name == "run" and "enabled" in on:
-            return f"{flag} has no effect with --negativa, which traces a run of its own"
+        if option.requires and not on.intersection(option.requires):
+            return f"{flag} has no effect without {_switches(option.requires)}"
+        if on.intersection(option.excludes):
+            return f"{flag} has no effect with {_switches(option.excludes)}"
     return None
 
 
-def _one_of_switches(names: Sequence[str]) -> str:
+def _switches(names: Sequence[str]) -> str:
     return one_of([BY_NAME[name].flag for name in names])
-
-
-class Found(NamedTuple):
-    """A value by flag or environment.
-
-    Attributes:
-        source: ``"flag"`` or ``"environment"``.
-        where: the flag or the variable.
-    """
-
-    value: Any
-    source: str
-    where: str
-
-
-def from_flag_or_environment(
-    option: Option,
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str],
-    *,
-    of_command: bool = False,
-) -> Found | None:
-    """The value of ``option`` by the stronger of the two sources; None if neither has one.
-
-    Args:
-        of_command: the flags are those of the ``negativa`` command; messages name them so.
-
-    Raises:
-        OptionError: the value can't be used.
-    """
-    where = option.cli_flag if of_command else option.flag
-    try:
-        if option.name in flags:
-            return Found(option.type.parse_flag(flags[option.name]), "flag", where)
-        where = option.variable
-        # CI systems hand over a variable that is not set as an empty one.
-        if text := environ.get(where, "").strip():
-            return Found(option.type.parse_variable(text), "environment", where)
-    except InvalidValue as problem:
-        raise OptionError(f"{where}: {problem}") from None
-    return None

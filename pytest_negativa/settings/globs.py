@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pytest_negativa.errors import OptionError, nearest
-from pytest_negativa.models.settings import Libraries, Settings
+from pytest_negativa.models.settings import GrowthLimits, Libraries, Limits, Settings, Source
 
 _T = TypeVar("_T")
 
@@ -129,6 +129,18 @@ def _path_pattern(glob: str) -> str:
     return "".join(pieces.get(c, re.escape(c)) for c in glob.rstrip("/"))
 
 
+def globs_of(settings: Settings, option: str) -> tuple[str, ...]:
+    """The globs of an option that holds globs, or limits of libraries."""
+    section, _, key = option.partition(".")
+    value = getattr(getattr(settings, section), key)
+    return tuple(value.libraries if isinstance(value, Limits | GrowthLimits) else value)
+
+
+def _where(source: Source, index: int, globs: int) -> str:
+    """Where a glob was written; a list of limits may have some without a glob."""
+    return source.where_item(index) if len(source.items) == globs else source.where
+
+
 def unmatched_globs(
     settings: Settings, option: str, matched: Collection[str], candidates: Iterable[str]
 ) -> tuple[str, ...]:
@@ -141,8 +153,7 @@ def unmatched_globs(
         candidates: the names they could have matched, distributions with ``dist:`` before
             them; the nearest is suggested.
     """
-    section, _, key = option.partition(".")
-    globs: tuple[str, ...] = getattr(getattr(settings, section), key)
+    globs = globs_of(settings, option)
     source = settings.sources[option]
     lost = [(i, glob) for i, glob in enumerate(globs) if glob not in matched]
     if not lost:
@@ -153,10 +164,10 @@ def unmatched_globs(
         kind: _words(name for name in names if name.startswith(DISTRIBUTION_PREFIX) == kind)
         for kind in (True, False)
     }
-    what = "kernel" if key == "kernels" else "library or file with GPU code"
+    what = "kernel" if option == "keep.kernels" else "library or file with GPU code"
     distributions = {_normalized(name): name for name in words[True].values()}
     return tuple(
-        f"{source.where_item(i)}: {option}: {glob!r} matches no {what} of this run"
+        f"{_where(source, i, len(globs))}: {option}: {glob!r} matches no {what} of this run"
         + (
             f"; did you mean {named}?"
             if (named := distributions.get(_normalized(DISTRIBUTION_PREFIX + glob)))

@@ -1,21 +1,17 @@
 """The one table of options: what ``negativa.yaml``, flags and environment variables can set.
 
 A row gives an option its place in ``negativa.yaml``, its flags for pytest and ``negativa``, its
-environment variable, its type, its default and its help. Defaults stand here and nowhere else. To
-add an option, add a row here and a field of the same name to the records of ``models.settings``.
+default and its help. Defaults stand here and nowhere else. An option has the type of its field in
+the records of ``models.settings``. To add an option, add a row and a field of the same name.
 
 The documentation's reference is made from ``OPTIONS`` and ``SECTIONS``.
 
-Every pytest session imports this module: nothing but the standard library.
+Every pytest session imports this module: plain values and nothing else. ``NamedTuple`` compiles
+annotations that are texts, so they are none here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from pytest_negativa.settings import value_types
+from typing import Any, NamedTuple
 
 CONFIG_NAME = "negativa.yaml"
 
@@ -33,55 +29,64 @@ REPORT_FILES: Mapping[str, str] = {
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
+    "baseline": "baseline.json",
 }
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+REPORT_FORMATS = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
+
+
+class Option(NamedTuple):
     """One option.
 
     Attributes:
         name: its place in the file, ``"keep.ptx"``, and its key in ``Settings.sources``.
-        flag_name: the stem of its flags and its variable, ``"keep-ptx"``.
-        type: parses its values.
-        default: the value if no source has one.
         help: one sentence for ``--help``, at most 72 characters.
+        flag_name: the stem of its flags, ``"keep-ptx"``; None: its name.
+        value: stands for its value in help; empty for a switch, whose flag takes none.
+        default: the value if no source has one, as the file would have it.
         detail: a further sentence for editors and for the documentation.
+        is_repeated: whether its flag may be given several times.
+        has_commas: whether one flag may hold several values, with commas between them.
         in_file: whether ``negativa.yaml`` can set it.
-        metavar: stands for the value in help if the type's word is too vague.
+        has_variable: whether an environment variable can set it.
         requires: names of switches; at least one must be on, or the option has no effect.
+        excludes: names of switches; with one of them on, the option has no effect.
     """
 
     name: str
-    flag_name: str
-    type: value_types.ValueType
-    default: Any
     help: str
+    flag_name: str | None = None
+    value: str = ""
+    default: Any = None
     detail: str = ""
+    is_repeated: bool = False
+    has_commas: bool = False
     in_file: bool = True
-    metavar: str | None = None
+    has_variable: bool = False
     requires: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What its flags have after ``--`` or ``--negativa-``."""
+        return self.name if self.flag_name is None else self.flag_name
 
     @property
     def flag(self) -> str:
         """Its flag for pytest."""
-        return "-".join(filter(None, ("--negativa", self.flag_name)))
+        return f"--negativa-{self.stem}" if self.stem else "--negativa"
 
     @property
     def off_flag(self) -> str | None:
         """The flag for pytest that switches it off; None if it is no switch."""
-        return f"--no-{self.flag[2:]}" if self.is_switch else None
+        return None if self.value else f"--no-{self.flag[2:]}"
 
     @property
     def cli_flag(self) -> str:
         """Its flag for those commands of ``negativa`` that have the option."""
-        return f"--{self.flag_name}"
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable."""
-        return self.dest.upper()
+        return f"--{self.stem}"
 
     @property
     def dest(self) -> str:
@@ -89,19 +94,18 @@ class Option:
         return self.flag[2:].replace("-", "_")
 
     @property
-    def is_switch(self) -> bool:
-        """Whether its flag takes no value."""
-        return isinstance(self.type, value_types.Switch)
-
-    @property
-    def value_name(self) -> str:
-        """What stands for its value in help: ``"DIR"``, ``"{off,newest,all}"``."""
-        return self.metavar or self.type.metavar
+    def variable(self) -> str | None:
+        """Its environment variable, if it has one."""
+        return self.dest.upper() if self.has_variable else None
 
     @property
     def default_text(self) -> str:
         """Its default for people; empty if there is none."""
-        return self.type.show(self.default)
+        if self.default is None:
+            return ""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "; ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
     @property
     def help_with_default(self) -> str:
@@ -118,18 +122,15 @@ _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
 _HEALED = ("healing",)
 
-_SWITCH = value_types.Switch()
-_PATH = value_types.FilePath()
-_PATH_OR_URL = value_types.PathOrUrl()
-_GLOBS = value_types.ListOf(value_types.Glob())
-_LIBRARY_GLOBS = value_types.ListOf(value_types.LibraryGlob())
+_BY_LIBRARY = (
+    "A GLOB before it limits each library that the glob matches, and the first that matches counts."
+)
 
 OPTIONS: tuple[Option, ...] = (
     # The file can't switch the plugin on: a session without the flag must not search for a file.
     Option(
         name="enabled",
         flag_name="",
-        type=_SWITCH,
         default=False,
         help="Trace the GPU code that the tests use, and report what none needs.",
         in_file=False,
@@ -138,7 +139,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verifying",
         flag_name="verify",
-        type=_SWITCH,
         default=False,
         help="Run the tests on copies without unused GPU code, to prove it unused.",
         in_file=False,
@@ -146,103 +146,99 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="healing",
         flag_name="heal",
-        type=_SWITCH,
         default=False,
-        help="Verify; if that fails, find the code that tests need, and keep it.",
+        help="Verify, and if that fails, find the code that is needed, and keep it.",
         in_file=False,
     ),
     Option(
         name="measuring",
         flag_name="measure",
-        type=_SWITCH,
         default=False,
         help="Run the tests on original and slim libraries in turns, and compare.",
         in_file=False,
     ),
     Option(
         name="run",
-        flag_name="run",
-        type=value_types.RunName(),
-        default=None,
+        value="RUN",
         help="Use this traced run, not the last: its id, its folder or a URL.",
         in_file=False,
-        metavar="RUN",
         requires=_PROVED,
+        excludes=("enabled",),
     ),
     Option(
         name="config",
-        flag_name="config",
-        type=_PATH,
-        default=None,
+        value="FILE",
         help="Read this file instead of searching for negativa.yaml.",
         detail="The search starts in the root folder and goes upwards.",
         in_file=False,
-        metavar="FILE",
         requires=MODES,
+        has_variable=True,
     ),
     Option(
         name="directory",
         flag_name="dir",
-        type=_PATH,
+        value="DIR",
         default=".negativa",
         help="Write traces, plans and reports to this folder.",
-        metavar="DIR",
         requires=MODES,
+        has_variable=True,
     ),
     Option(
         name="paths",
         flag_name="path",
-        type=value_types.PathRules(),
-        default={},
+        value="GLOB=PATH",
         help="Search here for what was traced under other paths: GLOB=PATH.",
         detail="For `negativa combine` and for replays of traces of other machines. A glob is "
-        "compared with a path and with the folders above it; the first that matches counts.",
+        "compared with a path and with the folders above it; the first that matches "
+        "counts.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="libraries.include",
         flag_name="include-library",
-        type=_LIBRARY_GLOBS,
-        default=(),
+        value="GLOB",
         help="Analyse only these libraries: path, file name, soname or dist:NAME.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="libraries.exclude",
         flag_name="exclude-library",
-        type=_LIBRARY_GLOBS,
-        default=(),
+        value="GLOB",
         help="Leave these libraries out of the analysis and the report.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="keep.kernels",
         flag_name="keep-kernel",
-        type=_GLOBS,
-        default=(),
+        value="GLOB",
         help="Keep these kernels even if unused: mangled or demangled names.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="keep.libraries",
         flag_name="keep-library",
-        type=_LIBRARY_GLOBS,
-        default=(),
+        value="GLOB",
         help="Report these libraries, but keep all of their GPU code.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="keep.archs",
         flag_name="keep-arch",
-        type=value_types.ListOf(value_types.Arch(), commas=True),
-        default=(),
+        value="ARCH,...",
         help="Keep used code for these archs too, not only for the traced devices.",
+        is_repeated=True,
+        has_commas=True,
         requires=_TRACED,
     ),
     Option(
         name="keep.ptx",
         flag_name="keep-ptx",
-        type=value_types.Choice("off", "newest", "all"),
+        value="{off,newest,all}",
         default="off",
         help="Keep PTX that no traced device needs, for newer devices.",
         requires=_TRACED,
@@ -250,15 +246,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="keep.relocatable",
         flag_name="keep-relocatable",
-        type=value_types.Choice("auto", "keep", "drop"),
+        value="{auto,keep,drop}",
         default="auto",
         help="Keep or drop relocatable code; auto drops it if a linked cubin fits.",
         requires=_TRACED,
     ),
     Option(
         name="granularity",
-        flag_name="granularity",
-        type=value_types.Choice("element", "kernel"),
+        value="{element,kernel}",
         default="element",
         help="Plan whole elements as unused, or also kernels inside kept elements.",
         requires=_TESTED,
@@ -266,16 +261,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="require_gpu",
         flag_name="require-gpu",
-        type=_SWITCH,
         default=False,
         help="Fail (exit 1) if no GPU code was loaded on a GPU here.",
         detail="For CI: a runner that lost its GPU must not pass. A replayed trace doesn't count.",
         requires=_TRACED,
+        has_variable=True,
     ),
     Option(
         name="cpu",
-        flag_name="cpu",
-        type=_SWITCH,
         default=False,
         help="Trace the pages of CPU code, too; a proof covers the untouched ones.",
         requires=_TESTED,
@@ -283,18 +276,17 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="trace.level",
         flag_name="level",
-        type=value_types.Choice("lookup", "launch", "range"),
+        value="{lookup,launch,range}",
         default="lookup",
         help="Record first look-ups of kernels, all launches, or these by range.",
         detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
-        "range: the same by the NVTX ranges around the launches, such as PyTorch's `emit_nvtx`. "
-        "With cpu, both also record the touched pages of each test.",
+        "range: the same by the NVTX ranges around the launches, such as PyTorch's "
+        "`emit_nvtx`. With cpu, both also record the touched pages of each test.",
         requires=_TESTED,
     ),
     Option(
         name="trace.children",
         flag_name="children",
-        type=_SWITCH,
         default=True,
         help="Trace the processes that tests start, too.",
         requires=_TESTED,
@@ -302,81 +294,60 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="trace.replay",
         flag_name="replay",
-        type=_PATH,
-        default=None,
+        value="DIR",
         help="Replay the trace recorded in this folder if there is no GPU.",
-        metavar="DIR",
         requires=_TRACED,
     ),
     Option(
         name="trace.accept_failed",
         flag_name="accept-failed",
-        type=_SWITCH,
         default=False,
         help="Plan from a failed or interrupted session, too.",
         requires=_TESTED,
     ),
     Option(
-        name="verify.fill",
-        flag_name="fill",
-        type=value_types.ByteChoice("0x01", "0x00", "0xCC"),
-        default="0x01",
-        help="Overwrite unused GPU code with this byte.",
-        requires=_PROVED,
-    ),
-    Option(
         name="verify.copies",
         flag_name="copies",
-        type=value_types.Choice("overwritten", "compacted", "both"),
+        value="{overwritten,compacted,both}",
         default="overwritten",
         help="Overwrite unused GPU code in copies, remove it, or prove on both kinds.",
-        detail="`both` proves on overwritten copies, then on the compacted files that slim writes. "
-        "`negativa reconstruct` writes compacted copies for it.",
+        detail="`both` proves on overwritten copies, then on the compacted files that slim "
+        "writes. `negativa reconstruct` writes compacted copies for it.",
         requires=_PROVED,
     ),
     Option(
         name="verify.rerun",
         flag_name="rerun",
-        type=value_types.Count(),
+        value="N",
         default=3,
         help="Rerun tests that differ up to N times on the originals.",
-        detail="A test is flaky if the originals alone gave both outcomes; the traced run counts. "
-        "All tests rerun as often if the copies left out work of the traced run. 0 reruns nothing.",
+        detail="A test is flaky if the originals alone gave both outcomes; the traced run "
+        "counts. All tests rerun as often if the copies left out work of the traced run. "
+        "0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(
         name="verify.timeout",
         flag_name="verify-timeout",
-        type=value_types.Count(),
-        default=None,
+        value="SECONDS",
         help="End a run if no test begins or ends for this long; 0 never does.",
         detail="If not set: five times the longest such time of the traced run, at least a minute.",
-        metavar="SECONDS",
         requires=_PROVED,
     ),
     Option(
         name="verify.tolerate",
         flag_name="tolerate",
-        type=value_types.ListOf(
-            value_types.Choice(
-                "attempts",
-                "subtests",
-                "subtest-names",
-                "skip-reason",
-                "xfail-reason",
-                "error-type",
-            ),
-            commas=True,
-        ),
-        default=(),
+        value="{attempts,subtests,subtest-names,skip-reason,xfail-reason,error-type}",
         help="Ignore these differences between equal outcomes of a test.",
         detail="The verdict lists them as tolerated.",
+        is_repeated=True,
+        has_commas=True,
         requires=_PROVED,
     ),
     Option(
         name="verify.opened_originals",
         flag_name="opened-originals",
-        type=value_types.Choice("not-proved", "note"),
+        value="{not-proved,note}",
         default="not-proved",
         help="Fail the proof if a process opens an original, or only note it.",
         detail="While the tests run on the copies, such a process may run on the original.",
@@ -385,7 +356,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.heal_runs",
         flag_name="heal-runs",
-        type=value_types.Count(),
+        value="N",
         default=200,
         help="Start failing tests at most this many times to heal; 0: no limit.",
         requires=_HEALED,
@@ -393,7 +364,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.heal_minutes",
         flag_name="heal-minutes",
-        type=value_types.Count(),
+        value="N",
         default=60,
         help="Heal for at most this many minutes; 0 sets no limit.",
         requires=_HEALED,
@@ -401,26 +372,25 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="reports.formats",
         flag_name="report",
-        type=value_types.Reports(
-            value_types.Report(
-                pathless=(*REPORT_SCREENS, *REPORTS_IN_PYTEST), to_file=tuple(REPORT_FILES)
-            ),
-        ),
-        default=({"format": "terminal", "path": None},),
+        value="TYPE[:PATH]",
+        default=("terminal",),
         help="Write this report; negativa report --help lists the types.",
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
-        "project's own libraries. github: annotations of GitHub Actions. json: all rows. markdown. "
-        "markdown-append: the same at the end of a file, by default of `GITHUB_STEP_SUMMARY`. "
-        "csv: a row for each library. lcov, cobertura: kernel coverage for coverage tools. "
-        "junit: properties in the file of pytest's `--junitxml`. "
-        "html: one page with pictures and tables. Without a PATH, a file lies in the folder for "
+        "project's own libraries. github: annotations of GitHub Actions. json: all rows. "
+        "markdown. markdown-append: the same at the end of a file, by default of "
+        "`GITHUB_STEP_SUMMARY`. csv: a row for each library. lcov, cobertura: kernel "
+        "coverage for coverage tools. junit: properties in the file of pytest's "
+        "`--junitxml`. html: one page with pictures and tables. baseline: figures by "
+        "which later runs are compared. Without a PATH, a file lies in the folder for "
         "reports. `-` is standard output.",
+        is_repeated=True,
+        has_commas=True,
         requires=_TESTED,
     ),
     Option(
         name="reports.top",
         flag_name="top",
-        type=value_types.Count(),
+        value="N",
         default=20,
         help="Show this many rows of each table; 0 shows all.",
         requires=_TESTED,
@@ -428,7 +398,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="reports.demangle",
         flag_name="demangle",
-        type=_SWITCH,
         default=True,
         help="Show kernels by C++ signature instead of mangled name.",
         requires=_TESTED,
@@ -436,126 +405,74 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="coverage.libraries",
         flag_name="cover-library",
-        type=_LIBRARY_GLOBS,
-        default=(),
+        value="GLOB",
         help="Report which tests ran each kernel of these libraries.",
         detail="If not set: the libraries in the root folder, and those of editable installs.",
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="coverage.fail_under",
         flag_name="fail-under",
-        type=value_types.Percent(),
-        default=None,
+        value="[GLOB=]PERCENT",
         help="Fail (exit 1) if the tests ran less of these libraries' kernels.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="coverage.fail_under_library",
-        flag_name="fail-under-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if the tests ran less of one library's kernels.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_unused_percent",
         flag_name="max-unused-percent",
-        type=value_types.Percent(),
-        default=None,
+        value="[GLOB=]PERCENT",
         help="Fail (exit 1) if more of the GPU code than this is unused.",
+        detail=_BY_LIBRARY,
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.min_used_kernels",
         flag_name="min-used-kernels",
-        type=value_types.Count(),
-        default=None,
+        value="[GLOB=]N",
         help="Fail (exit 1) if fewer kernels than this are used.",
+        detail=_BY_LIBRARY,
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="thresholds.max_gpu_code",
         flag_name="max-gpu-code",
-        type=value_types.Size(),
-        default=None,
+        value="[GLOB=]SIZE",
         help="Fail (exit 1) if libraries and files hold more GPU code than this.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_unused_percent_library",
-        flag_name="max-unused-percent-library",
-        type=value_types.PerLibrary(value_types.Percent()),
-        default={},
-        help="Fail (exit 1) if more of one library's GPU code than this is unused.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.min_used_kernels_library",
-        flag_name="min-used-kernels-library",
-        type=value_types.PerLibrary(value_types.Count()),
-        default={},
-        help="Fail (exit 1) if fewer of one library's kernels than this are used.",
-        detail="The first glob that matches a library sets its limit.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="thresholds.max_gpu_code_library",
-        flag_name="max-gpu-code-library",
-        type=value_types.PerLibrary(value_types.Size()),
-        default={},
-        help="Fail (exit 1) if one library holds more GPU code than this.",
-        detail="The first glob that matches a library sets its limit.",
+        detail=_BY_LIBRARY,
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="compare.baseline",
         flag_name="compare",
-        type=_PATH_OR_URL,
-        default=None,
-        help="Show what grew since this baseline, see negativa baseline.",
-        metavar="FILE|URL",
+        value="FILE|URL",
+        help="Show what grew since this baseline, a report of that type.",
         requires=_TRACED,
     ),
     Option(
         name="compare.fail",
         flag_name="compare-fail",
-        type=value_types.ListOf(value_types.GrowthLimit(), commas=True),
-        default=(),
+        value="[GLOB=]FIGURE:LIMIT",
         help="Fail (exit 1) if a figure grew by more than this since the baseline.",
-        detail="`size` is the libraries' files, `code` their GPU code, `unused` what no test needs "
-        "of it. `new-kernels-untested` counts kernels of the project's own libraries that are not "
-        "in the baseline and that no test ran.",
-        requires=_TRACED,
-    ),
-    Option(
-        name="compare.fail_library",
-        flag_name="compare-fail-library",
-        type=value_types.PerLibrary(value_types.ListOf(value_types.GrowthLimit(), commas=True)),
-        default={},
-        help="Fail (exit 1) if a figure of one library grew by more than this.",
-        detail="The first glob that matches a library sets its limits.",
+        detail="`size` is the libraries' files, `code` their GPU code, `unused` what no test "
+        "needs of it. `new-kernels-untested` counts kernels of the project's own "
+        "libraries that are not in the baseline and that no test ran. " + _BY_LIBRARY,
+        is_repeated=True,
         requires=_TRACED,
     ),
     Option(
         name="cache.dir",
         flag_name="cache-dir",
-        type=_PATH,
-        default=None,
+        value="DIR",
         help="Keep maps of libraries in this folder between sessions.",
         detail="If not set: negativa in the user's cache folder.",
-        metavar="DIR",
         requires=_TRACED,
-    ),
-    Option(
-        name="cache.limit",
-        flag_name="cache-limit",
-        type=value_types.Size(),
-        default=2**30,
-        help="Drop the least recently used maps if the cache exceeds this size.",
-        requires=_TRACED,
+        has_variable=True,
     ),
 )
 

@@ -19,7 +19,7 @@ _TABLE = re.compile(rb"^\[ *tool *\. *(negativa|pytest-negativa)\b", re.MULTILIN
 
 def find_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """A warning for each variable ``NEGATIVA_*`` that no option has."""
-    known = {option.variable for option in OPTIONS}
+    known = {option.variable for option in OPTIONS if option.variable is not None}
     for name in sorted(environ):
         if name.startswith("NEGATIVA_") and name not in known | OWN_VARIABLES:
             yield f"{name}: no option has this variable{did_you_mean(name, known)}"

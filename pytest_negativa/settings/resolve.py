@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Settings, Source, SourceKind
+from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
-from pytest_negativa.settings.flags import from_flag_or_environment, value_before_file
-from pytest_negativa.settings.options import OPTIONS, REPORT_FILES
-from pytest_negativa.settings.value_types import anchor
+from pytest_negativa.settings.options import BY_NAME, OPTIONS, REPORT_FILES, SECTIONS, Option
+from pytest_negativa.settings.values import (
+    InvalidValue,
+    anchor,
+    anchored,
+    default_of,
+    value_of,
+    value_of_flag,
+)
 from pytest_negativa.storage.runs import why_no_folder_for_runs
 from pytest_negativa.storage.user_folders import user_cache
 
@@ -40,8 +46,8 @@ def load_settings(
         OptionError: a source has a value that can't be used, a folder has no UTF-8 name, or a limit
             of growth has no baseline.
     """
-    if (named := value_before_file("config", flags, environ)) is not None:
-        config: ConfigFile | None = load_config(anchor(named, cwd or Path.cwd()))
+    if (named := _from_flag_or_environment(BY_NAME["config"], flags, environ)) is not None:
+        config: ConfigFile | None = load_config(anchor(named.value, cwd or Path.cwd()))
     else:
         found = find_config(root)
         config = load_config(found, was_searched=True) if found else None
@@ -56,12 +62,11 @@ def load_settings(
 
 def _require_baseline(settings: Settings) -> None:
     """Refuse limits of growth that are never checked."""
-    compare = settings.compare
-    limits = {"compare.fail": compare.fail, "compare.fail_library": compare.fail_library}
-    for name, limit in limits.items():
-        if limit and compare.baseline is None:
-            where = settings.sources[name].where
-            raise OptionError(f"{where}: {name} needs a baseline to compare with: compare.baseline")
+    if settings.compare.fail and settings.compare.baseline is None:
+        where = settings.sources["compare.fail"].where
+        raise OptionError(
+            f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
+        )
 
 
 def resolve(
@@ -92,17 +97,17 @@ def resolve(
     sources: dict[str, Source] = {}
     for option in OPTIONS:
         name = option.name
-        if found := from_flag_or_environment(option, flags, environ, of_command=of_command):
-            values[name] = option.type.anchored(found.value, here)
-            source = Source(kind=SourceKind(found.source), where=found.where)
+        found = _from_flag_or_environment(option, flags, environ, of_command=of_command)
+        if found is not None:
+            values[name] = anchored(name, found.value, here)
+            sources[name] = Source(kind=found.source, where=found.where)
         elif config and name in config.values:
             written = config.values[name]
-            values[name] = option.type.anchored(written.value, beside)
-            source = Source(kind=SourceKind.FILE, where=written.where, items=written.items)
+            values[name] = anchored(name, written.value, beside)
+            sources[name] = Source(kind=SourceKind.FILE, where=written.where, items=written.items)
         else:
-            values[name] = option.type.anchored(option.default, home)
-            source = Source(kind=SourceKind.DEFAULT)
-        sources[name] = source
+            values[name] = anchored(name, default_of(option), home)
+            sources[name] = Source(kind=SourceKind.DEFAULT)
     values["config"] = config.path if config else None
     if values["cache.dir"] is None:
         cache = user_cache()
@@ -110,40 +115,70 @@ def resolve(
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"], environ) for report in values["reports.formats"]
     )
-    return msgspec.convert({**_nested(values), "sources": sources}, Settings)
+    return _settings(values, sources)
+
+
+def _settings(values: Mapping[str, Any], sources: dict[str, Source]) -> Settings:
+    fields: dict[str, Any] = {"sources": sources}
+    for field in msgspec.structs.fields(Settings):
+        name = field.name
+        if name in SECTIONS:
+            keys = (inner.name for inner in msgspec.structs.fields(field.type))
+            fields[name] = field.type(**{key: values[f"{name}.{key}"] for key in keys})
+        elif name != "sources":
+            fields[name] = values[name]
+    return Settings(**fields)
+
+
+class _Found(NamedTuple):
+    """A value by flag or environment, and the flag or the variable."""
+
+    value: Any
+    source: SourceKind
+    where: str
+
+
+def _from_flag_or_environment(
+    option: Option,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    of_command: bool = False,
+) -> _Found | None:
+    """The value by the stronger of the two sources; None if neither has one."""
+    where = option.cli_flag if of_command else option.flag
+    try:
+        if option.name in flags:
+            value = value_of_flag(option, flags[option.name])
+            return _Found(value, SourceKind.FLAG, where)
+        # CI systems hand over a variable that is not set as an empty one.
+        if option.variable and (text := environ.get(option.variable, "").strip()):
+            where = option.variable
+            return _Found(value_of(option.name, text), SourceKind.ENVIRONMENT, where)
+    except InvalidValue as problem:
+        raise OptionError(f"{where}: {problem}") from None
+    return None
 
 
 # GitHub refuses a comment of 65,536 characters, and a step's summary of 1 MiB.
 _COMMENT_LIMIT = 60 << 10
 _SUMMARY_LIMIT = 1000 << 10
-_APPENDED = "markdown-append"
 
 
-def _with_path(
-    report: Mapping[str, Any], directory: str, environ: Mapping[str, str]
-) -> dict[str, Any]:
-    wanted: str = report["format"]
-    path: str | None = report["path"]
+def _with_path(report: Report, directory: str, environ: Mapping[str, str]) -> Report:
+    path = report.path
     summary = environ.get("GITHUB_STEP_SUMMARY") or None
-    if path is None and wanted == _APPENDED:
+    is_appended = report.format is ReportFormat.MARKDOWN_APPEND
+    if path is None and is_appended:
         path = summary
-    if path is None and (name := REPORT_FILES.get(wanted)):
+    if path is None and (name := REPORT_FILES.get(report.format.value)):
         path = os.path.join(directory, name)
-    found: dict[str, Any] = {"format": wanted, "path": path}
-    if wanted == _APPENDED:
-        found["limit"] = _SUMMARY_LIMIT if path == summary else _COMMENT_LIMIT
+    if not is_appended:
+        return Report(format=report.format, path=path)
+    return Report(
+        format=report.format,
+        path=path,
+        limit=_SUMMARY_LIMIT if path == summary else _COMMENT_LIMIT,
         # Nothing else ever empties our own file.
-        found["replaces"] = report["path"] is None and path != summary
-    return found
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"keep.ptx": "off"}`` as ``{"keep": {"ptx": "off"}}``."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, key = name.split(".")
-        at = tree
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[key] = value
-    return tree
+        replaces=report.path is None and path != summary,
+    )

@@ -6,11 +6,21 @@ prints; a test compares the two.
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
 
-from pytest_negativa.settings.options import FILE_OPTIONS, SECTIONS, Option
+from pytest_negativa.models.settings import GrowthLimits, Limits
+from pytest_negativa.settings.options import (
+    FILE_OPTIONS,
+    REPORT_FILES,
+    REPORT_FORMATS,
+    SECTIONS,
+    Option,
+)
+from pytest_negativa.settings.values import SWITCH_WORDS, type_of
 
 
 def config_schema() -> dict[str, Any]:
@@ -43,15 +53,58 @@ def _mapping(description: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 def _value(option: Option) -> dict[str, Any]:
     description = " ".join(filter(None, (option.help, option.detail)))
-    default = {} if option.default is None else {"default": _plain_default(option.default)}
-    return {"description": description, **option.type.schema(), **default}
+    default = {} if option.default is None else {"default": _plain(option.default)}
+    return {"description": description, **_form(option.name, type_of(option.name)), **default}
 
 
-def _plain_default(default: Any) -> Any:
-    # Reports have a form of their own in the file; all others are written as they are.
-    if isinstance(default, tuple):
-        return [item["format"] if isinstance(item, dict) else item for item in default]
-    return default
+def _plain(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default
+
+
+_TEXT = {"type": "string", "pattern": r"\S"}
+_WRITTEN: Mapping[str, dict[str, Any]] = {
+    "keep.archs": {"type": "array", "items": {"type": ["string", "number"]}},
+    "paths": {"type": "object", "additionalProperties": _TEXT},
+    "reports.formats": {
+        "anyOf": [
+            {
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        {"enum": list(REPORT_FORMATS)},
+                        {"type": "string", "pattern": rf"^\s*({'|'.join(REPORT_FILES)}):.*\S"},
+                    ]
+                },
+            },
+            {
+                "type": "object",
+                "propertyNames": {"enum": list(REPORT_FORMATS)},
+                "additionalProperties": {"anyOf": [_TEXT, {"enum": [True, None]}]},
+            },
+        ]
+    },
+}
+"""Options whose form in the file is not that of their record's field."""
+
+
+def _form(name: str, wanted: Any) -> dict[str, Any]:
+    """What an editor should accept; the file's reader knows more of texts."""
+    if name in _WRITTEN:
+        return _WRITTEN[name]
+    if get_origin(wanted) is tuple:
+        return {"type": "array", "items": _form("", get_args(wanted)[0])}
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return {"enum": [word.value for word in wanted]}
+    if wanted is bool:
+        return {"enum": [True, False, 1, 0, *_TRUE_AND_FALSE, *SWITCH_WORDS]}
+    if wanted is str:
+        return _TEXT
+    if wanted in (Limits, GrowthLimits):
+        return {"type": ["number", "string", "array", "object"]}
+    return {"type": ["integer", "string"], "minimum": 0}
+
+
+_TRUE_AND_FALSE = ("true", "True", "TRUE", "false", "False", "FALSE", "1", "0")
 
 
 def schema_text() -> str:

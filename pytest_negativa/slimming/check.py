@@ -16,10 +16,14 @@ from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, 
 from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.folder_locks import is_held
-from pytest_negativa.slimming.identity import Records, is_uninstalled
-from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, load_manifest
+from pytest_negativa.slimming.manifest import (
+    Records,
+    how_to_reinstall,
+    is_uninstalled,
+    load_manifest,
+)
 from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, digest_of
 
 _Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]

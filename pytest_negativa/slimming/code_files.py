@@ -7,12 +7,11 @@ still knows of the files.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +22,11 @@ from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.code_files import CodeDistribution, find_code_distributions
+from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import SITE_NAMES, Site
+from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
     HEAD_SIZE,
@@ -47,9 +46,10 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
-from pytest_negativa.slimming.manifest import digest_of, how_to_reinstall, save_manifest
+from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
@@ -67,9 +67,9 @@ class Package:
     Attributes:
         name: below the root, for people.
         source: what tells which of them no program needs.
-        unused: those that go, with the SHA-256 if it is known.
+        unused: those that go.
         gone: names of those that an earlier run removed, and its entries.
-        kept, kept_bytes: how many stay, and their size.
+        kept: those that stay.
         changed: names of those that stay because their content is another than RECORD's.
         problem: why nothing is removed.
         status: of the row if there is a problem.
@@ -77,18 +77,12 @@ class Package:
 
     name: str
     source: str
-    unused: dict[FileGroup, str | None] = field(default_factory=dict)
+    unused: list[FileGroup] = field(default_factory=list)
     gone: dict[str, RemovedFile] = field(default_factory=dict)
-    kept: int = 0
-    kept_bytes: int = 0
+    kept: list[FileGroup] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     problem: str | None = None
     status: SlimStatus = SlimStatus.FAILED
-
-    def keep(self, group: FileGroup) -> None:
-        """Count a file that stays."""
-        self.kept += 1
-        self.kept_bytes += group.size
 
     @property
     def names(self) -> Iterator[str]:
@@ -98,40 +92,55 @@ class Package:
     @property
     def size(self) -> int:
         """Bytes that go."""
-        return sum(group.size for group in self.unused)
+        return _size_of(self.unused)
 
-    def row(self, status: SlimStatus, removed: int, size: int) -> SlimRow:
-        """A row for all files together; ``removed`` of them, of ``size`` bytes, are gone."""
-        total = removed + self.kept
+    def row(self, status: SlimStatus, removed: Collection[FileGroup]) -> SlimRow:
+        """A row for all files together, of which these are gone beside those that were."""
+        gone = _size_of(removed) + sum(entry.size for entry in self.gone.values())
+        kept = _size_of(self.kept)
+        count = len(removed) + len(self.gone)
         return SlimRow(
             path=self.name,
             status=status,
-            before=size + self.kept_bytes,
-            after=self.kept_bytes,
-            detail=f"{removed:,} of {format_items(total, 'file', 'files')} removed",
-            notes=self._notes,
+            before=gone + kept,
+            after=kept,
+            detail=f"{count:,} of {format_items(count + len(self.kept), 'file', 'files')} removed",
+            notes=() if not self.changed else (self._why_kept,),
         )
 
     @property
-    def _notes(self) -> tuple[str, ...]:
-        if not self.changed:
-            return ()
-        first, files = self.changed[0], format_items(len(self.changed), "file", "files")
-        return (f"{files} left: another content than in RECORD, so not what was proved: {first}",)
+    def _why_kept(self) -> str:
+        files = format_items(len(self.changed), "file", "files")
+        why = "another content than in RECORD, so not what was proved"
+        return f"{files} left: {why}: {self.changed[0]}"
+
+    def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
+        """A row for the files that stay."""
+        return SlimRow.unchanged(self.name, status, _size_of(self.kept), detail)
+
+    def left_by_spare(self) -> SlimRow:
+        """A row for unused files that stay because code goes into a spare."""
+        detail = (
+            f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
+            f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
+            "folder without --spare to remove them"
+        )
+        return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
 
     def row_before(self) -> SlimRow | None:
         """The row that is known before the work; None if there is work, or nothing to tell."""
         if self.problem is not None:
-            size = self.size + self.kept_bytes
+            size = _size_of((*self.unused, *self.kept))
             return SlimRow.unchanged(self.name, self.status, size, self.problem)
         if self.gone and not self.unused:
-            size = sum(entry.size for entry in self.gone.values())
-            return self.row(SlimStatus.ALREADY, len(self.gone), size)
+            return self.row(SlimStatus.ALREADY, ())
         if self.changed and not self.unused:
-            return SlimRow.unchanged(
-                self.name, SlimStatus.DIFFERENT, self.kept_bytes, self._notes[0]
-            )
+            return self.unchanged(SlimStatus.DIFFERENT, self._why_kept)
         return None
+
+
+def _size_of(groups: Iterable[FileGroup]) -> int:
+    return sum(group.size for group in groups)
 
 
 def is_named_like_code(name: str) -> bool:
@@ -183,10 +192,8 @@ def find_by_archs(
         package = packages.setdefault(name, Package(name, source))
         # Under another name the file may be anything to a program, or a backup.
         others = not all(map(is_named_like_code, group.names))
-        if others or _is_needed(path, head, devices, keep_ptx=keep_ptx):
-            package.keep(group)
-        else:
-            package.unused[group] = None
+        needed = others or _is_needed(path, head, devices, keep_ptx=keep_ptx)
+        (package.kept if needed else package.unused).append(group)
     for name, entry in removed_from(tree, manifest):
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
@@ -195,31 +202,14 @@ def find_by_archs(
     return list(packages.values())
 
 
-def left_by_spare(name: str, count: int, size: int) -> SlimRow:
-    """A row for unused files, of ``size`` bytes, that stay because code goes into a spare."""
-    detail = (
-        f"{format_items(count, 'unused file', 'unused files')} of GPU code "
-        f"({format_bytes(size)}): a spare brings pages back, and no files; slim their folder "
-        "without --spare to remove them"
-    )
-    return SlimRow.unchanged(name, SlimStatus.LEFT, size, detail)
-
-
-def left_by_lock(tree: Tree, locked: LockedFiles) -> Iterator[SlimRow]:
-    """The rows for a lock's distribution, if it is here with unused files: a spare leaves them."""
-    for one in find_code_distributions(map(str, tree.sites)):
-        if one.digest != locked.record_sha256 or tree.partial:
-            continue
-        unused = one.rows.keys() - set(locked.kept)
-        names = (os.path.relpath(one.site / name, tree.root) for name in unused)
-        groups = {group for name in names if (group := tree.group_of(name)) is not None}
-        if groups:
-            size = sum(group.size for group in groups)
-            yield left_by_spare(f"{one.name} {one.version}", len(groups), size)
-
-
 def packages_by_lock(
-    tree: Tree, manifest: SlimManifest, locked: LockedFiles, source: str, jobs: int
+    tree: Tree,
+    manifest: SlimManifest,
+    locked: LockedFiles,
+    source: str,
+    jobs: int,
+    *,
+    is_checked: bool,
 ) -> Iterator[Package]:
     """The files of a lock's distribution, for each folder that it is installed in.
 
@@ -228,37 +218,42 @@ def packages_by_lock(
         locked: what stays.
         source: the lock in words.
         jobs: files to read at a time.
+        is_checked: whether files stay if their content is not that of RECORD.
     """
     if tree.partial:
         return
-    wanted = normalized(locked.distribution)
-    found = find_code_distributions(map(str, tree.sites))
-    named = [one for one in found if normalized(one.name) == wanted]
+    found = find_code_distributions(str(site.folder) for site in tree.sites)
+    named = [one for one in found if normalized(one.name) == normalized(locked.distribution)]
     same = [one for one in named if one.digest == locked.record_sha256]
     for one in same:
-        yield _package_by_lock(tree, manifest, locked, one, source, jobs)
+        names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
+        package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
+                                   names, set(locked.kept))  # fmt: skip
+        for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items():
+            recorded = {one.rows[names[name]].digest for name in group.names}
+            if sha256 is None or recorded != {record_digest(sha256)}:
+                package.unused.remove(group)
+                package.kept.append(group)
+                package.changed.append(group.name)
+        yield package
     if named and not same:
-        package = Package(f"{named[0].name} {named[0].version}", source)
-        package.status = SlimStatus.DIFFERENT
-        package.problem = (
+        problem = (
             f"not the files that were proved (of {locked.distribution} {locked.version}); left as "
             "they are: install these, or prove and lock the ones here"
         )
-        yield package
+        name = f"{named[0].name} {named[0].version}"
+        yield Package(name, source, problem=problem, status=SlimStatus.DIFFERENT)
 
 
 def _package_by_lock(
     tree: Tree,
     manifest: SlimManifest,
-    locked: LockedFiles,
-    one: CodeDistribution,
-    source: str,
-    jobs: int,
+    package: Package,
+    names: Mapping[str, str],
+    kept: Set[str],
 ) -> Package:
-    package = Package(f"{one.name} {one.version}", source)
-    names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
+    """Sort the files of a distribution: ``names`` has its name in the lock for each name here."""
     gone = dict(removed_from(tree, manifest))
-    kept = set(locked.kept)
     groups: dict[FileGroup, None] = {}
     for name, below in names.items():
         if (group := tree.group_of(name)) is not None:
@@ -267,35 +262,13 @@ def _package_by_lock(
             package.gone[name] = gone[name]
             if below in kept:
                 package.problem = _NOT_AGAIN
-    unused = []
     for group in groups:
         # Any name of the file may be what a program opens.
         is_kept = any(names.get(name) in kept or name not in names for name in group.names)
         head = head_of(tree.root / group.name)
-        if is_kept or head is None or not is_loadable(head):
-            package.keep(group)
-        else:
-            unused.append(group)
-    for group, sha256 in _digests(tree, dict.fromkeys(unused), jobs):
-        recorded = {one.rows[names[name]].digest for name in group.names}
-        if sha256 is not None and recorded == {record_digest(sha256)}:
-            package.unused[group] = sha256
-        else:
-            package.keep(group)
-            package.changed.append(group.name)
+        is_kept = is_kept or head is None or not is_loadable(head)
+        (package.kept if is_kept else package.unused).append(group)
     return package
-
-
-def _digests(
-    tree: Tree, groups: Mapping[FileGroup, str | None], jobs: int
-) -> Iterator[tuple[FileGroup, str | None]]:
-    """The SHA-256 of each file, unless it is known; None if it can't be read."""
-
-    def digest(group: FileGroup) -> str | None:
-        return groups[group] or digest_of(tree.root / group.name)
-
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        yield from zip(groups, pool.map(digest, groups), strict=True)
 
 
 def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
@@ -346,24 +319,14 @@ def _is_needed(
 
 
 def remove_files(
-    tree: Tree,
-    root: Path,
-    manifest: SlimManifest,
-    package: Package,
-    *,
-    keep_originals: Path | None,
-    token: str,
-    jobs: int,
+    journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
 ) -> Iterator[SlimRow]:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
-        tree: the folder as it was found.
-        root: the same folder, or one that becomes a copy of it, which lacks the files.
-        manifest: gets the entries, and is written.
+        journal: the notes of the run; its copy of the folder lacks the files.
         package: what goes.
         keep_originals: the folder for the files; None: they are lost.
-        token: of the run.
         jobs: files to read at a time.
 
     Yields:
@@ -372,16 +335,23 @@ def remove_files(
     Raises:
         StoreError: the manifest can't be written; then no file is removed.
     """
+    tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     states: dict[FileGroup, FileState] = {}
     failed: list[str] = []
     recorded = tree.recorded(set(package.names))
-    for group, sha256 in _digests(tree, package.unused, jobs):
+    for group, sha256 in tree.digests(package.unused, jobs).items():
         try:
             if sha256 is None:
                 raise ReconstructError("it cannot be read")
-            states[group], original = _keep(tree, group, sha256, keep_originals, token)
-            mode = stat.S_IMODE((tree.root / group.name).lstat().st_mode)
+            path, aside = tree.root / group.name, None
+            states[group] = group.state
+            if keep_originals is not None:
+                aside = keep_originals / sha256
+                linked = keep_original(path, aside, journal.token, group.state, one_of_many=True)
+                states[group] = linked or group.state
+            mode = stat.S_IMODE(path.lstat().st_mode)
         except (OSError, NegativaError) as e:
+            states.pop(group, None)
             failed.append(_failed(package, group, e))
             continue
         entry = RemovedFile(
@@ -390,39 +360,33 @@ def remove_files(
             mtime_ns=group.mtime_ns,
             mode=mode,
             source=package.source,
-            original=original,
+            original=None if aside is None else str(aside),
         )
-        digest = record_digest(sha256)
         for name in group.names:
-            is_recorded = digest in recorded.get(name, ())
-            manifest.removed[name] = replace(entry, recorded=is_recorded)
+            is_recorded = record_digest(sha256) in recorded.get(name, ())
+            removed[name] = replace(entry, recorded=is_recorded)
     if keep_originals is not None and states:
         # One call is faster than one for each of thousands.
         os.sync()
-    save_manifest(root, manifest, token)
-    removed: list[FileGroup] = []
+    journal.save()
+    done: list[FileGroup] = []
     for group, state in states.items():
         try:
-            for number, name in enumerate(group.names if root == tree.root else ()):
-                take_out(root / name, state, token, by_ctime=not number)
+            for number, place in enumerate(journal.places(() if journal.is_copy else group.names)):
+                take_out(place, state, journal.token, by_ctime=not number)
+            done.append(group)
         except (OSError, NegativaError) as e:
             for name in group.names:
                 if os.path.lexists(root / name):
-                    del manifest.removed[name]
+                    del removed[name]
             failed.append(_failed(package, group, e))
-        else:
-            removed.append(group)
-    for folder in {(root / name).parent for group in removed for name in group.names}:
+    for folder in {(root / name).parent for group in done for name in group.names}:
         with contextlib.suppress(FileNotFoundError):
             sync_folder(folder)
-    if removed or not failed:
-        size = sum(group.size for group in removed)
-        size += sum(entry.size for entry in package.gone.values())
-        count = len(removed) + len(package.gone)
-        yield package.row(SlimStatus.SLIMMED, count, size)
+    if done or not failed:
+        yield package.row(SlimStatus.SLIMMED, done)
     if failed:
-        detail = f"{_several(failed)} cannot be removed"
-        yield SlimRow.unchanged(package.name, SlimStatus.FAILED, package.kept_bytes, detail)
+        yield package.unchanged(SlimStatus.FAILED, f"{_several(failed)} cannot be removed")
 
 
 def _several(problems: Sequence[str]) -> str:
@@ -430,29 +394,17 @@ def _several(problems: Sequence[str]) -> str:
     return problems[0] + (f" (and {format_items(more, 'more file', 'more files')})" if more else "")
 
 
-def _keep(
-    tree: Tree, group: FileGroup, sha256: str, folder: Path | None, token: str
-) -> tuple[FileState, str | None]:
-    """Keep a file; its state since then, and where it is kept."""
-    if folder is None:
-        return group.state, None
-    aside = folder / sha256
-    linked = keep_original(tree.root / group.name, aside, token, group.state, one_of_many=True)
-    return linked or group.state, str(aside)
-
-
 def _failed(package: Package, group: FileGroup, error: Exception) -> str:
-    package.keep(group)
-    return f"{group.name}: {_reason(error)}"
+    package.kept.append(group)
+    return f"{group.name}: {reason_of(error)}"
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The text of an error for a row that names the file."""
     return str((error.strerror if isinstance(error, OSError) else None) or error)
 
 
-def undo_files(
-    tree: Tree, manifest: SlimManifest, token: str, *, dry_run: bool
-) -> Iterator[SlimRow]:
+def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     """Put back the files that slimming removed, and take them out of the manifest.
 
     A file that is there stays: it was installed again. The files of a distribution that is no
@@ -465,6 +417,7 @@ def undo_files(
     back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
     failed: dict[str, str] = {}
     unknown: Counter[str] = Counter()
+    tree, manifest = journal.tree, journal.manifest
     for name, entry, is_missing in list(_removed(tree, manifest)):
         if is_missing is None:
             unknown[package_of(name)] += 1
@@ -472,9 +425,9 @@ def undo_files(
         entries = back[package_of(name)]
         if is_missing:
             try:
-                _undo_one(tree.root / name, entry, token, dry_run=dry_run)
+                _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
             except (OSError, NegativaError) as e:
-                failed[name] = f"{name}: {_reason(e)}"
+                failed[name] = f"{name}: {reason_of(e)}"
                 continue
             entries.append(entry)
         if not dry_run:
@@ -515,7 +468,7 @@ def _rows_of_unknown(
 def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
     if not failed:
         return
-    origins = Origins([Site(site) for site in tree.sites])
+    origins = Origins(tree.sites)
     groups: defaultdict[tuple[Origin | None, str], dict[Path, str]] = defaultdict(dict)
     for name, problem in failed.items():
         path = tree.root / name

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,21 @@ _LIBRARY = re.compile(
 )
 
 
+_VERDICTS = (
+    (
+        _MISSING,
+        "A kernel gives this error if its code was removed, or if the code that stayed is for "
+        "another GPU.",
+    ),
+    (
+        _OVERWRITTEN,
+        "A kernel can give this error if its code was removed from within a cubin (kernel "
+        "granularity); other causes are as likely.",
+    ),
+    (_LIBRARY, "A library can give this error if one of its kernels can't be loaded."),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Slimmed:
     """A slimmed library; without an entry if no manifest that can be read lists it."""
@@ -79,13 +94,6 @@ class Slimmed:
         return False
 
     @property
-    def may_lack_code(self) -> bool:
-        """Whether GPU code was removed for good, or nothing tells."""
-        if self.has_spare:
-            return False
-        return self.entry is None or self.entry.gpu_code_removed > 0
-
-    @property
     def never_loaded(self) -> bool:
         """Whether it lost all GPU code, because the proved run never loaded it."""
         return self.entry is not None and self.entry.never_loaded
@@ -100,15 +108,15 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
     Raises:
         NegativaError: a manifest can't be read.
     """
-    found = _Found()
+    found: dict[str, Slimmed] = {}
     for folder in dict.fromkeys(f.resolve() for f in folders):
-        below, libraries = _walk(folder)
-        for root in [*_with_manifest((folder, *folder.parents)), *below]:
-            for paths, entry in _entries(root):
-                inside = [p for p in paths if Path(p).is_relative_to(folder)]
-                found.add([p for p in inside if os.path.lexists(p)], entry)
-        found.add_unlisted(libraries)
-    return found.most_first()
+        roots, libraries = _walk(folder)
+        for root in roots:
+            for path, library in _listed(root):
+                if Path(path).is_relative_to(folder) and os.path.lexists(path):
+                    _add(found, path, library)
+        _add_unlisted(found, libraries)
+    return _most_first(found)
 
 
 def rows_of(slimmed: Iterable[Slimmed]) -> tuple[SlimmedLibrary, ...]:
@@ -126,65 +134,54 @@ def rows_of(slimmed: Iterable[Slimmed]) -> tuple[SlimmedLibrary, ...]:
 
 def loaded_slimmed() -> tuple[Slimmed, ...]:
     """Find the slimmed libraries that this process has loaded."""
-    loaded = {
-        line.split(maxsplit=5)[5]
-        for line in _MAPPINGS.read_text(errors="surrogateescape").splitlines()
-        if line.count("/")
-    }
-    found = _Found()
-    above = {folder for path in loaded for folder in Path(path).parents}
-    for root in _with_manifest(above):
+    maps = _MAPPINGS.read_text(errors="surrogateescape").splitlines()
+    loaded = {line.split(maxsplit=5)[5] for line in maps if line.count("/")}
+    found: dict[str, Slimmed] = {}
+    for root in _with_manifest({folder for path in loaded for folder in Path(path).parents}):
         # "negativa slim check" reports a damaged manifest.
         with contextlib.suppress(NegativaError):
-            for paths, entry in _entries(root):
-                found.add([p for p in paths if p in loaded], entry)
+            for path, library in _listed(root):
+                if path in loaded:
+                    _add(found, path, library)
     # Not every mapped file: opening a device may have an effect.
-    found.add_unlisted(path for path in loaded if ".so" in Path(path).name)
-    return found.most_first()
+    _add_unlisted(found, (path for path in loaded if ".so" in Path(path).name))
+    return _most_first(found)
 
 
-class _Found:
-    """Slimmed libraries, each once, even if it has several names or manifests."""
+def _add(found: dict[str, Slimmed], path: str, library: Slimmed) -> None:
+    """Add a library by one of its paths. Of two manifests, the greater loss counts."""
+    if path not in found or found[path].removed < library.removed:
+        found[path] = library
 
-    def __init__(self) -> None:
-        self._by_path: dict[str, Slimmed] = {}
 
-    def add(self, paths: Iterable[str], entry: SlimmedFile) -> None:
-        """Add a library by its paths. Of two manifests, the greater loss counts."""
-        library: Slimmed | None = None
-        for path in paths:
-            library = library or Slimmed(path, entry)
-            known = self._by_path.get(path)
-            if known is None or known.removed < entry.gpu_code_removed:
-                self._by_path[path] = library
+def _add_unlisted(found: dict[str, Slimmed], paths: Iterable[str]) -> None:
+    """Add slimmed libraries that no manifest lists."""
+    for path in paths:
+        if path not in found and is_slimmed(path):
+            found[path] = Slimmed(path, None)
 
-    def add_unlisted(self, paths: Iterable[str]) -> None:
-        """Add slimmed libraries that no manifest lists."""
-        for path in paths:
-            if path not in self._by_path and is_slimmed(path):
-                self._by_path[path] = Slimmed(path, None)
 
-    def most_first(self) -> tuple[Slimmed, ...]:
-        by_loss = sorted(self._by_path.values(), key=lambda s: s.removed)
-        once = {library.path: library for library in by_loss}
-        return tuple(sorted(once.values(), key=lambda s: (-s.removed, s.path)))
+def _most_first(found: Mapping[str, Slimmed]) -> tuple[Slimmed, ...]:
+    """Each library once, even if it has several names or manifests."""
+    once = {id(one.entry or one): one for one in reversed([*found.values()])}
+    return tuple(sorted(once.values(), key=lambda one: (-one.removed, one.path)))
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
-    """The folders below that have a manifest, and all files that are named like libraries."""
-    manifests: list[Path] = []
+    """The folders here, above and below that have a manifest; all files named like libraries."""
+    roots = _with_manifest((folder, *folder.parents))
     libraries: list[str] = []
     for root, folders, names in os.walk(folder):
         if ORIGINALS_MARK in names:
             folders.clear()
             continue
         if MANIFEST_NAME in names and Path(root) != folder:
-            manifests.append(Path(root))
+            roots.append(Path(root))
         paths = (Path(root, name) for name in names if ".so" in name)
         libraries += [
             str(path) for path in paths if not path.is_symlink() and temporary_at(path) is None
         ]
-    return manifests, libraries
+    return roots, libraries
 
 
 def _with_manifest(folders: Iterable[Path]) -> list[Path]:
@@ -192,10 +189,11 @@ def _with_manifest(folders: Iterable[Path]) -> list[Path]:
     return [f for f in folders if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
 
 
-def _entries(root: Path) -> Iterator[tuple[list[str], SlimmedFile]]:
+def _listed(root: Path) -> Iterator[tuple[str, Slimmed]]:
+    """The libraries of a manifest by each of their paths."""
     for name, entry in load_manifest(root).slimmed.items():
-        names = dict.fromkeys((name, *entry.names))
-        yield [os.path.join(root, n) for n in names], entry
+        for path in dict.fromkeys(os.path.join(root, n) for n in (name, *entry.names)):
+            yield path, Slimmed(path, entry)
 
 
 def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
@@ -206,14 +204,11 @@ def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path
         slimmed: the slimmed libraries.
         folders: where they were searched; if empty, in what this process has loaded.
     """
-    return "\n".join(_lines(error, slimmed, folders))
+    return "\n".join(_removed_file(error, folders) or _lines(error, slimmed, folders))
 
 
 def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
     verdict = _verdict_on(error)
-    if (file := _removed_file(error, folders)) is not None:
-        yield from file
-        return
     if not slimmed:
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
@@ -223,7 +218,8 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
         slimmed = [library for library in slimmed if library not in with_spare]
         if not slimmed:
             return
-    lacking = [library for library in slimmed if library.may_lack_code]
+    # Without an entry, nothing tells what it lost.
+    lacking = [library for library in slimmed if library.entry is None or library.removed]
     if not lacking:
         yield (
             f"{format_items(len(slimmed), 'library was', 'libraries were')} slimmed here, and none "
@@ -255,9 +251,8 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
     named = set(code_files_in(error))
     if not named:
         return None
-    roots: list[Path] = []
-    for folder in dict.fromkeys(f.resolve() for f in folders or _sites()):
-        roots += [*_with_manifest((folder, *folder.parents)), *_walk(folder)[0]]
+    asked = dict.fromkeys(f.resolve() for f in folders or _sites())
+    roots = [root for folder in asked for root in _walk(folder)[0]]
     for root in dict.fromkeys(roots):
         for name, entry in load_manifest(root).removed.items():
             if name.rpartition("/")[2] not in named or os.path.lexists(root / name):
@@ -347,8 +342,8 @@ def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[st
         return
     yield f"Nothing was slimmed in {', '.join(printable(str(f.absolute())) for f in folders)}."
     yield (
-        "If the program runs in another environment, name it: negativa explain ERROR --in "
-        "FOLDER. If not, slimming is not the cause."
+        "If the program runs in another environment, name it: negativa explain ERROR PATH. "
+        "If not, slimming is not the cause."
     )
 
 
@@ -357,42 +352,32 @@ def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
     unknown = [library for library in named if library.entry is None]
     if known:
         yield f"{format_items(len(known), 'library has', 'libraries have')} lost GPU code here:"
-        for library in known[:_MAX_ROWS]:
-            removed = format_bytes(library.removed)
-            all_of_it = ", all of it: the proved run never loaded the library"
-            rest = all_of_it if library.never_loaded else ""
-            yield f"  {printable(library.path)}: {removed}{rest}"
-        yield from _how_many_more(known)
+        yield from _rows(known, lambda one: f": {_loss(one)}")
     if unknown:
         yield (
             f"{format_items(len(unknown), 'library was', 'libraries were')} slimmed, and their "
             "manifest is gone or can't be read, so what they lost is not known:"
         )
-        yield from (f"  {printable(library.path)}" for library in unknown[:_MAX_ROWS])
-        yield from _how_many_more(unknown)
+        yield from _rows(unknown)
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
         yield f"The code that stayed follows {printable(source)}."
 
 
-def _how_many_more(rows: Sequence[Slimmed]) -> Iterator[str]:
-    if len(rows) > _MAX_ROWS:
-        yield f"  and {len(rows) - _MAX_ROWS} more"
+def _loss(library: Slimmed) -> str:
+    all_of_it = ", all of it: the proved run never loaded the library"
+    return f"{format_bytes(library.removed)}{all_of_it if library.never_loaded else ''}"
+
+
+def _rows(
+    libraries: Sequence[Slimmed], more: Callable[[Slimmed], str] = lambda one: ""
+) -> Iterator[str]:
+    yield from (f"  {printable(one.path)}{more(one)}" for one in libraries[:_MAX_ROWS])
+    if len(libraries) > _MAX_ROWS:
+        yield f"  and {len(libraries) - _MAX_ROWS} more"
 
 
 def _verdict_on(error: str) -> str | None:
-    if _MISSING.search(error):
-        return (
-            "A kernel gives this error if its code was removed, or if the code that stayed is for "
-            "another GPU."
-        )
-    if _OVERWRITTEN.search(error):
-        return (
-            "A kernel can give this error if its code was removed from within a cubin (kernel "
-            "granularity); other causes are as likely."
-        )
-    if _LIBRARY.search(error):
-        return "A library can give this error if one of its kernels can't be loaded."
-    return None
+    return next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)
 
 
 def _likely_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:

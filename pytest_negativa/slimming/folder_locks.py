@@ -43,7 +43,7 @@ def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
         for folder in sorted(is_shared):
             # A user who may not read a parent can't slim it either.
             with contextlib.suppress(*([ReconstructError] if is_shared[folder] else [])):
-                stack.enter_context(_held(folder, shared=is_shared[folder], inner=roots))
+                stack.enter_context(held(folder, shared=is_shared[folder], inner=roots))
         yield
 
 
@@ -61,7 +61,7 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
     if {folder, *folder.parents}.intersection(roots):
         yield
         return
-    with _held(folder, shared=False):
+    with held(folder):
         yield
 
 
@@ -90,13 +90,18 @@ def hold_new(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, *, shared: bool, inner: Sequence[Path] = ()) -> Iterator[None]:
-    """Hold a folder; see ``hold``.
+def held(folder: Path, *, shared: bool = False, inner: Sequence[Path] = ()) -> Iterator[None]:
+    """Hold one folder; see ``hold``.
 
     Args:
+        folder: the folder.
+        shared: other processes may hold it so, too.
         inner: the folders for whose sake a parent is locked. A lock of a user who can't write there
             is no slim at work, and any user can lock any folder that they can read. Empty: the
             folder itself.
+
+    Raises:
+        ReconstructError: it can't be opened.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -6,17 +6,23 @@ may still be the old one, and the next run slims it. There is never a new file w
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
+from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.origin import reinstall_commands
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -26,7 +32,8 @@ from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
+from pytest_negativa.rewriting.compact.damage import diagnose
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
 
@@ -154,7 +161,7 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     if group is None or group.size != entry.size:
         return False
     # A copy of a tree may have other times.
-    return group.mtime_ns == entry.mtime_ns or digest_of(tree.root / name) == entry.sha256
+    return group.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
 def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
@@ -162,7 +169,7 @@ def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     group = tree.group_of(name)
     if group is None or group.size != entry.original_size:
         return False
-    return digest_of(tree.root / name) == entry.original_sha256
+    return tree.digest(group) == entry.original_sha256
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:
@@ -191,16 +198,92 @@ def how_to_reinstall(path: Path, origin: Origin | None) -> str:
     return f"install it again: {reinstall_commands([(path, origin)])[0]}"
 
 
-def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, in hex; None if it can't be read."""
-    try:
-        with ByteSource(path) as source:
-            return source.sha256()
-    except FormatError:
-        return None
-
-
 def _check_name(path: Path, name: str) -> None:
     # The manifest may have come with an image from elsewhere.
     if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
         raise StoreError(f"{path}: names {name!r}, which is not below its folder")
+
+
+UNREADABLE = "it cannot be read"
+
+Records = Mapping[str, Path]
+"""The digests that RECORD files have for a library now, and which RECORD has each."""
+
+
+def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+    """Whether a RECORD had the library when it was slimmed, and none has it now."""
+    return not records and any(row.name == name for row in entry.rows)
+
+
+def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+    """Whether RECORD now has another file than the one that was slimmed."""
+    known = {row.digest for row in entry.rows if row.name == name}
+    known |= {record_digest(entry.sha256), record_digest(entry.original_sha256)}
+    return bool(records) and not known & records.keys()
+
+
+class Fate(enum.Enum):
+    """What became of a name of a slimmed library."""
+
+    RESULT = "the result, or the result damaged"
+    ORIGINAL = "the original"
+    ANOTHER = "another file"
+    UNREADABLE = "a file that can't be read"
+    GONE = "no file"
+
+
+class Judgement(NamedTuple):
+    """What became of a name, and why it is another file."""
+
+    fate: Fate
+    reason: str | None = None
+
+
+def judge(tree: Tree, entry: SlimmedFile) -> dict[str, Judgement]:
+    """What became of each name of a slimmed library.
+
+    By digest: some tools give all files the same time, so time and size tell nothing.
+    """
+    recorded = tree.recorded(set(entry.names))
+    return {name: _judge(tree, name, entry, recorded.get(name, {})) for name in entry.names}
+
+
+def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judgement:
+    if (group := tree.group_of(name)) is None:
+        return Judgement(Fate.GONE)
+    if (digest := tree.digest(group)) is None:
+        return Judgement(Fate.UNREADABLE, UNREADABLE)
+    if digest == entry.original_sha256:
+        return Judgement(Fate.ORIGINAL)
+    if digest == entry.sha256:
+        return Judgement(Fate.RESULT)
+    reason = None
+    path = tree.root / name
+    before = None if entry.original is None else _build_id(Path(entry.original))
+    if record_digest(digest) in records:
+        reason = "another one was installed since: RECORD has its digest"
+    elif is_reinstalled(name, entry, records):
+        reason = "another one was installed since: RECORD has neither digest of this one"
+    elif before is not None and _build_id(path) not in (None, before):
+        reason = "another one took its place since: it has another build id"
+    elif not _is_made_from(path, entry):
+        reason = "another file took its place since"
+    return Judgement(Fate.RESULT if reason is None else Fate.ANOTHER, reason)
+
+
+def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
+    """Whether the file looks like the result, but cut off or changed."""
+    try:
+        if diagnose(path).compacted:
+            return read_fact(path, size_before) in (None, entry.original_size)
+        with ByteSource(path) as source:
+            header = EHDR.unpack_from(source.read(0, EHDR.size))
+    except FormatError:
+        return False
+    # Section headers end the files that slimming writes, so a cut file tells the size it had.
+    is_elf = header.e_ident.startswith(ELF_MAGIC)
+    return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
+
+
+def _build_id(path: Path) -> str | None:
+    return read_fact(path, lambda source: read_host_elf(source).build_id)

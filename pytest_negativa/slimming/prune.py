@@ -1,14 +1,15 @@
 """Removes spares that no library needs any more, such as those of earlier slims.
 
-A folder of spares notes which folders were slimmed into it. A spare that a library in one of them
-needs stays. A copy of such a folder, as in an image, is known only if the caller names it.
+A folder of spares belongs to the libraries of one folder, or of those that were slimmed together.
+A spare that one of them needs stays. A copy of such a folder, as in an image, is known only if the
+caller names it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import (
+    disown,
     hold_alone,
     note_of,
-    noted_trees,
+    owners_of,
     remove_unchecked,
     unchecked_in,
 )
@@ -68,7 +70,7 @@ def prune_spares(
 
     Raises:
         OptionError: the folder has no spares, or a path is wrong.
-        NegativaError: slim is at work there, or a file can't be read or removed.
+        NegativaError: a file can't be read or removed.
     """
     if not (folder / ORIGINALS_MARK).is_file():
         raise OptionError(f"{folder}: no folder of spares: it has no {ORIGINALS_MARK}")
@@ -80,10 +82,10 @@ def prune_spares(
             return found
         for spare in found.unneeded:
             remove_file(spare)
-        for note, root in noted_trees(folder).items():
+        for root in owners_of(folder):
             with contextlib.suppress(StoreError):  # A damaged manifest may have needed some.
                 if not _names(root):
-                    remove_file(note)
+                    disown(folder, root)
     return found
 
 
@@ -105,59 +107,62 @@ def find_unneeded(
         NegativaError: a path is wrong, or a file can't be read.
     """
     unknown: list[str] = []
-    names: dict[str, Path] = {}
-    trees = scan(paths) if paths else []
-    covered = {tree.root for tree in trees if not tree.partial}
-    for root in noted_trees(folder).values():
-        if root in covered:
-            continue
-        try:
-            is_slimmed = bool(load_manifest(root).slimmed)
-            if by_manifests:
-                names |= _names(root)
-        except StoreError:
-            if by_manifests:
-                raise
-            is_slimmed = True
-        if not is_slimmed:
-            unknown.append(f"{root} was slimmed with spares here, and has no slimmed library now")
-        elif not by_manifests:
-            trees += scan([root])
-    for tree in trees:
-        names |= _needed_by(tree, unknown)
-    for tree in trees:
-        try:
-            names = _names(tree.root, tree, names) | names
-        except StoreError as e:
-            unknown.append(str(e))
-    needed, unneeded = {}, []
-    size = unneeded_size = 0
-    for path in sorted(folder.iterdir()):
-        if not is_spare(path):
-            continue
-        on_disk = path.stat().st_blocks * 512
-        size += on_disk
-        if path.name in names:
-            needed[path] = names[path.name]
-        else:
-            unneeded.append(path)
-            unneeded_size += on_disk
+    if by_manifests:
+        names = {name: one for root in owners_of(folder) for name, one in _names(root).items()}
+    else:
+        names = _needed(folder, paths, unknown)
+    spares = sorted(filter(is_spare, folder.iterdir()))
+    unneeded = tuple(path for path in spares if path.name not in names)
     left = tuple(unchecked_in(folder)) if is_alone else ()
     return Spares(
-        needed,
-        tuple(unneeded),
-        size,
-        unneeded_size,
+        {path: names[path.name] for path in spares if path.name in names},
+        unneeded,
+        _on_disk(spares),
+        _on_disk(unneeded),
         tuple(unknown),
         left,
-        sum(path.lstat().st_blocks * 512 for one in left for path in one.rglob("*")),
+        _on_disk(path for one in left for path in one.rglob("*")),
     )
+
+
+def _on_disk(paths: Iterable[Path]) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in paths)
+
+
+def _needed(folder: Path, paths: Sequence[Path], unknown: list[str]) -> dict[str, Path]:
+    """Names of the spares that libraries need, with one library of each.
+
+    ``unknown`` gets why more may be needed.
+    """
+    trees = scan(paths) if paths else []
+    whole = {tree.root for tree in trees if not tree.partial}
+    for root in owners_of(folder):
+        if root in whole:
+            continue
+        if _has_slimmed(root):
+            trees += scan([root])
+        else:
+            unknown.append(f"{root} was slimmed with spares here, and has no slimmed library now")
+    needed = {name: path for tree in trees for name, path in _needed_by(tree, unknown).items()}
+    for tree in trees:
+        try:
+            needed = _names(tree.root, tree, needed) | needed
+        except StoreError as e:
+            unknown.append(str(e))
+    return needed
+
+
+def _has_slimmed(root: Path) -> bool:
+    try:
+        return bool(load_manifest(root).slimmed)
+    except StoreError:
+        return True  # Nothing tells, so its libraries are looked at.
 
 
 def _names(root: Path, tree: Tree | None = None, known: Container[str] = ()) -> dict[str, Path]:
     """Names of the spares that the manifest of a slimmed folder needs, with a library of each.
 
-    By the name alone, which has a digest: ``slim fetch`` may have put one elsewhere.
+    By the name alone, which has a digest: ``negativa fetch`` may have put one elsewhere.
 
     Args:
         root: the folder.

@@ -6,27 +6,31 @@ outcome depends on and nothing else: neither the names of the tests, nor the rel
 
 from __future__ import annotations
 
+import enum
+import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.errors import FormatError, StaleLibraryError
-from pytest_negativa.gpucode.library import read_library
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, RepackedCubin
-from pytest_negativa.models.spans import Span, intersection, size
+from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
+from pytest_negativa.rewriting.compact.cut import foresee_cut
 from pytest_negativa.rewriting.compact.load_check import why_not_loaded
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
@@ -36,7 +40,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import SparePolicy, cut, foresee, plan_cut
+from pytest_negativa.slimming.spares import SparePolicy, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -74,16 +78,6 @@ class Removal:
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def code_removed(self, spared: Sequence[Span]) -> int:
-        """Bytes of GPU code that are gone, or zeros.
-
-        Args:
-            spared: spans of the plan that could not be removed.
-        """
-        if self.plan is None:
-            return 0
-        return self.plan.unused_bytes - size(spared) + self.trimmed
-
 
 @dataclass(frozen=True, slots=True)
 class NotSlimmed:
@@ -94,48 +88,62 @@ class NotSlimmed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A library that was slimmed.
+    """A library that was slimmed, or a forecast, which has a size alone.
 
     Attributes:
-        original_sha256, sha256: hex digests of the original and the result.
         size_after: bytes of the file.
+        original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         notes: remarks for the report.
         spare: what brings removed code back; None: nothing does.
     """
 
     removal: Removal
-    original_sha256: str
-    sha256: str
     size_after: int
-    gpu_code_removed: int
+    original_sha256: str = ""
+    sha256: str = ""
+    gpu_code_removed: int = 0
     notes: tuple[str, ...] = ()
     spare: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """A library that would be slimmed, and its size in bytes afterwards."""
+class Kind(enum.Enum):
+    """Ways of slimming."""
 
-    removal: Removal
-    size_after: int
+    LOCK = "keep what a lock keeps"
+    ARCHS = "keep what devices can load; strip libraries without GPU code, or leave them"
+    NEVER_LOADED = "keep no GPU code, and with a spare no CPU code that can come back"
+    STRIP = "only drop symbol tables and debug information"
+    PAGES = "keep all GPU code, and the CPU code that a run touched"
 
 
-class Recipe(Protocol):
-    """One way of slimming."""
+@dataclass(frozen=True)
+class Recipe:
+    """One way of slimming.
 
-    @property
-    def digest(self) -> str: ...
+    Attributes:
+        kind: the way.
+        source: the lock or the archs that tell what stays, for people.
+        key: what the outcome depends on, beside the spare.
+        plan: finds what to remove from a library: see ``plan_removal``.
+        spare: where removed code goes; None: it is lost.
+        strips_others: libraries without GPU code are stripped, not left.
+        devices: those of ``ARCHS``.
+    """
 
-    @property
-    def source(self) -> str:
-        """What tells what stays, for people."""
-        ...
+    kind: Kind
+    source: str
+    key: tuple[Any, ...]
+    plan: Callable[[Recipe, Path], Removal | NotSlimmed]
+    spare: SparePolicy | None = None
+    strips_others: bool = False
+    devices: tuple[ComputeCapability, ...] = ()
 
-    @property
-    def spare(self) -> SparePolicy | None:
-        """Where removed code goes; None: it is lost."""
-        ...
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest by which a manifest knows the recipe."""
+        spare = () if self.spare is None else ("spare", *self.spare.key)
+        return hashlib.sha256(msgspec.json.encode((*self.key, *spare))).hexdigest()
 
     def plan_removal(self, path: Path) -> Removal | NotSlimmed:
         """Read a library and find what to remove from it.
@@ -143,154 +151,109 @@ class Recipe(Protocol):
         Raises:
             NegativaError: it can't be done.
         """
-        ...
+        return self.plan(self, path)
+
+    def why(self, *, has_gpu_code: bool) -> str | None:
+        """What a row tells of a library that lost its code because no run loaded it."""
+        if self.kind is not Kind.NEVER_LOADED:
+            return None
+        if self.spare is not None and self.spare.unneeded:
+            return NOT_LOADED
+        return ALL_NEVER_LOADED if has_gpu_code else None
 
 
-@dataclass(frozen=True)
-class ByLock:
-    """Keep what a lock keeps."""
+def by_lock(
+    locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SparePolicy | None = None
+) -> Recipe:
+    """Keep what a lock keeps of a library."""
+    kept = [(code.offset, code.functions) for code in locked.kept]
+    filled = fill if needs_content(locked) else None
+    key = ("lock", locked.sha256, kept, filled, strip)
+    return Recipe(Kind.LOCK, source, key, functools.partial(_plan_by_lock, locked, fill), spare)
 
-    locked: LockedLibrary
-    fill: int
-    strip: bool
-    source: str
-    spare: SparePolicy | None = None
 
-    @property
-    def digest(self) -> str:
-        kept = [(code.offset, code.functions) for code in self.locked.kept]
-        fill = self.fill if needs_content(self.locked) else None
-        return _digest("lock", self.locked.sha256, kept, fill, self.strip, spare=self.spare)
-
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        locked = self.locked
-        unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
-        scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
-        with ByteSource(path) as source:
-            # The writer of the file compares the digest.
-            if source.size != locked.size:
-                raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
-            library_map = _with_digest(read_library(path, scope), locked.sha256)
-            plan = plan_from_lock(locked, library_map)
-            notes = [_NOT_COMPACTED] if locked.copies == (_OVERWRITTEN,) else []
-            # The code within a cubin comes back with the cubin or not at all.
-            if not plan.trimmed or self.spare is not None:
-                return Removal(library_map, plan, notes=tuple(notes))
-            edits, cubins = trim_kernels(source, library_map, plan, self.fill)
-        left = [cubin for cubin in cubins if cubin.left_alone is not None]
-        if left:
-            notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
-        removed = sum(map(_removed_from, cubins))
-        return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
+def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) -> Removal:
+    unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
+    scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
+    with ByteSource(path) as source:
+        # The writer of the file compares the digest.
+        if source.size != locked.size:
+            raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
+        library_map = _with_digest(map_library(source, read_host_elf(source), scope), locked.sha256)
+        plan = plan_from_lock(locked, library_map)
+        notes = [_NOT_COMPACTED] if locked.copies == (_OVERWRITTEN,) else []
+        # The code within a cubin comes back with the cubin or not at all.
+        if not plan.trimmed or recipe.spare is not None:
+            return Removal(library_map, plan, notes=tuple(notes))
+        edits, cubins = trim_kernels(source, library_map, plan, fill)
+    left = [cubin for cubin in cubins if cubin.left_alone is not None]
+    if left:
+        notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
+    removed = sum(map(_removed_from, cubins))
+    return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
 
 
 _BY_ARCHS = re.compile(r"what devices of (.+) can load")
 
 
 def devices_of(source: str) -> tuple[str, ...]:
-    """The compute capabilities that ``ByArchs.source`` names; empty for another recipe's source."""
+    """The compute capabilities that the source of ``by_archs`` names; empty for another one."""
     found = _BY_ARCHS.fullmatch(source)
     return tuple(found[1].split(", ")) if found else ()
 
 
-@dataclass(frozen=True)
-class ByArchs:
-    """Keep what devices can load; strip libraries without GPU code, or leave them."""
+def by_archs(
+    devices: tuple[ComputeCapability, ...],
+    *,
+    keep_ptx: bool,
+    strip: bool,
+    strip_others: bool,
+    spare: SparePolicy | None = None,
+) -> Recipe:
+    """Keep what devices can load."""
 
-    devices: tuple[ComputeCapability, ...]
-    keep_ptx: bool
-    strip: bool
-    strip_others: bool
-    spare: SparePolicy | None = None
-
-    @property
-    def source(self) -> str:
-        return f"what devices of {', '.join(map(str, self.devices))} can load"
-
-    @property
-    def digest(self) -> str:
-        archs = sorted(map(str, self.devices))
-        # Whether others are stripped doesn't change what becomes of GPU code.
-        return _digest("archs", archs, self.keep_ptx, self.strip, spare=self.spare)
-
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        def plan_for(library_map: LibraryMap) -> LibraryPlan:
-            return plan_for_devices(library_map, self.devices, keep_ptx=self.keep_ptx)
-
-        found = _plan_by_headers(path, plan_for, self)
+    def plan(recipe: Recipe, path: Path) -> Removal | NotSlimmed:
+        plan_for = functools.partial(plan_for_devices, devices=devices, keep_ptx=keep_ptx)
+        found = _plan_by_headers(plan_for, recipe, path)
         if isinstance(found, NotSlimmed) or found.plan is None or not found.plan.decisions:
             return found
         loadable = any(d.reason == KeepReason.ARCH_POLICY.value for d in found.plan.decisions)
-        return found if loadable else replace(found, useless_for=self.devices)
+        return found if loadable else replace(found, useless_for=devices)
+
+    source = f"what devices of {', '.join(map(str, devices))} can load"
+    # Whether others are stripped doesn't change what becomes of GPU code.
+    key = ("archs", sorted(map(str, devices)), keep_ptx, strip)
+    return Recipe(Kind.ARCHS, source, key, plan, spare, strip_others, devices)
 
 
-@dataclass(frozen=True)
-class NeverLoaded:
-    """Keep no GPU code: the run of the lock did not load the library.
+def never_loaded(
+    lock: str, *, strip: bool, strip_others: bool = False, spare: SparePolicy | None = None
+) -> Recipe:
+    """Keep no GPU code: the run of the lock, in words, did not load the library.
 
-    Libraries without GPU code are stripped, or left. With ``SparePolicy.unneeded``, they lose CPU
-    code.
+    With ``SparePolicy.unneeded``, all goes that can come back, and no proof says that nothing
+    needs it.
     """
-
-    lock: str
-    strip: bool
-    strip_others: bool
-    spare: SparePolicy | None = None
-
-    @property
-    def source(self) -> str:
-        gone = "none of their code stayed"
-        if self.is_spared:
-            gone = "their spares have their code"
-        return f"{self.lock}, which never loaded some libraries: {gone}"
-
-    @property
-    def is_spared(self) -> bool:
-        """Whether all that can come back goes, and no proof says that nothing needs it."""
-        return self.spare is not None and self.spare.unneeded
-
-    def why(self, *, has_gpu_code: bool) -> str | None:
-        """What a row tells of a library that lost its code."""
-        if self.is_spared:
-            return NOT_LOADED
-        return ALL_NEVER_LOADED if has_gpu_code else None
-
-    @property
-    def digest(self) -> str:
-        return _digest("never loaded", self.strip, spare=self.spare)
-
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        return _plan_by_headers(path, plan_for_none, self)
+    is_spared = spare is not None and spare.unneeded
+    gone = "their spares have their code" if is_spared else "none of their code stayed"
+    source = f"{lock}, which never loaded some libraries: {gone}"
+    plan = functools.partial(_plan_by_headers, plan_for_none)
+    return Recipe(Kind.NEVER_LOADED, source, ("never loaded", strip), plan, spare, strip_others)
 
 
-@dataclass(frozen=True)
-class Strip:
+def strip_only() -> Recipe:
     """Only drop symbol tables and debug information."""
-
     source = "stripping, which removes no GPU code"
-    spare = None
-
-    @property
-    def digest(self) -> str:
-        return _digest("strip")
-
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        return Removal()
+    return Recipe(Kind.STRIP, source, ("strip",), _plan_nothing, strips_others=True)
 
 
-@dataclass(frozen=True)
-class ByPages:
+def by_pages(spare: SparePolicy) -> Recipe:
     """Keep all GPU code, and the CPU code that a run touched."""
+    return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
 
-    spare: SparePolicy
-    source = "a trace of CPU code"
 
-    @property
-    def digest(self) -> str:
-        return _digest("pages", spare=self.spare)
-
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
-        return Removal()
+def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:
+    return Removal()
 
 
 def slim_library(
@@ -336,12 +299,13 @@ def slim_library(
     )
     if isinstance(compacted, NotCompacted):
         return NotSlimmed(compacted.reason)
+    gone = removal.trimmed - sum(span.size for span in compacted.spared)
     return Result(
         removal,
+        compacted.size_after,
         compacted.original_sha256,
         compacted.sha256,
-        compacted.size_after,
-        removal.code_removed(compacted.spared),
+        0 if removal.plan is None else removal.plan.unused_bytes + gone,
         (*compacted.notes, *_unloaded(path, load_check)),
     )
 
@@ -380,7 +344,7 @@ def _cut(
         sha256 = result.sha256()
     notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
-        removal, done.original_sha256, sha256, done.size_after, gone, notes, spare=done.spare
+        removal, done.size_after, done.original_sha256, sha256, gone, notes, spare=done.spare
     )
 
 
@@ -389,7 +353,7 @@ def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
     return size(intersection(((d.start, d.end) for d in plan.decisions if not d.kept), gaps))
 
 
-def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Foreseen | NotSlimmed:
+def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result | NotSlimmed:
     """What ``slim_library`` would write; loading is not tried.
 
     Raises:
@@ -400,8 +364,9 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
         return removal
     if recipe.spare is not None and not removal.strips:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
+        options = recipe.spare.options_for(name, recipe.source)
         try:
-            return Foreseen(removal, foresee(path, planned, recipe.spare, name, recipe.source))
+            return Result(removal, foresee_cut(path, planned.needed, options, planned.containers))
         except CannotCompactError as e:
             return NotSlimmed(e.reason)
     forecast = foresee_compaction(
@@ -409,7 +374,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Fo
     )
     if isinstance(forecast, NotCompacted):
         return NotSlimmed(forecast.reason)
-    return Foreseen(removal, forecast.size_after)
+    return Result(removal, forecast.size_after)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
@@ -419,18 +384,18 @@ def _removed_from(cubin: RepackedCubin) -> int:
 
 
 def _plan_by_headers(
-    path: Path, plan_for: Callable[[LibraryMap], LibraryPlan], recipe: ByArchs | NeverLoaded
+    plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, path: Path
 ) -> Removal | NotSlimmed:
     """What a plan that needs no cubin unpacked removes from a library."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
-    try:
-        library_map = read_library(path, Scope(headers_only=True))
-    except FormatError as e:
-        return NotSlimmed(e.problem)
+        try:
+            library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
+        except FormatError as e:
+            return NotSlimmed(e.problem)
     if not library_map.sections:
         traced = recipe.spare is not None and recipe.spare.may_know(state.size)
-        wanted = recipe.strip_others or traced
+        wanted = recipe.strips_others or traced
         return Removal(state=state, strips=not traced) if wanted else NotSlimmed(NO_GPU_CODE)
     return Removal(library_map, plan_for(library_map), state=state)
 
@@ -440,7 +405,6 @@ def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
     return msgspec.structs.replace(library_map, library=library)
 
 
-def _digest(*parts: Any, spare: SparePolicy | None = None) -> str:
-    if spare is not None:
-        parts += ("spare", *spare.key)
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+def names_of(devices: Iterable[ComputeCapability]) -> str:
+    """The archs of devices in words: ``sm_80, sm_90``."""
+    return ", ".join(str(SmArch(device.major, device.minor)) for device in devices)

@@ -30,10 +30,8 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     hold_folder,
     note_of,
-    note_tree,
-    noted_trees,
 )
-from pytest_negativa.slimming.tree import ORIGINALS_MARK, Tree
+from pytest_negativa.slimming.tree import Tree
 from pytest_negativa.spare.note import MAX_TRAILER, Note
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.published import fetch, publish
@@ -100,7 +98,7 @@ def fetch_spares(
     Raises:
         NegativaError: a folder or manifest can't be read, or see ``refuse_shared``.
     """
-    refuse_shared(*roots_of(paths))
+    refuse_shared(*(roots := roots_of(paths)))
     rows: list[SlimRow] = []
     with contextlib.ExitStack() as held:
         unchecked: Path | None = None
@@ -111,14 +109,13 @@ def fetch_spares(
                     continue
                 try:
                     detail = _find(tree.root / name, note, folder)
-                    if unchecked is None and (detail is None or _may_note(tree, note, folder)):
-                        unchecked = held.enter_context(hold_folder(folder, tree.root))
-                        detail = _find(tree.root / name, note, folder)
                     if detail is None:
-                        assert unchecked is not None, "it was held for this"
-                        detail = _fetch_one(tree, name, note, url, unchecked)
-                    elif unchecked is not None and (folder / note.spare_name).exists():
-                        note_tree(folder, tree.root)
+                        if unchecked is None:
+                            hold = hold_folder(folder, tree.root, roots)
+                            unchecked = held.enter_context(hold)
+                        # Another process may have fetched it meanwhile.
+                        detail = _find(tree.root / name, note, folder)
+                        detail = detail or _fetch_one(tree, name, note, url, unchecked)
                     rows.append(_row(tree, name, SlimStatus.SOUND, detail))
                 except (NegativaError, OSError) as e:
                     rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
@@ -141,21 +138,12 @@ def _find(library: Path, note: Note, folder: Path) -> str | None:
     return f"its spare is {found}"
 
 
-def _may_note(tree: Tree, note: Note, folder: Path) -> bool:
-    """Whether a folder of spares that has one already can note who needs it, for ``prune``.
-
-    It may be read-only if nothing is missing.
-    """
-    is_ours = (folder / ORIGINALS_MARK).exists() and (folder / note.spare_name).exists()
-    return is_ours and tree.root not in noted_trees(folder).values() and os.access(folder, os.W_OK)
-
-
 def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Path) -> str:
     """Fetch a spare; what happened. ``unchecked``: see ``hold_folder``."""
     folder, new = unchecked.parent, unchecked / note.spare_name
     library, target = tree.root / name, folder / note.spare_name
     if url is None:
-        raise OptionError("no URL of spares is known; send them with negativa slim push URL")
+        raise OptionError("no URL of spares is known; send them with negativa push --spares URL")
     owner = library.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise ReconstructError(
@@ -165,7 +153,7 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
     place = Url(url) / note.spare_name
     published = load_published(place)
     if [file.path for file in published.files] != [note.spare_name]:
-        raise StoreError(f"{place}: is no spare; send it again with negativa slim push")
+        raise StoreError(f"{place}: is no spare; send it again with negativa push --spares")
     fetch(place, published, unchecked, max_bytes=note.original_size + MAX_TRAILER)
     try:
         # Its code runs in the processes: the digest of the original decides, not the store's.
@@ -175,8 +163,6 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
         raise ReconstructError(f"{place}: not taken: {e}") from e
     # Processes of all users who can read the library need it.
     set_mode(new, 0o644)
-    # First: a run that is killed in between must not leave a spare that prune takes.
-    note_tree(folder, tree.root)
     new.replace(target)
     sync_folder(folder)
     if str(folder) in note.folders:

@@ -9,8 +9,11 @@ came out of the place.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,11 +22,10 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
-from pytest_negativa.slimming.exchange import exchange, is_overlay
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 from pytest_negativa.storage.attributes import copy_metadata, set_mtime
-from pytest_negativa.storage.shared_folders import make_folder, refuse_shared
+from pytest_negativa.storage.shared_folders import make_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _LONGEST_NAME = 255  # bytes; linux/limits.h
@@ -55,7 +57,6 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
     first, *others = places
     touched = set()
     try:
-        refuse_shared(*{place.parent for place in places})
         sync_file(staged)
         swap = swap_name(first, token)
         staged.rename(swap)
@@ -95,7 +96,6 @@ def link(
     """
     if _inode_at(place) == _inode_at(path):
         return  # A bind mount shows one name in two folders.
-    refuse_shared(place.parent)
     swap = swap_name(place, token)
     try:
         os.link(path, swap)
@@ -119,7 +119,6 @@ def take_out(place: Path, state: FileState, token: str, *, by_ctime: bool = True
         TakenError: it leads to another file, which stays.
         OSError: it can't be removed.
     """
-    refuse_shared(place.parent)
     try:
         if not _leads_to(place, state, by_ctime=by_ctime):
             raise TakenError(place)
@@ -332,3 +331,48 @@ def copy_file(
         if mtime_ns is not None:
             set_mtime(new.fd, mtime_ns)
         new.publish()
+
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 1 << 1
+# linux/magic.h. f_type is the first field of struct statfs on 64-bit machines.
+_OVERLAYFS_MAGIC = 0x794C7630
+_STATFS_SIZE = 512
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let each of two names lead to the other's file, at once.
+
+    Returns:
+        False if the file system can't do it, or only at a high price; then nothing was done.
+
+    Raises:
+        OSError: one of the names is gone, or the folder can't be written.
+    """
+    libc = _libc()
+    if not hasattr(libc, "renameat2") or is_overlay(first.parent):
+        return False
+    # As os.rename does.
+    sys.audit("os.rename", os.fspath(first), os.fspath(second), -1, -1)
+    names = os.fsencode(first), os.fsencode(second)
+    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(second))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def is_overlay(folder: Path) -> bool:
+    """Whether renaming a file in the folder may copy it from an image layer first."""
+    libc = _libc()
+    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
+    if libc.statfs(os.fsencode(folder), buffer):
+        return False
+    return int.from_bytes(buffer.raw[:8], sys.byteorder) == _OVERLAYFS_MAGIC

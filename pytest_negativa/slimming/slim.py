@@ -16,11 +16,8 @@ from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifes
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_new
-from pytest_negativa.slimming.leftovers import remove_leftovers
-from pytest_negativa.slimming.loaded import require_known
-from pytest_negativa.slimming.manifest import begin_run, load_manifest, token_of
-from pytest_negativa.slimming.named_archs import refuse_impossible
-from pytest_negativa.slimming.recipes import ByArchs, Recipe, Strip
+from pytest_negativa.slimming.journal import Journal, remove_leftovers
+from pytest_negativa.slimming.recipes import Recipe, by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import (
     ELF_MAGIC,
@@ -30,7 +27,12 @@ from pytest_negativa.slimming.tree import (
     scan_folder,
     unfinished_copy,
 )
-from pytest_negativa.slimming.worklist import WorkList, find_by_archs, find_by_lock
+from pytest_negativa.slimming.worklist import (
+    find_by_archs,
+    find_by_lock,
+    refuse_impossible,
+    require_known,
+)
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.shared_folders import make_folder, refuse_shared
@@ -204,15 +206,15 @@ def default_paths() -> tuple[Path, ...]:
 
 
 def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], list[SlimRow]]:
-    manifests = [load_manifest(tree.root) for tree in trees]
+    held = [tree.root for tree in trees]
+    journals = [Journal(tree, held=held) for tree in trees]
     options = request.options
     # A kept original needs no spare. The target is a copy, and the original stays in its folder.
     keeps_spares = options.keep_originals is None and request.target is None
     unmet: list[SlimRow] = []
-    lists: list[WorkList]
     if request.lock is not None:
         lists, unmet = find_by_lock(
-            list(zip(trees, manifests, strict=True)),
+            [(journal.tree, journal.manifest) for journal in journals],
             request.lock,
             strip=options.strip,
             others=_others(request),
@@ -223,26 +225,29 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             jobs=options.jobs,
         )
     else:
-        for tree, manifest in zip(trees, manifests, strict=True):
-            _refuse_others(tree, manifest)
+        for journal in journals:
+            _refuse_others(journal.tree, journal.manifest)
+        recipe, keep_ptx = _by_archs(request), request.keep_ptx
         lists = [
-            find_by_archs(tree, manifest, _by_archs(request), keeps_spares=keeps_spares)
-            for tree, manifest in zip(trees, manifests, strict=True)
+            find_by_archs(
+                one.tree, one.manifest, recipe, keep_ptx=keep_ptx, keeps_spares=keeps_spares
+            )
+            for one in journals
         ]
-    held = tuple(tree.root for tree in trees)
-    slimmers = [
-        Slimmer(tree, tree.root, manifest, work, options, held)
-        for tree, manifest, work in zip(trees, manifests, lists, strict=True)
-    ]
     if not request.force_archs:
         refuse_impossible((task for work in lists for task in work.tasks), request.devices)
-    return slimmers, unmet
+    pairs = zip(journals, lists, strict=True)
+    return [Slimmer(journal, work, options) for journal, work in pairs], unmet
 
 
-def _by_archs(request: SlimRequest) -> ByArchs:
+def _by_archs(request: SlimRequest) -> Recipe:
     options = request.options
-    return ByArchs(
-        request.devices, request.keep_ptx, options.strip, request.strip_others, options.spare
+    return by_archs(
+        request.devices,
+        keep_ptx=request.keep_ptx,
+        strip=options.strip,
+        strip_others=request.strip_others,
+        spare=options.spare,
     )
 
 
@@ -250,7 +255,7 @@ def _others(request: SlimRequest) -> Recipe | None:
     """The recipe for libraries that the lock doesn't name."""
     if request.devices:
         return _by_archs(request)
-    return Strip() if request.strip_others else None
+    return strip_only() if request.strip_others else None
 
 
 def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
@@ -304,7 +309,8 @@ def _slim_copy(
 def _build_copy(
     slimmer: Slimmer, unmet: Sequence[SlimRow], target: Path, on_progress: OnProgress
 ) -> SlimReport:
-    source = slimmer.tree.root
+    journal = slimmer.journal
+    source = journal.tree.root
     growing = unfinished_copy(target)
     replaced = {name for task in slimmer.work.tasks for name in task.names}
     removed = {name for package in slimmer.work.packages for name in package.names}
@@ -318,13 +324,11 @@ def _build_copy(
             try:
                 # A killed run may have left a part of a copy.
                 empty_folder(growing)
-                token = token_of(load_manifest(growing))
-                slimmer.root, slimmer.named_root = growing, target
-                slimmer.manifest = begin_run(growing, slimmer.manifest, token)
+                journal.move_to(growing, target)
                 copy_folder(source, growing, replaced | removed)
                 report = _run([slimmer], unmet, on_progress)
                 # Libraries that failed or were left as they are, and files that were not removed.
-                copy_folder(source, growing, slimmer.manifest.removed.keys())
+                copy_folder(source, growing, journal.manifest.removed.keys())
                 copy_attributes(source, growing)
                 # The name says that the copy is complete, also after a power cut.
                 os.sync()

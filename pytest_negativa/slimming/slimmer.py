@@ -10,82 +10,58 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
-from pytest_negativa.installed.record import RecordLine, record_digest, update_record
+from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     LeftFile,
     Origin,
-    RecordFile,
-    RecordRow,
-    SlimManifest,
     SlimmedFile,
     SlimRow,
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.code_files import forget_stale, remove_files
-from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import (
-    begin_run,
-    digest_of,
-    end_run,
-    folders_of_spares,
-    may_be_kept,
-    save_manifest,
-    token_of,
-)
-from pytest_negativa.slimming.named_archs import names_of
-from pytest_negativa.slimming.put_back import lines_before, put_back
+from pytest_negativa.slimming.code_files import forget_stale, reason_of, remove_files
+from pytest_negativa.slimming.journal import Journal, Lines
+from pytest_negativa.slimming.manifest import folders_of_spares, may_be_kept
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
-    ByArchs,
-    Foreseen,
-    NeverLoaded,
+    Kind,
     NotSlimmed,
-    Removal,
     Result,
     foresee_library,
+    names_of,
     slim_library,
 )
-from pytest_negativa.slimming.replace import (
-    keep_original,
-    link,
-    replace_all,
-)
+from pytest_negativa.slimming.replace import keep_original, link, replace_all
 from pytest_negativa.slimming.spares import (
     SparePolicy,
     clear_abandoned,
     discard_unchecked,
-    forget_tree,
+    disown,
     hold_folder,
-    note_tree,
     rebuild,
 )
-from pytest_negativa.slimming.tree import Tree, staged_name
+from pytest_negativa.slimming.tree import read_fact, staged_name
 from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
-from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NOT_KEPT = (
     "no original is kept, because it was slimmed without --keep-originals before; to have one, "
     "install it again, then slim"
 )
-
-_Outcome = TypeVar("_Outcome", Result, Foreseen)
 
 OnDone = Callable[[int], None]
 """Called with the bytes of each library that is done."""
@@ -112,83 +88,62 @@ class SlimOptions:
     jobs: int = 1
 
 
-@dataclass(slots=True)
 class Slimmer:
-    """One folder, its manifest and its work list.
+    """Applies the work list of one folder.
 
-    Attributes:
-        tree: the folder as it was found.
-        root: where results go: the same folder, or one that becomes a slimmed copy of it.
-        manifest: what was done before; the slimmer keeps it up to date.
+    Args:
+        journal: the notes of the run.
         work: what is to be done.
         options: how to do it.
-        held: the folders that this process has locked, this one and others.
+
+    Attributes:
         rows: what became of each library.
-        named_root: the name that the root gets at the end; None: the one that it has.
     """
 
-    tree: Tree
-    root: Path
-    manifest: SlimManifest
-    work: WorkList
-    options: SlimOptions
-    held: tuple[Path, ...]
-    rows: list[SlimRow] = field(default_factory=list)
-    named_root: Path | None = None
-    _token: str = ""
-    _undone: list[str] = field(default_factory=list)
-    _lines_back: defaultdict[str, dict[str, RecordLine]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    _known_sites: list[Site] | None = None
-    _known_origins: Origins | None = None
-    _without_code: set[str] = field(default_factory=set)
-    _unchecked: dict[Path, Path] = field(default_factory=dict)
+    def __init__(self, journal: Journal, work: WorkList, options: SlimOptions) -> None:
+        self.journal = journal
+        self.work = work
+        self.options = options
+        self.rows: list[SlimRow] = []
+        self._has_code: dict[str, bool | None] = {}
+        self._unchecked: dict[Path, Path] = {}
 
-    @property
-    def _sites(self) -> list[Site]:
-        if self._known_sites is None:
-            self._known_sites = [Site(folder) for folder in self._site_folders()]
-        return self._known_sites
-
-    def origin_of(self, task: Task) -> Origin | None:
-        """The distribution that brought a library, if one is known."""
-        return self._origin_of(task.names) if task.before is None else task.before.origin
+    @functools.cached_property
+    def _origins(self) -> Origins:
+        return Origins(self.journal.sites)
 
     def _origin_of(self, names: Sequence[str]) -> Origin | None:
-        if self._known_origins is None:
-            self._known_origins = Origins(self._sites)
-        found = (self._known_origins.of(self.root / name) for name in names)
+        found = (self._origins.of(self.journal.root / name) for name in names)
         return next(filter(None, found), None)
 
     def origins_of_lost(self) -> Iterator[tuple[Path, Origin | None]]:
         """The files that nothing here will bring back, with the distribution of each, if known."""
         if self.options.keep_originals is not None:
             return
-        for task in self.work.tasks:
-            if task.before is None and self._may_lose_for_good(task):
-                yield self.root / task.name, self.origin_of(task)
-        for package in self.work.packages:
-            for group in package.unused:
-                yield self.root / group.name, self._origin_of(group.names)
+        lost = [task.names for task in self.work.tasks if self._may_lose_for_good(task)]
+        lost += [group.names for package in self.work.packages for group in package.unused]
+        for names in lost:
+            yield self.journal.root / names[0], self._origin_of(names)
 
     def _may_lose_for_good(self, task: Task) -> bool:
+        if task.before is not None:
+            return False
         recipe = task.recipe
         if recipe.spare is None:
             return self._may_lose(task)
-        strips = isinstance(recipe, ByArchs | NeverLoaded) and recipe.strip_others
-        return strips and _has_code(task) is False
+        return recipe.strips_others and self._code_in(task) is False
 
     def _may_lose(self, task: Task) -> bool:
         """Whether slimming may change a library: most of a site have no GPU code."""
         recipe = task.recipe
-        if not isinstance(recipe, ByArchs | NeverLoaded) or recipe.strip_others:
-            return True
-        has_code = _has_code(task)
-        if has_code is False:
-            # So that it is not searched again.
-            self._without_code.add(task.name)
-        return bool(has_code)
+        by_code = recipe.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not recipe.strips_others
+        return not by_code or bool(self._code_in(task))
+
+    def _code_in(self, task: Task) -> bool | None:
+        """Whether a library has GPU code; None if it can't be read."""
+        if task.name not in self._has_code:
+            self._has_code[task.name] = read_fact(task.source, has_gpu_code)
+        return self._has_code[task.name]
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -199,155 +154,134 @@ class Slimmer:
                 that have no name, so the process should end.
         """
         self.rows = [self._with_note(row) for row in self.work.rows]
-        self._token = token_of(self.manifest)
         if self.options.dry_run:
-            self._process(self._foresee, self._add_forecast, on_done)
+            self._process(
+                self._foresee,
+                lambda task, _staged, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
+                on_done,
+            )
             for package in self.work.packages:
-                count = len(package.unused) + len(package.gone)
-                size = package.size + sum(entry.size for entry in package.gone.values())
-                self.rows.append(package.row(SlimStatus.WOULD_SLIM, count, size))
+                self.rows.append(package.row(SlimStatus.WOULD_SLIM, package.unused))
                 on_done(package.size)
             return self.rows
-        for killed in map(Path, self.manifest.run_spares):
+        journal = self.journal
+        for killed in map(Path, journal.manifest.run_spares):
             clear_abandoned(killed)
-        # Nothing to cut: the folder of spares may not be mounted.
-        spares = {spare.folder for _task, spare in self._cuts()}
-        root = self.named_root or self.root
         with contextlib.ExitStack() as held:
+            # Nothing to cut: the folder of spares may not be mounted.
+            spares = {spare.folder for task in self.work.tasks if (spare := task.recipe.spare)}
             for folder in sorted(spares):
-                try:
-                    self._unchecked[folder] = held.enter_context(hold_folder(folder, root))
-                    note_tree(folder, root)
-                except ReconstructError as e:
-                    if self.options.spare is not None:
-                        raise
-                    self._fail_those_of(folder, f"{e}; {ANOTHER_PLACE}", on_done)
-            spares |= folders_of_spares(self.manifest.slimmed.values())
+                self._hold_spares(folder, held, on_done)
+            spares |= folders_of_spares(journal.manifest.slimmed.values())
             try:
                 self._run(on_done)
             finally:
-                for folder in spares - folders_of_spares(self.manifest.slimmed.values()):
-                    forget_tree(folder, root)
+                for folder in spares - folders_of_spares(journal.manifest.slimmed.values()):
+                    disown(folder, journal.named_root)
         return self.rows
 
-    def _fail_those_of(self, folder: Path, detail: str, on_done: OnDone) -> None:
-        """Leave the libraries whose spares can't have the place of those before."""
-        tasks = [task for task, spare in self._cuts() if spare.folder == folder]
-        for task in tasks:
-            self.work.tasks.remove(task)
-            self._add_failed(task, detail)
-            on_done(task.size)
+    def _hold_spares(self, folder: Path, held: contextlib.ExitStack, on_done: OnDone) -> None:
+        """Hold a folder of spares; its libraries fail if it can't have the place of one before."""
+        journal = self.journal
+        together = () if journal.is_copy else journal.held
+        try:
+            hold = hold_folder(folder, journal.named_root, together)
+            self._unchecked[folder] = held.enter_context(hold)
+        except ReconstructError as e:
+            if self.options.spare is not None:
+                raise
+            for task in [*self.work.tasks]:
+                if task.recipe.spare is not None and task.recipe.spare.folder == folder:
+                    self.work.tasks.remove(task)
+                    self._add_failed(task, f"{e}; {ANOTHER_PLACE}")
+                    on_done(task.size)
 
     def _run(self, on_done: OnDone) -> None:
-        before = self._copy_of_manifest()
-        work = self.work
-        back = self._lines_of_undone()
-        begun = bool(work.tasks or work.links or work.packages or back or self.manifest.run)
-        if begun:
-            self.manifest = begin_run(self.root, self.manifest, self._token, self._unchecked)
-        run: str | None = None
+        journal, work = self.journal, self.work
+        before = msgspec.json.encode(journal.manifest)
+        behind = journal.lines_behind(work.current)
+        begun = bool(work.tasks or work.links or work.packages or behind or journal.manifest.run)
+        with journal.at_work(self._unchecked) if begun else contextlib.nullcontext():
+            self._apply(behind, on_done)
+        if not begun and msgspec.json.encode(journal.manifest) != before:
+            journal.save()
+
+    def _apply(self, behind: Lines, on_done: OnDone) -> None:
+        journal = self.journal
         try:
-            if back:
-                self._write_records(lambda record: back.get(str(record), {}))
-                self._known_sites = None
+            if behind:
+                journal.write_records({}, behind)
+                journal.sites = [Site(site.folder) for site in journal.sites]
             self._forget_stale()
             try:
                 self._link_names()
                 self._process(self._slim, self._publish, on_done)
                 self._remove_files(on_done)
             finally:
-                # Also when interrupted: what was replaced must be in order. Only the entries of
-                # originals that are back know the lines of RECORD, so they go last.
-                self._update_records()
-                for key in self._undone:
-                    self.manifest.slimmed.pop(key, None)
-        except KeyboardInterrupt:
-            # Threads at work may still give their files names, which the next run removes.
-            run = self.manifest.run
-            raise
+                # Also when interrupted: what was replaced must be in order.
+                journal.finish(self._lines())
         finally:
             for unchecked in self._unchecked.values():
                 discard_unchecked(unchecked)
-            self.manifest = end_run(self.manifest, run)
-            if begun or self.manifest != before:
-                save_manifest(self.root, self.manifest, self._token)
+
+    def _lines(self) -> dict[str, RecordLine]:
+        """The lines of RECORD files for results."""
+        return {
+            os.path.join(self.journal.root, name): RecordLine(
+                record_digest(entry.sha256), str(entry.size)
+            )
+            for entry in self.journal.manifest.slimmed.values()
+            for name in entry.names
+            if name in self.work.current
+        }
 
     def _remove_files(self, on_done: OnDone) -> None:
         """Remove the files that are unused GPU code."""
         for package in self.work.packages:
             self.rows += remove_files(
-                self.tree,
-                self.root,
-                self.manifest,
+                self.journal,
                 package,
                 keep_originals=self.options.keep_originals,
-                token=self._token,
                 jobs=self.options.jobs,
             )
             on_done(package.size)
 
     def _with_note(self, row: SlimRow) -> SlimRow:
         """Tell that a library slimmed before without its original kept has none to keep."""
-        entry = self.manifest.slimmed.get(row.path)
-        if (
-            self.options.keep_originals is None
-            or row.status is not SlimStatus.ALREADY
-            or entry is None
-        ):
+        entry = self.journal.manifest.slimmed.get(row.path)
+        if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
             return row
-        if may_be_kept(entry) or entry.spare is not None:
+        if entry is None or may_be_kept(entry) or entry.spare is not None:
             return row
         return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
 
     def _forget_stale(self) -> None:
+        journal = self.journal
         for key in self.work.stale:
-            del self.manifest.slimmed[key]
-        gone = [name for name in self.manifest.left if self.tree.group_of(name) is None]
-        for name in gone:
-            if self.tree.covers((name,)):
-                del self.manifest.left[name]
-        forget_stale(self.tree, self.manifest)
-
-    def _site_folders(self) -> Iterator[Path]:
-        for site in self.tree.sites:
-            if self.root == self.tree.root:
-                yield site
-            elif not (below := os.path.relpath(site, self.tree.root)).startswith(".."):
-                yield self.root / below
-
-    def _cuts(self) -> Iterator[tuple[Task, SparePolicy]]:
-        """The libraries whose code goes into a spare."""
-        for task in self.work.tasks:
-            if (spare := task.recipe.spare) is not None:
-                yield task, spare
-
-    def _copy_of_manifest(self) -> SlimManifest:
-        return msgspec.structs.replace(
-            self.manifest,
-            slimmed=dict(self.manifest.slimmed),
-            left=dict(self.manifest.left),
-            records=dict(self.manifest.records),
-            removed=dict(self.manifest.removed),
-        )
+            del journal.manifest.slimmed[key]
+        for name in [*journal.manifest.left]:
+            if journal.tree.group_of(name) is None and journal.tree.covers((name,)):
+                del journal.manifest.left[name]
+        forget_stale(journal.tree, journal.manifest)
 
     def _link_names(self) -> None:
+        journal = self.journal
         for name, result in self.work.links.items():
+            place = journal.root / name
             try:
-                link(self.root / result, self.root / name, self._state(name), self._token)
+                [state] = journal.places([name]).values()
+                link(journal.root / result, place, state, journal.token)
                 self.work.current.add(name)
             except (OSError, NegativaError) as e:
-                reason = e.strerror if isinstance(e, OSError) else e
-                detail = f"cannot be replaced: {reason}"
-                try:
-                    size = (self.root / name).lstat().st_size
-                except OSError:
-                    size = 0  # it may be gone, and link() failed for that
+                detail = f"cannot be replaced: {reason_of(e)}"
+                # It may be gone, and link() failed for that.
+                size = place.lstat().st_size if os.path.lexists(place) else 0
                 self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 
     def _process(
         self,
-        begin: Callable[[Task, Path], _Outcome | NotSlimmed],
-        finish: Callable[[Task, Path, _Outcome], None],
+        begin: Callable[[Task, Path], Result | NotSlimmed],
+        finish: Callable[[Task, Path, Result], None],
         on_done: OnDone,
     ) -> None:
         """Begin all tasks in threads, and finish them one by one in this thread.
@@ -359,7 +293,8 @@ class Slimmer:
         """
         # The largest first, so that none is left to run alone at the end.
         tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
-        staged = {task.name: staged_name(self.root / task.name, self._token) for task in tasks}
+        root, token = self.journal.root, self.journal.token
+        staged = {task.name: staged_name(root / task.name, token) for task in tasks}
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
@@ -387,23 +322,23 @@ class Slimmer:
 
     def _rebuilt_name(self, task: Task) -> Path:
         """A hidden name for an original that is made again."""
-        place = self.root / task.name
-        return staged_name(place.with_name(f"{place.name}.original"), self._token)
+        place = self.journal.root / task.name
+        return staged_name(place.with_name(f"{place.name}.original"), self.journal.token)
 
     def _original_of(self, task: Task) -> Path:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
     def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
-        if task.name in self._without_code:
+        if self._has_code.get(task.name) is False and not self._may_lose(task):
             return NotSlimmed(NO_GPU_CODE)
+        root, options = self.journal.root, self.options
         try:
-            refuse_shared(*{(self.root / name).parent for name in task.names})
+            self.journal.places(task.names)
         except ReconstructError:
             # Nothing would be written there.
-            if not self._may_lose(task) and task.name in self._without_code:
+            if not self._may_lose(task) and self._code_in(task) is False:
                 return NotSlimmed(NO_GPU_CODE)
             raise
-        options = self.options
         original = self._original_of(task)
         if task.is_cut:
             rebuild(task.source, original)
@@ -412,25 +347,20 @@ class Slimmer:
             task.recipe,
             original,
             staged,
-            (self.root / task.name).name,
+            (root / task.name).name,
             strip=options.strip,
             load_check=options.load_check,
             unchecked=None if spare is None else self._unchecked[spare.folder],
         )
 
-    def _foresee(self, task: Task, _staged: Path) -> Foreseen | NotSlimmed:
-        name = (self.root / task.name).name
-        strip = self.options.strip
-        if not task.is_cut:
-            return foresee_library(task.recipe, task.source, name, strip=strip)
+    def _foresee(self, task: Task, _staged: Path) -> Result | NotSlimmed:
+        name, source = Path(task.name).name, task.source
         # A dry run writes nothing into the folder.
-        with tempfile.TemporaryDirectory() as folder:
-            original = Path(folder, name)
-            rebuild(task.source, original)
-            return foresee_library(task.recipe, original, name, strip=strip)
-
-    def _add_forecast(self, task: Task, _staged: Path, foreseen: Foreseen) -> None:
-        self._add_row(task, SlimStatus.WOULD_SLIM, foreseen.size_after, foreseen.removal)
+        with contextlib.ExitStack() as stack:
+            if task.is_cut:
+                source = Path(stack.enter_context(tempfile.TemporaryDirectory()), name)
+                rebuild(task.source, source)
+            return foresee_library(task.recipe, source, name, strip=self.options.strip)
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.before is not None:
@@ -438,14 +368,13 @@ class Slimmer:
             return
         # Libraries without GPU code are not what the user asked about.
         if reason != NO_GPU_CODE:
-            row = SlimRow.unchanged(task.name, SlimStatus.LEFT, task.size, reason)
-            self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
-        group = self.tree.group_of(task.name)
+            self._add_unchanged(task, SlimStatus.LEFT, task.size, reason)
+        group = self.journal.tree.group_of(task.name)
         if group is not None:
             self._note_left(task, group.size, group.mtime_ns, reason)
 
     def _note_left(self, task: Task, size: int, mtime_ns: int, reason: str) -> None:
-        self.manifest.left[task.name] = LeftFile(
+        self.journal.manifest.left[task.name] = LeftFile(
             size=size, mtime_ns=mtime_ns, recipe=task.recipe.digest, reason=reason
         )
 
@@ -453,54 +382,41 @@ class Slimmer:
         """Put the original of a library back that lacks code, and of which nothing may go now."""
         status = SlimStatus.WOULD_UNDO
         if not self.options.dry_run:
-            status = SlimStatus.UNDONE
-            places = {self.root / name: self._state(name) for name in task.names}
-            like = self.tree.root / task.name
-            put_back(self._original_of(task), places, entry, self._token, like=like)
-            self._undone += [k for k, one in self.manifest.slimmed.items() if one is entry]
+            status, journal = SlimStatus.UNDONE, self.journal
+            like = journal.tree.root / task.name
+            journal.put_back(task.names, entry, self._original_of(task), like)
+            for key in [k for k, one in journal.manifest.slimmed.items() if one is entry]:
+                journal.note_back(key, entry)
             self.work.current.difference_update(task.names)
             self._note_left(task, entry.original_size, entry.mtime_ns, reason)
-            for record, path, line in lines_before(self.root, entry):
-                self._lines_back[record][path] = line
-        self.rows.append(
-            SlimRow(
-                path=task.name,
-                status=status,
-                before=entry.size,
-                after=entry.original_size,
-                detail=reason,
-                others=len(task.names) - 1,
-            )
+        row = SlimRow(
+            path=task.name,
+            status=status,
+            before=entry.size,
+            after=entry.original_size,
+            detail=reason,
+            others=len(task.names) - 1,
         )
+        self.rows.append(row)
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        removal = made.removal
-        notes = [*removal.notes, *made.notes]
-        if made.spare is not None and self.options.spare is None:
-            notes.append(
-                f"its code lies in a spare as before, in {made.spare.parent}; to do without a "
-                "spare, pass --keep-originals DIR"
-            )
-        if task.outside:
-            notes.append(
-                "the original still takes its space: it has "
-                f"{format_items(task.outside, 'hard link', 'hard links')} outside of the folder"
-            )
+        journal = self.journal
+        notes = (*made.removal.notes, *made.notes, *self._notes_on(task, made))
         linked: FileState | None = None
+        places = journal.places(task.names)
         original = None if task.before is None else task.before.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / made.original_sha256
-            known = self._state(task.name)
-            linked = keep_original(self._original_of(task), aside, self._token, known)
+            known = next(iter(places.values()))
+            linked = keep_original(self._original_of(task), aside, journal.token, known)
             # The file that is replaced is another one than the original made again.
             linked = None if task.is_cut else linked
             original = str(aside)
-        status = staged.stat()
-        rows = self._rows_before(task) if task.before is None else task.before.rows
-        self._remember_records(rows)
-        slimmed = self.manifest.slimmed
+        status, old = staged.stat(), task.before
+        rows = journal.rows_before(task.names) if old is None else old.rows
+        slimmed = journal.manifest.slimmed
         before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
-        self.manifest.left.pop(task.name, None)
+        journal.manifest.left.pop(task.name, None)
         slimmed[task.name] = SlimmedFile(
             names=task.names,
             original_sha256=made.original_sha256,
@@ -511,125 +427,63 @@ class Slimmer:
             recipe=task.recipe.digest,
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
-            never_loaded=isinstance(task.recipe, NeverLoaded),
+            never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             rows=rows,
             original=original,
-            notes=tuple(notes),
-            origin=self.origin_of(task),
+            notes=notes,
+            origin=self._origin_of(task.names) if old is None else old.origin,
             spare=None if made.spare is None else str(made.spare),
         )
-        save_manifest(self.root, self.manifest, self._token)
-        places = {self.root / name: linked or self._state(name) for name in task.names}
+        journal.save()
         try:
-            replace_all(staged, places, self._token)
+            replace_all(staged, {p: linked or state for p, state in places.items()}, journal.token)
         except ReconstructError:
             if not any(_is_file(place, status) for place in places):
                 del slimmed[task.name]
                 slimmed.update(before)
-                save_manifest(self.root, self.manifest, self._token)
+                journal.save()
             raise
         self.work.current.update(task.names)
-        self._add_row(task, SlimStatus.SLIMMED, made.size_after, removal, tuple(notes))
+        self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
-    def _state(self, name: str) -> FileState | None:
-        """The state of the file to replace; None if a copy grows where none is."""
-        group = self.tree.group_of(name) if self.root == self.tree.root else None
-        return None if group is None else group.state
+    def _notes_on(self, task: Task, made: Result) -> Iterator[str]:
+        if made.spare is not None and self.options.spare is None:
+            yield (
+                f"its code lies in a spare as before, in {made.spare.parent}; to do without a "
+                "spare, pass --keep-originals DIR"
+            )
+        if task.outside:
+            yield (
+                "the original still takes its space: it has "
+                f"{format_items(task.outside, 'hard link', 'hard links')} outside of the folder"
+            )
 
     def _add_row(
-        self,
-        task: Task,
-        status: SlimStatus,
-        after: int,
-        removal: Removal,
-        notes: tuple[str, ...] = (),
+        self, task: Task, status: SlimStatus, made: Result, notes: tuple[str, ...] = ()
     ) -> None:
-        self.rows.append(
-            SlimRow(
-                path=task.name,
-                status=status,
-                before=task.size,
-                after=after,
-                detail=_why_slimmed(task, removal),
-                others=len(task.names) - 1,
-                useless=bool(removal.useless_for),
-                notes=notes,
-            )
+        detail = task.recipe.why(has_gpu_code=made.removal.plan is not None)
+        if useless_for := made.removal.useless_for:
+            detail = f"keeps no code for {names_of(useless_for)}"
+        row = SlimRow(
+            path=task.name,
+            status=status,
+            before=task.size,
+            after=made.size_after,
+            detail=detail,
+            others=len(task.names) - 1,
+            useless=bool(useless_for),
+            notes=notes,
         )
+        self.rows.append(row)
 
     def _add_failed(self, task: Task, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.before is None else task.before.size
-        row = SlimRow.unchanged(task.name, SlimStatus.FAILED, size, detail)
+        self._add_unchanged(task, SlimStatus.FAILED, size, detail)
+
+    def _add_unchanged(self, task: Task, status: SlimStatus, size: int, detail: str) -> None:
+        row = SlimRow.unchanged(task.name, status, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
-
-    def _rows_before(self, task: Task) -> tuple[RecordRow, ...]:
-        return tuple(
-            RecordRow(
-                record=os.path.relpath(installed.record, self.root),
-                name=name,
-                digest=line.digest,
-                size=line.size,
-            )
-            for site in self._sites
-            for installed in site.installed()
-            for name in task.names
-            if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
-        )
-
-    def _remember_records(self, rows: Sequence[RecordRow]) -> None:
-        """Note what RECORD files are, unless a library that is slimmed has changed them."""
-        changed = {row.record for entry in self.manifest.slimmed.values() for row in entry.rows}
-        for name in {row.record for row in rows} - changed:
-            path = self.root / name
-            if (sha256 := digest_of(path)) is not None:
-                self.manifest.records[name] = RecordFile(
-                    sha256=sha256, mtime_ns=path.stat().st_mtime_ns
-                )
-
-    def _update_records(self) -> None:
-        changes = {
-            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
-            for entry in self.manifest.slimmed.values()
-            for name in entry.names
-            if name in self.work.current
-        }
-        self._write_records(lambda record: {**changes, **self._lines_back.get(str(record), {})})
-
-    def _write_records(self, changes_of: Callable[[Path], Mapping[str, RecordLine]]) -> None:
-        write_records((self.root, *self.held), self._sites, changes_of, self._token)
-
-    def _lines_of_undone(self) -> dict[str, dict[str, RecordLine]]:
-        """The lines that RECORD files lack because a run was killed after it put originals back."""
-        undone = [
-            entry
-            for entry in self.manifest.slimmed.values()
-            if self.tree.covers(entry.names) and self.work.current.isdisjoint(entry.names)
-        ]
-        found = self.tree.recorded({name for entry in undone for name in entry.names})
-        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
-        for entry in undone:
-            slim = record_digest(entry.sha256)
-            if any(slim in found.get(name, ()) for name in entry.names):
-                for record, path, line in lines_before(self.root, entry):
-                    lines[record][path] = line
-        return lines
-
-
-def _has_code(task: Task) -> bool | None:
-    """Whether a library has GPU code; None if it can't be read."""
-    try:
-        return has_gpu_code(task.source)
-    except FormatError:
-        return None
-
-
-def _why_slimmed(task: Task, removal: Removal) -> str | None:
-    if removal.useless_for:
-        return f"keeps no code for {names_of(removal.useless_for)}"
-    if isinstance(task.recipe, NeverLoaded):
-        return task.recipe.why(has_gpu_code=removal.plan is not None)
-    return None
 
 
 def _remove_staged(staged: Path) -> None:
@@ -645,41 +499,3 @@ def _is_file(path: Path, status: os.stat_result) -> bool:
         return os.path.samestat(path.stat(), status)
     except OSError:
         return False
-
-
-def write_records(
-    roots: Sequence[Path],
-    sites: Sequence[Site],
-    changes_of: Callable[[Path], Mapping[str, RecordLine]],
-    token: str,
-) -> None:
-    """Change the rows of libraries in RECORD files.
-
-    Args:
-        roots: the folders that this process has locked.
-        sites: where the RECORD files lie.
-        changes_of: from a RECORD to the new rows, by absolute path of the library.
-        token: of the run.
-
-    Raises:
-        StoreError: one can't be read or written; the others are.
-    """
-    problem: NegativaError | None = None
-    for site in sites:
-        for installed in site.installed():
-            changes = changes_of(installed.record)
-            wanted = installed.libraries.keys() & changes.keys()
-            if not wanted:
-                continue
-            try:
-                with hold_metadata(installed.record.parent, *roots):
-                    update_record(
-                        installed.record,
-                        site.folder,
-                        {path: changes[path] for path in wanted},
-                        staged_name(installed.record, token),
-                    )
-            except NegativaError as e:
-                problem = e
-    if problem is not None:
-        raise problem

@@ -6,14 +6,12 @@ The library itself names its spare, so a copied folder needs no manifest to find
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from pytest_negativa.rewriting.compact.cut import (
     Cut,
     CutOptions,
     cut_library,
-    foresee_cut,
 )
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
@@ -39,11 +36,11 @@ from pytest_negativa.rewriting.compact.rebuild import (
     rebuild_original,
 )
 from pytest_negativa.rewriting.compact.regions import removable_code
+from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import SPARE_FOLDER, Note
-from pytest_negativa.storage.atomic import new_file, sync_folder
-from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
     ALONE,
     refuse_shared,
@@ -56,8 +53,6 @@ from pytest_negativa.storage.system import read_regular
 UNCHECKED = ".unchecked-"
 """Begins the names of folders with a spare that is not checked yet."""
 
-# Begins the names of files that note which folders were slimmed into a folder of spares.
-_TREE = ".tree-"
 # As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
 # many segments needs 192 KiB of stack.
 MIN_GAIN = 64 << 10
@@ -66,9 +61,6 @@ _MAX_LOADS = 1600
 # Each gap costs two mappings. Of PyTorch's stack for one arch, gaps of less have a quarter of the
 # mappings and 2% of the bytes.
 _MIN_CODE = 32 << 10
-# To make a folder that other runs remove, and to share it with them.
-_TRIES = 100
-_PAUSE_S = 0.05
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -159,7 +151,7 @@ class SparePolicy:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(
-                f"Slimmed by {source}. Put it into {self.folder} (negativa slim fetch can), or "
+                f"Slimmed by {source}. Put it into {self.folder} (negativa fetch can), or "
                 f"install the library again. {self._keeping}"
             ),
         )
@@ -275,8 +267,10 @@ def cut(
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
-    """Make a folder of spares while libraries are cut, and remove what killed runs left there.
+def hold_folder(
+    folder: Path, tree: Path | None = None, together: Collection[Path] = ()
+) -> Iterator[Path]:
+    """Make a folder of spares and keep others out, and remove what killed runs left there.
 
     Yields a folder in it for spares that are not checked yet, which goes at the end.
 
@@ -286,23 +280,32 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
         folder: absolute path.
         tree: the folder of the libraries. Who can exchange that one needs no spare to do harm,
             unless root is at work.
+        together: folders whose libraries may have spares there, too.
 
     Raises:
-        ReconstructError: it can't be written, other users may write to it, or ``slim prune`` is at
-            work there.
+        ReconstructError: it can't be written, other users may write to it, or it has the spares of
+            other libraries.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _lock_folder(folder, tree, stack, made)
-            mark = folder / ORIGINALS_MARK
-            # Spares begin like libraries: no scan may take them for some.
-            if not mark.exists():
-                mark.touch()
-                made.append(mark)
+            for one in reversed((folder, *folder.parents)):
+                if not one.exists():
+                    _refuse_shared(one, tree)
+                    with contextlib.suppress(FileExistsError):
+                        one.mkdir(0o755)
+                        made.append(one)
+                        # Processes of all users who can read the libraries need it. setgid stays.
+                        set_mode(one, 0o755, add=True)
+            _refuse_shared(folder, tree)
+            stack.enter_context(held(folder))
+            # Until then, another user may have made it.
+            _refuse_shared(folder, tree)
+            remove_unchecked(folder)
+            _own(folder, tree, together)
             unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
         except BaseException as e:
-            _remove_made(made)
+            _remove_made(folder, made)
             if isinstance(e, OSError):
                 raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
             raise
@@ -310,44 +313,52 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
             yield unchecked
         finally:
             discard_unchecked(unchecked)
-            with contextlib.suppress(OSError):
-                # A run on another folder may need what this one made.
-                if made and lock(descriptor, wait=False) and not _has_others(folder, made):
-                    _remove_made(made)
+            _remove_made(folder, made)
 
 
-def _lock_folder(
-    folder: Path, tree: Path | None, stack: contextlib.ExitStack, made: list[Path]
-) -> int:
-    """Make a folder, lock it, and remove what killed runs left; its descriptor.
+def _own(folder: Path, tree: Path | None, together: Collection[Path]) -> None:
+    """Note in a folder of spares whose libraries need them, for ``slim prune``.
 
-    ``made`` gets the folders that were not there.
+    The note also keeps scans out: spares begin like libraries.
+    """
+    known = owners_of(folder)
+    if tree in known:
+        return
+    if others := [owner for owner in known if owner not in together]:
+        raise ReconstructError(
+            f"{folder}: has the spares of the libraries in {others[0]}; name another folder"
+        )
+    _note_owners(folder, [*known, *([tree] if tree else [])])
+
+
+def owners_of(folder: Path) -> list[Path]:
+    """The folders whose libraries have their spares in a folder.
 
     Raises:
-        OSError: it can't be made or opened.
-        ReconstructError: see ``hold_folder``.
+        ReconstructError: its note can't be read.
     """
-    for _ in range(_TRIES):
-        # Another process may make or remove it meanwhile.
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            for one in reversed((folder, *folder.parents)):
-                if not one.exists():
-                    _refuse_shared(one, tree)
-                    one.mkdir(0o755)
-                    made.append(one)
-                    # Processes of all users who can read the libraries need it. setgid stays.
-                    set_mode(one, 0o755, add=True)
-            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
-            _refuse_shared(folder, tree)
-            # Runs on other folders may put spares here, too.
-            with contextlib.suppress(OSError):
-                if lock(descriptor, wait=False):
-                    remove_unchecked(folder)
-                _share(descriptor, folder)
-            # A run that found nothing to cut may just have removed it.
-            if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                return descriptor
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    mark = folder / ORIGINALS_MARK
+    try:
+        found = read_regular(mark, follow=False).split(b"\0")
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise ReconstructError(f"{mark}: cannot be read: {e.strerror}") from e
+    return [Path(os.fsdecode(path)) for path in found if path]
+
+
+def disown(folder: Path, tree: Path) -> None:
+    """Note that libraries of a tree need no spare in a folder any more."""
+    with contextlib.suppress(OSError, NegativaError):
+        # A manifest names the folder, and may have come with an image.
+        refuse_shared(folder)
+        if tree in (known := owners_of(folder)):
+            _note_owners(folder, [owner for owner in known if owner != tree])
+
+
+def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
+    note = b"\0".join(map(os.fsencode, owners))
+    write_atomically(folder / ORIGINALS_MARK, note, mode=0o644)
 
 
 def unchecked_in(folder: Path) -> list[Path]:
@@ -371,100 +382,34 @@ def discard_unchecked(unchecked: Path) -> None:
 
 
 def clear_abandoned(folder: Path) -> None:
-    """Remove what killed runs left in a folder of spares, unless a run is at work there."""
+    """Remove what killed runs left in a folder of spares."""
     # A manifest names the folder, and may have come with an image.
     if (folder / ORIGINALS_MARK).is_file():
         with contextlib.suppress(ReconstructError), hold_alone(folder):
             remove_unchecked(folder)
 
 
-def _share(descriptor: int, folder: Path) -> None:
-    """Keep ``slim prune`` from removing what this run puts there.
-
-    Another run holds the folder alone for a moment. Another user may hold it for ever.
-    """
-    for _ in range(_TRIES):
-        if lock(descriptor, shared=True, wait=False):
-            return
-        time.sleep(_PAUSE_S)
-    raise ReconstructError(f"{folder}: in use by negativa slim prune; try again later")
-
-
-def _has_others(folder: Path, made: Sequence[Path]) -> bool:
-    return any(path not in made and path.name != ORIGINALS_MARK for path in folder.iterdir())
-
-
-def _remove_made(made: Sequence[Path]) -> None:
-    """Remove the files and folders that were made, the last first, as far as they are empty."""
+def _remove_made(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folders that were made, and the note, if no spare came."""
     with contextlib.suppress(OSError):
-        for path in reversed(made):
-            path.rmdir() if path.is_dir() else path.unlink()
+        if all(path.name == ORIGINALS_MARK for path in folder.iterdir()):
+            (folder / ORIGINALS_MARK).unlink(missing_ok=True)
+            for path in reversed(made):
+                path.rmdir()
 
 
 @contextlib.contextmanager
 def hold_alone(folder: Path) -> Iterator[None]:
-    """Keep others from putting spares into a folder.
+    """Keep others from putting spares into a folder that is there.
 
     Raises:
-        ReconstructError: one is at work there, or the folder can't be locked.
+        ReconstructError: it can't be locked, or other users may write to it.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            descriptor = stack.enter_context(open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY))
-            # Not before: until then, another user may make it.
-            refuse_shared(folder)
-            if not lock(descriptor, wait=False):
-                raise ReconstructError(f"{folder}: in use by negativa slim; try again later")
-        except OSError as e:
-            raise ReconstructError(f"{folder}: cannot be locked: {e.strerror}") from e
+    refuse_shared(folder)
+    with held(folder):
+        # Until then, another user may have made it.
+        refuse_shared(folder)
         yield
-
-
-def note_tree(folder: Path, tree: Path) -> None:
-    """Note in a folder of spares that libraries of another folder need some of them.
-
-    Raises:
-        ReconstructError: it can't be written.
-    """
-    note = _note_for(folder, tree)
-    if note.exists():
-        return
-    try:
-        with new_file(note) as new:
-            os.write(new.fd, os.fsencode(tree))
-            os.fchmod(new.fd, 0o644)
-            new.publish()
-    except OSError as e:
-        raise ReconstructError(f"{note}: cannot be written: {e.strerror}") from e
-
-
-def forget_tree(folder: Path, tree: Path) -> None:
-    """Remove such a note: its libraries need no spare there any more."""
-    with contextlib.suppress(OSError):
-        _note_for(folder, tree).unlink()
-
-
-def noted_trees(folder: Path) -> dict[Path, Path]:
-    """The folders whose libraries need spares of a folder, by the file that notes each.
-
-    Raises:
-        ReconstructError: one can't be read, or is damaged.
-    """
-    found = {}
-    for note in sorted(folder.glob(f"{_TREE}*")):
-        try:
-            path = read_regular(note, follow=False)
-        except OSError as e:
-            raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
-        if b"\0" in path:
-            # No path has one, and Python's functions raise ValueError for it.
-            raise ReconstructError(f"{note}: not a note of negativa slim: a zero byte in a path")
-        found[note] = Path(os.fsdecode(path))
-    return found
-
-
-def _note_for(folder: Path, tree: Path) -> Path:
-    return folder / f"{_TREE}{hashlib.sha256(os.fsencode(tree)).hexdigest()[:16]}"
 
 
 def _refuse_shared(folder: Path, tree: Path | None) -> None:
@@ -487,17 +432,6 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
             f"{where}{reason}, so spares, whose code processes run, could be exchanged there; "
             f"{remedy}"
         )
-
-
-def foresee(path: Path, planned: CutPlan, policy: SparePolicy, name: str, source: str) -> int:
-    """Size in bytes that the library would have; nothing is written.
-
-    Raises:
-        CannotCompactError: the library must stay as it is.
-        NegativaError: it can't be read.
-    """
-    options = policy.options_for(name, source)
-    return foresee_cut(path, planned.needed, options, planned.containers)
 
 
 # ---- The way back ----
@@ -587,7 +521,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     problem = problem or "it is in none of these folders"
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back (negativa slim fetch does, if slim push sent it), or set {SPARE_FOLDER} to "
+        f"bring it back (negativa fetch does, if push --spares sent it), or set {SPARE_FOLDER} to "
         "its folder"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import stat
@@ -9,8 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.reconstruction import FileState
@@ -138,13 +142,15 @@ class Tree:
 
     root: Path
     groups: list[FileGroup] = field(default_factory=list)
-    sites: list[Path] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
     leftovers: list[Temporary] = field(default_factory=list)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     unnamed: list[FileGroup] = field(default_factory=list)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
+    _digests: dict[FileGroup, str | None] = field(default_factory=dict)
+    _libraries: dict[FileGroup, bool] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
         """Add files, each by its names and their status."""
@@ -174,7 +180,7 @@ class Tree:
         paths = {os.path.join(self.root, name): name for name in names}
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
         for site in self.sites if paths else ():
-            for installed in Site(site).installed():
+            for installed in site.installed():
                 for path in installed.libraries.keys() & paths.keys():
                     if digest := installed.libraries[path].digest:
                         found[paths[path]][digest] = installed.record
@@ -184,8 +190,9 @@ class Tree:
         """The first RECORD that can't be read, which may have any name; None if all were read."""
         metadata = (self.root / name for name in self._by_name if name.endswith(_METADATA))
         # A site whose RECORD files are all gone is not among the sites.
-        sites = {*self.sites, *(path.parents[1] for path in metadata)}
-        unread = (record for site in sorted(sites) for record in Site(site).unread_records())
+        sites = {site.folder: site for site in self.sites}
+        sites = {folder: Site(folder) for folder in (path.parents[1] for path in metadata)} | sites
+        unread = (record for _, site in sorted(sites.items()) for record in site.unread_records())
         return next(unread, None)
 
     def unlisted_rows(self) -> list[SlimRow]:
@@ -209,19 +216,63 @@ class Tree:
             if self.is_library(group) and wanted(self.root / group.name)
         ]
 
+    def digest(self, group: FileGroup) -> str | None:
+        """SHA-256 of a file as it was found, in hex; None if it can't be read."""
+        if group not in self._digests:
+            self._digests[group] = digest_of(self.root / group.name)
+        return self._digests[group]
+
+    def digests(self, groups: Iterable[FileGroup], jobs: int) -> dict[FileGroup, str | None]:
+        """The same for several files, of which so many are read at a time."""
+        # hashlib lets other threads work meanwhile.
+        pool = concurrent.futures.ThreadPoolExecutor(jobs)
+        try:
+            return dict(zip(groups := [*groups], pool.map(self.digest, groups), strict=True))
+        finally:
+            # A user who interrupts should not wait for large files.
+            pool.shutdown(wait=False, cancel_futures=True)
+
     def is_library(self, group: FileGroup) -> bool:
         """Whether it is a shared object, by name and by its first bytes; if unreadable, by name."""
-        base_name = os.path.basename(group.name)  # noqa: PTH119
-        if ".so" not in base_name:
+        # There may be a hundred thousand other files.
+        if ".so" not in os.path.basename(group.name):  # noqa: PTH119
             return False
-        try:
-            with open(self.root / group.name, "rb", buffering=0) as file:  # noqa: PTH123
-                start = file.read(_E_TYPE + 2)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return _LIBRARY_NAME.search(base_name) is not None
-        return start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
+        if group not in self._libraries:
+            self._libraries[group] = _is_library(self.root / group.name)
+        return self._libraries[group]
+
+
+_Fact = TypeVar("_Fact")
+
+
+def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
+    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
+    try:
+        with ByteSource(path) as source:
+            return read(source)
+    except FormatError:
+        return None
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, in hex; None if it can't be read."""
+    return read_fact(path, ByteSource.sha256)
+
+
+def soname_of(path: Path) -> str | None:
+    """The soname of a library, if it has one and can be read."""
+    return read_fact(path, lambda source: read_host_elf(source).soname)
+
+
+def _is_library(path: Path) -> bool:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            start = file.read(_E_TYPE + 2)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return _LIBRARY_NAME.search(path.name) is not None
+    return start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
 
 
 def scan_folder(folder: Path) -> Tree:
@@ -230,27 +281,7 @@ def scan_folder(folder: Path) -> Tree:
     Raises:
         StoreError: it can't be listed.
     """
-    root = folder.resolve()
-    tree = Tree(root)
-    found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
-    sites: set[Path] = set()
-    for name, status in _walk(root, tree.unlisted):
-        if stat.S_ISLNK(status.st_mode):
-            tree.links[name] = os.path.realpath(root / name)
-            continue
-        # A path for each of a hundred thousand files would take as long as listing them.
-        hidden = name.startswith(".", name.rfind("/") + 1)
-        if hidden and (temporary := temporary_at(root / name)) is not None:
-            tree.leftovers.append(temporary)
-            continue
-        found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
-        if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
-            sites.add(root.joinpath(name).parents[1])
-    if (above := find_site(root / MANIFEST_NAME)) is not None:
-        sites.add(above)
-    tree.add(found.values())
-    tree.sites = sorted(sites)
-    return tree
+    return _scan(folder.resolve())
 
 
 def scan_files(files: Sequence[Path]) -> list[Tree]:
@@ -262,37 +293,44 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
     Raises:
         StoreError: a file is gone, or its folder can't be listed.
     """
-    by_folder: dict[Path, set[tuple[int, int]]] = {}
+    by_folder: defaultdict[Path, set[tuple[int, int]]] = defaultdict(set)
     for file in files:
         real = file.resolve()
         try:
             status = real.stat()
         except OSError as e:
             raise StoreError(f"{file}: cannot be read: {e.strerror}") from e
-        by_folder.setdefault(real.parent, set()).add((status.st_dev, status.st_ino))
-    trees = []
-    for folder, wanted in sorted(by_folder.items()):
-        found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
-        tree = Tree(folder, partial=True)
-        try:
-            listed = _list(folder)
-        except OSError as e:
-            raise StoreError(f"{folder}: cannot be listed: {e.strerror}") from e
-        for name, status in listed:
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            if (temporary := temporary_at(folder / name)) is not None:
-                tree.leftovers.append(temporary)
-            elif (status.st_dev, status.st_ino) in wanted:
-                found.setdefault((status.st_dev, status.st_ino), []).append((name, status))
-        tree.add(found.values())
-        site = find_site(folder / MANIFEST_NAME)
-        tree.sites = [] if site is None else [site]
-        trees.append(tree)
-    return trees
+        by_folder[real.parent].add((status.st_dev, status.st_ino))
+    return [_scan(folder, wanted) for folder, wanted in sorted(by_folder.items())]
 
 
-def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
+def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
+    """List a folder; with ``wanted``, device and inode of files, only these and not below it."""
+    tree = Tree(root, partial=wanted is not None)
+    found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
+    sites: set[Path] = set()
+    for name, status in _walk(root, tree.unlisted, deep=wanted is None):
+        inode = status.st_dev, status.st_ino
+        # A path for each of a hundred thousand files would take as long as listing them.
+        hidden = name.startswith(".", name.rfind("/") + 1)
+        if stat.S_ISLNK(status.st_mode):
+            tree.links[name] = os.path.realpath(root / name)
+        elif hidden and (temporary := temporary_at(root / name)) is not None:
+            tree.leftovers.append(temporary)
+        elif wanted is None or inode in wanted:
+            found.setdefault(inode, []).append((name, status))
+        if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
+            sites.add(root.joinpath(name).parents[1])
+    if (above := find_site(root / MANIFEST_NAME)) is not None:
+        sites.add(above)
+    tree.add(found.values())
+    tree.sites = [Site(folder) for folder in sorted(sites)]
+    return tree
+
+
+def _walk(
+    root: Path, unlisted: dict[str, str], *, deep: bool
+) -> Iterator[tuple[str, os.stat_result]]:
     """Names and status of regular files, and of symbolic links that are named like libraries.
 
     ``unlisted`` gets the folders that can't be listed.
@@ -310,16 +348,16 @@ def _walk(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, os.stat_r
                 unlisted[below.rstrip("/")] = e.strerror or str(e)
             continue
         # A search by digest would find kept originals and slim them.
-        if any(name == ORIGINALS_MARK for name, _ in listed):
+        if deep and any(name == ORIGINALS_MARK for name, _ in listed):
             continue
         for base_name, status in listed:
             name = f"{below}{base_name}"
             if stat.S_ISDIR(status.st_mode):
                 # __pycache__ has half of the files and no libraries.
-                if base_name != "__pycache__" and not is_unfinished_copy(base_name):
+                if deep and base_name != "__pycache__" and not is_unfinished_copy(base_name):
                     waiting.append(f"{name}/")
             elif stat.S_ISREG(status.st_mode) or (
-                stat.S_ISLNK(status.st_mode) and ".so" in base_name
+                deep and stat.S_ISLNK(status.st_mode) and ".so" in base_name
             ):
                 yield name, status
 

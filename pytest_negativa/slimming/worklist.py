@@ -1,49 +1,56 @@
 """Which library of a folder gets which recipe. Reads files, and writes nothing.
 
-Each file goes to the first recipe that asks for it. ``classify`` tells what the recipe makes of it.
+A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
+rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import itertools
+import enum
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
-from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.gpucode.library import has_gpu_code
+from pytest_negativa.arch import OLDEST_DEVICES, ComputeCapability
+from pytest_negativa.errors import FormatError, NegativaError, OptionError
+from pytest_negativa.gpucode.library import has_gpu_code, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.installed.sites import Site
-from pytest_negativa.models.hostcode import HostLibrary
-from pytest_negativa.models.lock import Lock, LockedLibrary
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.toolkit import cuda_major
+from pytest_negativa.installed.distributions import normalized
+from pytest_negativa.models.library import Scope
+from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
+from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import (
     Package,
-    left_by_lock,
-    left_by_spare,
     packages_by_lock,
 )
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
-from pytest_negativa.slimming.identity import UNREADABLE, why_another
-from pytest_negativa.slimming.loaded import Loaded, runs_below
 from pytest_negativa.slimming.manifest import (
-    digest_of,
+    UNREADABLE,
+    Fate,
     is_original,
     is_result,
+    judge,
     may_be_kept,
     other_manifest,
 )
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
-    ByArchs,
-    ByLock,
-    ByPages,
-    NeverLoaded,
+    Kind,
     Recipe,
-    Strip,
+    by_lock,
+    by_pages,
+    names_of,
+    never_loaded,
 )
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
@@ -52,8 +59,57 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     note_of,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, soname_of
 from pytest_negativa.storage.records import utf8
+
+_OWN_DISTRIBUTION = "pytest_negativa"
+_INTERPRETER = "libpython"
+# Of glibc, musl and their loaders.
+_LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
+
+
+class Role(enum.Enum):
+    """What the run of a lock had to do with a library."""
+
+    LOADED = "loaded, or may stand for one that was"
+    NEVER = "never loaded"
+    KEPT = "never loaded, and the project keeps it"
+
+
+def runs_below(path: Path, names: Iterable[str]) -> str | None:
+    """Why a library must stay whole even if no test loaded it; None if it may lose code.
+
+    Args:
+        path: of the library.
+        names: all its names, below some folder.
+    """
+    if _OWN_DISTRIBUTION in path.parts:
+        return "it is a part of pytest-negativa"
+    for name in (*(name.rpartition("/")[2] for name in names), soname_of(path) or ""):
+        if name.startswith(_LIBC):
+            return "it is a part of the C library"
+        if name.startswith(_INTERPRETER):
+            return "it is an interpreter of Python"
+    return None
+
+
+def require_known(lock: Lock) -> None:
+    """Refuse a lock that doesn't prove what was loaded.
+
+    Raises:
+        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
+    """
+    proof = lock.proof
+    if not proof.proved:
+        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
+    if proof.incomplete:
+        raise OptionError(
+            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
+            f"{'; '.join(proof.incomplete)}"
+        )
+    if not lock.libraries:
+        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
+
 
 _IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
 _DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
@@ -135,10 +191,12 @@ class WorkList:
     stale: list[str] = field(default_factory=list)
     packages: list[Package] = field(default_factory=list)
 
-    def add_packages(self, packages: Iterable[Package]) -> None:
-        """Add packages, with the rows that are known of them."""
+    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
+        """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if (row := package.row_before()) is not None:
+            if spare:
+                self.rows += [package.left_by_spare()] if package.unused else []
+            elif (row := package.row_before()) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -165,9 +223,16 @@ class KnownResult:
     def names(self) -> tuple[str, ...]:
         return self.entry.names
 
+    def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
+        """A row for a library that stays as it is."""
+        return SlimRow.unchanged(self.key, status, self.entry.size, detail)
+
+
+Library: TypeAlias = KnownResult | FileGroup
+
 
 def classify(
-    tree: Tree, library: KnownResult | FileGroup, left: LeftFile | None, recipe: Recipe
+    tree: Tree, library: Library, left: LeftFile | None, recipe: Recipe
 ) -> Task | SlimRow | None:
     """What a recipe makes of a library: a task, or a row that tells why there is none.
 
@@ -187,7 +252,7 @@ def classify(
             return None
         return SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, left.reason)
     # A digest of the lock says enough.
-    if not isinstance(recipe, ByLock) and not tree.is_library(library):
+    if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
     # A bind mount shows one name in two folders.
     outside = max(0, library.links - len(library.names))
@@ -196,13 +261,16 @@ def classify(
 
 
 def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task | SlimRow:
-    entry = library.entry
+    entry, path = library.entry, tree.root / library.results[0]
     if entry.recipe == recipe.digest:
-        status, detail = SlimStatus.ALREADY, None
-        if isinstance(recipe, NeverLoaded):
-            detail = recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
-        if entry.spare is not None:
-            status, detail = _look_for_spare(tree.root / library.results[0], status, detail)
+        status, detail = SlimStatus.ALREADY, recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
+        try:
+            if entry.spare is not None:
+                find_spare(path)
+        except NegativaError as e:
+            is_away = isinstance(e, SpareAwayError)
+            status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.FAILED
+            detail = str(e).removeprefix(f"{path}: ")
         return SlimRow(
             path=library.key,
             status=status,
@@ -211,17 +279,15 @@ def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task 
             detail=detail,
             others=len(entry.names) - 1,
         )
-    if entry.original is not None and digest_of(Path(entry.original)) == entry.original_sha256:
-        original = Path(entry.original)
-        return Task(recipe, original, library.results, entry.original_size, before=entry)
+    kept = None if entry.original is None else Path(entry.original)
+    if kept is not None and digest_of(kept) == entry.original_sha256:
+        return Task(recipe, kept, library.results, entry.original_size, before=entry)
     if entry.spare is not None:
-        source = tree.root / library.results[0]
-        size = entry.original_size
-        return Task(recipe, source, library.results, size, before=entry, is_cut=True)
+        return Task(recipe, path, library.results, entry.original_size, before=entry, is_cut=True)
     # If GPU code is gone, some of it may be what the recipe keeps.
-    if entry.gpu_code_removed and not isinstance(recipe, Strip | NeverLoaded):
-        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _NOT_AGAIN)
-    return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _IN_ANOTHER_WAY)
+    if entry.gpu_code_removed and recipe.kind not in (Kind.STRIP, Kind.NEVER_LOADED):
+        return library.unchanged(SlimStatus.FAILED, _NOT_AGAIN)
+    return library.unchanged(SlimStatus.LEFT, _IN_ANOTHER_WAY)
 
 
 def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | SlimRow:
@@ -231,46 +297,30 @@ def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | Sl
         A row if the library stays as it is.
     """
     entry = library.entry
-    if isinstance(recipe, Strip):
-        return SlimRow.unchanged(library.key, SlimStatus.LEFT, entry.size, _HAS_SPARE)
-    if recipe.spare is not None or not isinstance(recipe, ByLock | ByArchs | NeverLoaded):
+    if recipe.kind is Kind.STRIP:
+        return library.unchanged(SlimStatus.LEFT, _HAS_SPARE)
+    if recipe.spare is not None or entry.spare is None:
         return recipe
-    assert entry.spare is not None, "the caller looked"
     path = tree.root / library.results[0]
     try:
-        spare = SparePolicy(Path(entry.spare).parent, by_arch=isinstance(recipe, ByArchs))
+        spare = SparePolicy(Path(entry.spare).parent, by_arch=recipe.kind is Kind.ARCHS)
         if (same := replace(recipe, spare=spare)).digest == entry.recipe:
             return same
         folder = find_spare(path).parent
     except NegativaError as e:
-        detail = str(e).removeprefix(f"{path}: ")
-        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail)
+        return library.unchanged(SlimStatus.FAILED, str(e).removeprefix(f"{path}: "))
     real = folder.resolve()
     # As for --spare: no scan enters a folder of spares.
     is_near = tree.root == real or tree.root in real.parents or real in tree.root.parents
     if is_near or utf8(str(folder)) != str(folder):
-        return SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, _SPARE_NEAR)
+        return library.unchanged(SlimStatus.FAILED, _SPARE_NEAR)
     return replace(recipe, spare=replace(spare, folder=folder))
-
-
-def _look_for_spare(
-    path: Path, status: SlimStatus, detail: str | None
-) -> tuple[SlimStatus, str | None]:
-    """Status and detail of a library that was slimmed before, unless its spare is missing."""
-    try:
-        find_spare(path)
-    except SpareAwayError as e:
-        return SlimStatus.SPARE_AWAY, str(e).removeprefix(f"{path}: ")
-    except NegativaError as e:
-        return SlimStatus.FAILED, str(e).removeprefix(f"{path}: ")
-    return status, detail
 
 
 def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
     """Whether an earlier run with this recipe left this very file as it is."""
     known = (left.size, left.mtime_ns, left.recipe) == (group.size, group.mtime_ns, recipe.digest)
-    strips = isinstance(recipe, ByArchs | NeverLoaded) and recipe.strip_others
-    return known and not (strips and left.reason == NO_GPU_CODE)
+    return known and not (recipe.strips_others and left.reason == NO_GPU_CODE)
 
 
 class _Folder:
@@ -278,104 +328,100 @@ class _Folder:
 
     Args:
         keeps_spares: a library with a spare is cut anew, also by a recipe without spares.
+        jobs: files to read at a time.
 
     Attributes:
         work: what is to be done there.
         slimmed: the libraries whose results are there.
-        damaged: digests of the originals of results that were damaged since, or can't be read.
-        unread: sizes in bytes of files that can't be read, and may be originals.
-        kept: libraries that no test loaded, and that the settings of the project keep.
     """
 
-    def __init__(self, tree: Tree, manifest: SlimManifest, *, keeps_spares: bool) -> None:
+    def __init__(
+        self, tree: Tree, manifest: SlimManifest, *, keeps_spares: bool, jobs: int
+    ) -> None:
         self.tree = tree
         self.manifest = manifest
         self._keeps_spares = keeps_spares
+        self._jobs = jobs
         self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
         self.slimmed: list[KnownResult] = []
-        self.damaged: set[str] = set()
-        self.unread: set[int] = set()
-        self.kept: list[FileGroup] = []
         self._taken: set[str] = set()
+        # Digests of originals, and sizes of files, that may be here: damaged, or unreadable.
+        self._damaged: set[str] = set()
+        self._unread: set[int] = set()
         for key, entry in manifest.slimmed.items():
-            results = tuple(name for name in entry.names if is_result(tree, name, entry))
-            if results:
-                rest = (name for name in entry.names if name not in results)
-                originals = tuple(name for name in rest if is_original(tree, name, entry))
-                self.slimmed.append(KnownResult(key, entry, results, originals))
-                self.work.current.update(results)
-            elif damaged := list(_damaged(tree, entry)):
-                self.damaged.add(entry.original_sha256)
-                for name, group in damaged:
-                    self.take(group.names)
-                    detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
-                    self.add_row(SlimRow.unchanged(name, SlimStatus.CHANGED, group.size, detail))
-            elif tree.covers(entry.names) and (unread := list(_unreadable(tree, entry))):
-                self.damaged.add(entry.original_sha256)
-                for group in unread:
-                    self.add_unreadable(group)
-            # The library may be away for a while, and the entry is the way to the original.
-            elif (
-                not tree.is_hidden(entry.names)
-                and not may_be_kept(entry)
-                and tree.covers(entry.names)
-            ):
-                self.work.stale.append(key)
+            self._add_entry(key, entry)
         self._slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
+
+    def _add_entry(self, key: str, entry: SlimmedFile) -> None:
+        tree = self.tree
+        results = tuple(name for name in entry.names if is_result(tree, name, entry))
+        if results:
+            rest = (name for name in entry.names if name not in results)
+            originals = tuple(name for name in rest if is_original(tree, name, entry))
+            self.slimmed.append(KnownResult(key, entry, results, originals))
+            self.work.current.update(results)
+            return
+        found = judge(tree, entry)
+        fates = {one.fate for one in found.values()} & {Fate.RESULT, Fate.UNREADABLE}
+        if not fates:
+            # The library may be away for a while, and the entry is the way to the original.
+            is_away = tree.is_hidden(entry.names) or may_be_kept(entry)
+            self.work.stale += [key] if not is_away and tree.covers(entry.names) else []
+            return
+        self._damaged.add(entry.original_sha256)
+        status, detail = SlimStatus.FAILED, UNREADABLE
+        if Fate.RESULT in fates:
+            # None is whole, so this one was damaged.
+            status = SlimStatus.CHANGED
+            detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
+            fates = {Fate.RESULT}
+        for name, one in found.items():
+            group = tree.group_of(name)
+            if group is not None and one.fate in fates and self.is_free(group.names):
+                self.settle(group, SlimRow.unchanged(name, status, group.size, detail))
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
         return self._taken.isdisjoint(names)
 
-    def take(self, names: Iterable[str]) -> None:
-        """Keep these names from other recipes."""
-        self._taken.update(names)
+    def take(self, library: Library) -> None:
+        """Keep a library from all recipes that follow."""
+        self._taken.update(library.names)
 
-    def add_row(self, row: SlimRow) -> None:
+    def settle(self, library: Library, row: SlimRow) -> None:
+        """Keep a library from all recipes; the row tells why."""
+        self.take(library)
         self.work.rows.append(row)
 
-    def add_unreadable(self, group: FileGroup) -> None:
-        """Report a file that may be a library to slim, but can't be read."""
-        self.take(group.names)
-        self.add_row(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE))
-
-    def add(self, library: KnownResult | FileGroup, recipe: Recipe) -> None:
+    def add(self, library: Library, recipe: Recipe) -> None:
         """Give a library to a recipe, unless another one has it."""
         if not self.is_free(library.names):
             return
-        self.take(library.names)
+        wanted: Recipe | SlimRow = recipe
         if isinstance(library, KnownResult) and library.entry.spare and self._keeps_spares:
-            kept = _keep_spare(self.tree, library, recipe)
-            if isinstance(kept, SlimRow):
-                self.add_row(kept)
-                return
-            recipe = kept
-        left = self.manifest.left.get(library.names[0])
-        outcome = classify(self.tree, library, left, recipe)
+            wanted = _keep_spare(self.tree, library, recipe)
+        if isinstance(wanted, SlimRow):
+            self.settle(library, wanted)
+            return
+        self.take(library)
+        outcome = classify(self.tree, library, self.manifest.left.get(library.names[0]), wanted)
         if isinstance(outcome, Task):
             self.work.tasks.append(outcome)
         elif outcome is not None:
-            self.add_row(outcome)
+            self.work.rows.append(outcome)
             if isinstance(library, KnownResult) and outcome.status in _IS_THERE:
-                links = dict.fromkeys(library.originals, library.results[0])
-                self.work.links.update(links)
+                self.work.links |= dict.fromkeys(library.originals, library.results[0])
 
-    def add_kept(self) -> None:
-        """Report the libraries that the project keeps, unless a recipe has them."""
-        for group in dict.fromkeys(self.kept):
-            if self.is_free(group.names):
-                self.add_row(SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, _KEPT))
+    def libraries(self) -> Iterator[tuple[FileGroup, Library]]:
+        """The files that no recipe has yet, and the libraries that each belongs to."""
+        for group in self.tree.groups:
+            slimmed = map(self._slimmed_by_name.get, group.names)
+            library: Library = next(filter(None, slimmed), None) or group
+            is_named = isinstance(library, KnownResult) or ".so" in group.name.rpartition("/")[2]
+            if is_named and self.is_free(library.names):
+                yield group, library
 
-    def slimmed_of(self, group: FileGroup) -> KnownResult | None:
-        """The entry of the manifest that a file belongs to."""
-        slimmed = (self._slimmed_by_name.get(name) for name in group.names)
-        return next(filter(None, slimmed), None)
-
-    def add_group(self, group: FileGroup, recipe: Recipe) -> None:
-        """The same for a file, which may belong to an entry of the manifest."""
-        self.add(self.slimmed_of(group) or group, recipe)
-
-    def add_left(self, recipes: Sequence[ByLock]) -> Iterator[str]:
+    def add_left(self, recipes: Sequence[Recipe]) -> Iterator[str]:
         """Digests of the recipes by which an earlier run left a file that is still there."""
         by_digest = {recipe.digest: recipe for recipe in recipes}
         for name, left in self.manifest.left.items():
@@ -384,44 +430,29 @@ class _Folder:
                 self.add(group, recipe)
                 yield recipe.digest
 
-    def add_contradictions(self, loaded: Loaded, others: Recipe | None) -> None:
-        """Report results that lack code of libraries that the lock leaves out, so needs whole."""
-        if isinstance(others, ByArchs):
-            return
-        for library in self.slimmed:
-            entry = library.entry
-            kept = may_be_kept(entry)
-            if (
-                entry.gpu_code_removed
-                and self.is_free(entry.names)
-                and any(loaded.is_left_out(self.tree.root / name) for name in entry.names)
-                # If its original was kept, the recipe for others slims that.
-                and not (others is not None and kept)
-            ):
-                self.take(entry.names)
-                detail = _LEFT_OUT_UNDO if kept or entry.spare is not None else _LEFT_OUT
-                self.add_row(SlimRow.unchanged(library.key, SlimStatus.FAILED, entry.size, detail))
+    def add_locked(
+        self, locked: LockedLibrary, recipe: Recipe, by_digest: Mapping[str, Sequence[FileGroup]]
+    ) -> bool:
+        """Give a library of a lock to its recipe; whether it is here, or may be."""
+        results = (one for one in self.slimmed if one.entry.original_sha256 == locked.sha256)
+        libraries: list[Library] = [*results, *by_digest.get(locked.sha256, ())]
+        for library in libraries:
+            self.add(library, recipe)
+        return bool(libraries) or locked.sha256 in self._damaged or locked.size in self._unread
 
-
-def _damaged(tree: Tree, entry: SlimmedFile) -> Iterator[tuple[str, FileGroup]]:
-    """The results that were damaged since: a name and the file of each."""
-    others: dict[FileGroup, str] = {}
-    for name in entry.names:
-        group = tree.group_of(name)
-        if group is not None and not is_original(tree, name, entry):
-            others.setdefault(group, name)
-    if not others:
-        return
-    records = tree.recorded(set(entry.names))
-    for group, name in others.items():
-        if why_another(tree.root / name, name, entry, records.get(name, {})) is None:
-            yield name, group
-
-
-def _unreadable(tree: Tree, entry: SlimmedFile) -> Iterator[FileGroup]:
-    """The files of an entry that can't be read: each may be the result."""
-    groups = dict.fromkeys(filter(None, map(tree.group_of, entry.names)))
-    return (group for group in groups if digest_of(tree.root / group.name) is None)
+    def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
+        """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
+        candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
+        candidates.sort(key=lambda group: -group.size)
+        found: defaultdict[str, list[FileGroup]] = defaultdict(list)
+        for group, digest in self.tree.digests(candidates, self._jobs).items():
+            if digest is not None:
+                found[digest].append(group)
+            else:
+                self._unread.add(group.size)
+                row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+                self.settle(group, row)
+        return found
 
 
 def find_by_lock(
@@ -453,109 +484,246 @@ def find_by_lock(
     Returns:
         A work list for each folder, and rows for libraries of the lock that are in none.
     """
-    folders = [_Folder(tree, manifest, keeps_spares=keeps_spares) for tree, manifest in trees]
+    folders = [_Folder(t, manifest, keeps_spares=keeps_spares, jobs=jobs) for t, manifest in trees]
     source = _describe(lock)
-    recipes = [ByLock(library, lock.proof.fill, strip, source, spare) for library in lock.libraries]
+    recipes = [by_lock(one, lock.proof.fill, source, strip=strip, spare=spare)
+               for one in lock.libraries]  # fmt: skip
     left = {digest for folder in folders for digest in folder.add_left(recipes)}
     sizes = {library.size for library in lock.libraries}
-    digests = [_digests(folder, sizes, jobs) for folder in folders]
-    missing: list[LockedLibrary] = []
-    for recipe in recipes:
-        sha256 = recipe.locked.sha256
-        found = recipe.digest in left
-        for folder, by_digest in zip(folders, digests, strict=True):
-            slimmed = [one for one in folder.slimmed if one.entry.original_sha256 == sha256]
-            groups = by_digest.get(sha256, [])
-            found |= sha256 in folder.damaged or recipe.locked.size in folder.unread
-            found |= bool(slimmed or groups)
-            libraries: list[KnownResult | FileGroup] = [*slimmed, *groups]
-            for library in libraries:
-                folder.add(library, recipe)
-        if not found:
-            missing.append(recipe.locked)
+    digests = [(folder, folder.by_digest(sizes)) for folder in folders]
+    missing = []
+    for locked, recipe in zip(lock.libraries, recipes, strict=True):
+        found = [folder.add_locked(locked, recipe, by_digest) for folder, by_digest in digests]
+        if not any(found) and recipe.digest not in left:
+            missing.append(locked)
     unmet = [_unmet(library, folders) for library in missing]
-    loaded = Loaded.of(lock)
-    never = NeverLoaded(source, strip, _strips_others(others), spare) if unloaded else None
+    never = whole = None
+    if unloaded:
+        strips = others is not None and others.strips_others
+        never = never_loaded(source, strip=strip, strip_others=strips, spare=spare)
+    if spare is not None and spare_unloaded:
+        whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     for folder in folders:
-        folder.add_contradictions(loaded, others)
-        if spare is not None and spare_unloaded:
-            whole = NeverLoaded(source, strip, strip_others=False, spare=spare.for_unneeded())
-            _add_unloaded(folder, whole, spare.loaded or (), loaded, jobs)
-        _add_others(folder, others, never, loaded)
-        if spare is not None:
-            _add_traced(folder, spare, jobs)
-        folder.add_kept()
-    if spare is None:
-        unmet += _add_packages(folders, lock, source, jobs)
-    else:
-        for folder, files in itertools.product(folders, lock.files):
-            folder.work.rows += left_by_lock(folder.tree, files)
+        rules = _Rules(folder, lock, others, never, whole, spare)
+        for group, library in folder.libraries():
+            answer = rules.answer(group, library)
+            if isinstance(answer, SlimRow):
+                folder.settle(library, answer)
+            elif answer is not None:
+                folder.add(library, answer)
+    unmet += _add_packages(folders, lock, source, jobs, spare=spare is not None)
     return [folder.work for folder in folders], unmet
 
 
+class _Rules:
+    """What becomes of the libraries that a lock does not name; the first rule's answer counts."""
+
+    def __init__(
+        self,
+        folder: _Folder,
+        lock: Lock,
+        others: Recipe | None,
+        never: Recipe | None,
+        whole: Recipe | None,
+        spare: SparePolicy | None,
+    ) -> None:
+        self._tree = folder.tree
+        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
+        names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
+        self._loaded = frozenset(filter(None, names))
+        self._left_out = tuple(row.path for row in lock.left_out)
+        self._selected = Libraries(include=lock.include, exclude=lock.exclude)
+        versions: defaultdict[str, set[str | None]] = defaultdict(set)
+        for row in rows:
+            if row.distribution is not None:
+                versions[normalized(row.distribution)].add(row.version)
+        self._others = others
+        self._whole = whole
+        self._spare = spare
+        # Of the lock's distributions and of what they require, by path: what becomes of libraries
+        # that were never loaded. In another version, more libraries may be loaded.
+        self._never: dict[str, Recipe | None] = {}
+        self._owners: dict[str, str] = {}
+        for site in folder.tree.sites:
+            found = tuple(site.with_requirements(versions)) if others or never else ()
+            known = (versions.get(normalized(one.name), {one.version}) for one in found)
+            are_same = all(one.version in then for one, then in zip(found, known, strict=True))
+            for one in found:
+                self._never |= dict.fromkeys(one.libraries, never if are_same else None)
+            for one in site.installed():
+                self._owners |= dict.fromkeys(one.libraries, one.name)
+        loaded_then = () if spare is None or whole is None else spare.loaded or ()
+        traced = () if spare is None else spare.traced.values()
+        self._contents = {one.sha256 for one in loaded_then}
+        self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
+        sizes = {one.size for one in (*loaded_then, *traced)}
+        by_digest = folder.by_digest(sizes) if sizes else {}
+        self._rules: tuple[Callable[[_Facts], Recipe | SlimRow | None], ...] = (
+            self._contradicts,
+            self._not_loaded,
+            self._of_lock,
+            self._by_trace,
+            self._is_kept,
+        )
+        self._digests = {group: sha256 for sha256, groups in by_digest.items() for group in groups}
+
+    def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
+        """The recipe for a library, or a row that tells why it stays; None: it is no concern."""
+        paths = tuple(str(self._tree.root / name) for name in group.names)
+        sha256 = self._digests.get(group)
+        if isinstance(library, KnownResult):
+            sha256 = library.entry.original_sha256
+        facts = _Facts(library, group, paths, sha256, self)
+        for rule in self._rules:
+            if (answer := rule(facts)) is not None:
+                return answer
+        return None
+
+    def role_of(self, paths: Sequence[str]) -> Role:
+        """What the run of the lock had to do with a library.
+
+        A library in any folder may be loaded in place of one that the run loaded, if they share the
+        base name or the soname.
+        """
+        soname = soname_of(Path(paths[0]))
+        if not self._loaded.isdisjoint((soname, *(path.rpartition("/")[2] for path in paths))):
+            return Role.LOADED
+        owner = next(filter(None, map(self._owners.get, paths)), None)
+        is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
+        return Role.NEVER if is_allowed else Role.KEPT
+
+    def _contradicts(self, facts: _Facts) -> SlimRow | None:
+        """The lock leaves it out, so needs it whole, and the result that is here lacks code."""
+        library, others = facts.library, self._others
+        if not isinstance(library, KnownResult) or not library.entry.gpu_code_removed:
+            return None
+        kept = may_be_kept(library.entry)
+        # If its original was kept, the recipe for others slims that.
+        if others is not None and (kept or others.kind is Kind.ARCHS):
+            return None
+        here = [f"/{(self._tree.root / name).as_posix()}" for name in library.names]
+        if not any(path.endswith(f"/{left}") for path in here for left in self._left_out):
+            return None
+        has_way_back = kept or library.entry.spare is not None
+        return library.unchanged(SlimStatus.FAILED, _LEFT_OUT_UNDO if has_way_back else _LEFT_OUT)
+
+    def _not_loaded(self, facts: _Facts) -> Recipe | SlimRow | None:
+        """No run is known to have loaded it, by its content and names."""
+        if not facts.is_unknown or facts.role is not Role.NEVER:
+            return None
+        if (reason := runs_below(facts.path, facts.group.names)) is not None:
+            return facts.left(reason)
+        return self._whole
+
+    def is_unknown(self, facts: _Facts) -> bool:
+        """Whether neither run knows a library by content, nor the trace by name."""
+        group = facts.group
+        if self._whole is None or not self._tree.is_library(group):
+            return False
+        if isinstance(facts.library, FileGroup) and group.size < MIN_GAIN:
+            return False
+        names = (name.rpartition("/")[2] for name in group.names)
+        return facts.sha256 not in self._contents and self._names.isdisjoint(names)
+
+    def _of_lock(self, facts: _Facts) -> Recipe | None:
+        """It belongs to a distribution of the lock, or to one that these require."""
+        path = next((path for path in facts.paths if path in self._never), None)
+        if path is None:
+            return None
+        never = self._never[path]
+        return never if never is not None and facts.role is Role.NEVER else self._others
+
+    def _by_trace(self, facts: _Facts) -> Recipe | None:
+        """Its CPU code was traced."""
+        if self._spare is None or facts.sha256 not in self._spare.traced:
+            return None
+        return by_pages(self._spare)
+
+    def _is_kept(self, facts: _Facts) -> SlimRow | None:
+        """It would have lost its code, and the project keeps it."""
+        never = any(self._never.get(path) is not None for path in facts.paths)
+        takes_cpu_code = self._spare is not None and self._spare.loaded is not None
+        if not (never or facts.is_unknown) or facts.role is not Role.KEPT:
+            return None
+        has_code = (facts.is_unknown and takes_cpu_code) or read_fact(facts.path, has_gpu_code)
+        return facts.left(_KEPT) if has_code else None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """A file that a lock does not name, each fact read once: its library, real paths and digest.
+
+    Attributes:
+        sha256: of the original; None if a trace knows no library of its size.
+    """
+
+    library: Library
+    group: FileGroup
+    paths: tuple[str, ...]
+    sha256: str | None
+    rules: _Rules
+
+    @property
+    def path(self) -> Path:
+        return Path(self.paths[0])
+
+    @functools.cached_property
+    def role(self) -> Role:
+        return self.rules.role_of(self.paths)
+
+    @functools.cached_property
+    def is_unknown(self) -> bool:
+        return self.rules.is_unknown(self)
+
+    def left(self, reason: str) -> SlimRow:
+        """A row for a library that stays as it is."""
+        return SlimRow.unchanged(self.group.name, SlimStatus.LEFT, self.group.size, reason)
+
+
 def _add_packages(
-    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int
+    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int, *, spare: bool
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
     for files in lock.files:
         found = False
         for folder in folders:
-            packages = list(packages_by_lock(folder.tree, folder.manifest, files, source, jobs))
-            folder.work.add_packages(packages)
+            packages = list(
+                packages_by_lock(
+                    folder.tree, folder.manifest, files, source, jobs, is_checked=not spare
+                )
+            )
+            folder.work.add_packages(packages, spare=spare)
             found |= bool(packages)
-        if not found:
+        if not found and not spare:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
 
 
 def find_by_archs(
-    tree: Tree, manifest: SlimManifest, recipe: ByArchs, *, keeps_spares: bool
+    tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_spares: bool
 ) -> WorkList:
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
-    folder = _Folder(tree, manifest, keeps_spares=keeps_spares)
-    for group in tree.groups:
-        folder.add_group(group, recipe)
-    devices, source = recipe.devices, recipe.source
-    packages = packages_by_archs(tree, manifest, devices, source, keep_ptx=recipe.keep_ptx)
-    if recipe.spare is None:
-        folder.work.add_packages(packages)
-    else:
-        unused = (one for one in packages if one.unused)
-        folder.work.rows += (left_by_spare(p.name, len(p.unused), p.size) for p in unused)
+    folder = _Folder(tree, manifest, keeps_spares=keeps_spares, jobs=1)
+    for _, library in folder.libraries():
+        folder.add(library, recipe)
+    packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
+    folder.work.add_packages(packages, spare=recipe.spare is not None)
     return folder.work
-
-
-def _digests(folder: _Folder, sizes: Set[int], jobs: int) -> dict[str, list[FileGroup]]:
-    """Files that have one of these sizes in bytes, by digest."""
-    candidates = [g for g in folder.tree.groups if g.size in sizes and folder.is_free(g.names)]
-    candidates.sort(key=lambda group: -group.size)
-    found: dict[str, list[FileGroup]] = {}
-    # hashlib lets other threads work meanwhile.
-    pool = concurrent.futures.ThreadPoolExecutor(jobs)
-    try:
-        digests = pool.map(lambda g: digest_of(folder.tree.root / g.name), candidates)
-        for group, digest in zip(candidates, digests, strict=True):
-            if digest is not None:
-                found.setdefault(digest, []).append(group)
-            else:
-                folder.unread.add(group.size)
-                folder.add_unreadable(group)
-    finally:
-        # A user who interrupts should not wait for large files.
-        pool.shutdown(wait=False, cancel_futures=True)
-    return found
 
 
 def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
     wanted = f" (of {library.distribution} {library.version})" if library.distribution else ""
     for folder in folders:
+        named = [
+            (name, group)
+            for group in folder.tree.groups
+            for name in group.names
+            if name.rpartition("/")[2] == library.name and folder.is_free(group.names)
+        ]
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
-        groups = _by_base_name(folder.tree, library.name)
-        for name, group in sorted(groups, key=lambda found: not library.path.endswith(found[0])):
-            if not folder.is_free(group.names):
-                continue
-            folder.take(group.names)
+        for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
+            folder.take(group)
             path = folder.tree.root / name
             # Of the manifest's results it is known that their originals were other files, too.
             if folder.work.current.isdisjoint(group.names) and is_slimmed(path):
@@ -582,118 +750,6 @@ def _why_unknown(root: Path, path: Path) -> str:
     return detail
 
 
-def _by_base_name(tree: Tree, base_name: str) -> Iterator[tuple[str, FileGroup]]:
-    for group in tree.groups:
-        for name in group.names:
-            if name.rpartition("/")[2] == base_name:
-                yield name, group
-                break
-
-
-def _add_others(
-    folder: _Folder, others: Recipe | None, never: NeverLoaded | None, loaded: Loaded
-) -> None:
-    """Add the libraries of the lock's distributions and of what they require."""
-    if others is None and never is None:
-        return
-    for site in folder.tree.sites:
-        found = tuple(Site(site).with_requirements(loaded.versions))
-        unloaded = never if loaded.are_versions(found) else None
-        for installed in found:
-            for path in sorted(installed.libraries):
-                group = folder.tree.group_of(os.path.relpath(path, folder.tree.root))
-                if group is None or not folder.is_free(group.names):
-                    continue
-                path_here = folder.tree.root / group.name
-                is_never = unloaded is not None and loaded.is_never(
-                    installed.name, path_here, group.names
-                )
-                if (
-                    unloaded is not None
-                    and not is_never
-                    and loaded.is_kept(installed.name, path_here, group.names)
-                    and _has_gpu_code(path_here)
-                ):
-                    folder.kept.append(group)
-                recipe = unloaded if is_never else others
-                if recipe is not None:
-                    folder.add_group(group, recipe)
-
-
-def _add_unloaded(
-    folder: _Folder,
-    recipe: NeverLoaded,
-    traced: Sequence[HostLibrary],
-    loaded: Loaded,
-    jobs: int,
-) -> None:
-    """Add the libraries that no run is known to have loaded, by their content and names.
-
-    Args:
-        folder: see there.
-        recipe: what to do with them.
-        traced: the libraries that the run of the trace loaded.
-        loaded: those that the run of the lock loaded.
-        jobs: files to read at a time.
-    """
-    tree, takes_cpu_code = folder.tree, recipe.spare is not None and recipe.spare.loaded is not None
-    names = {os.path.basename(path) for one in traced for path in one.paths}  # noqa: PTH119
-    contents = {one.sha256 for one in traced}
-    found = _digests(folder, {one.size for one in traced}, jobs)
-    same = {g.name for sha256, groups in found.items() if sha256 in contents for g in groups}
-    owners = {
-        path: one.name
-        for site in tree.sites
-        for one in Site(site).installed()
-        for path in one.libraries
-    }
-    for group in tree.groups:
-        slimmed = folder.slimmed_of(group)
-        known = group.name in same if slimmed is None else slimmed.entry.original_sha256 in contents
-        too_small = slimmed is None and group.size < MIN_GAIN
-        if known or too_small or not folder.is_free(group.names) or not tree.is_library(group):
-            continue
-        path = tree.root / group.name
-        owner = next(
-            (owners[p] for name in group.names if (p := str(tree.root / name)) in owners), None
-        )
-        if any(name.rpartition("/")[2] in names for name in group.names):
-            continue
-        if not loaded.is_never(owner, path, group.names):
-            if loaded.is_kept(owner, path, group.names) and (takes_cpu_code or _has_gpu_code(path)):
-                folder.kept.append(group)
-            continue
-        if (reason := runs_below(path, group.names)) is not None:
-            folder.take(group.names)
-            folder.add_row(SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason))
-        else:
-            folder.add(slimmed or group, recipe)
-
-
-def _add_traced(folder: _Folder, spare: SparePolicy, jobs: int) -> None:
-    """Add the other libraries whose CPU code was traced."""
-    recipe = ByPages(spare)
-    for slimmed in folder.slimmed:
-        if slimmed.entry.original_sha256 in spare.traced:
-            folder.add(slimmed, recipe)
-    sizes = {one.size for one in spare.traced.values()}
-    for sha256, groups in _digests(folder, sizes, jobs).items():
-        for group in groups:
-            if sha256 in spare.traced:
-                folder.add(group, recipe)
-
-
-def _has_gpu_code(path: Path) -> bool:
-    try:
-        return has_gpu_code(path)
-    except FormatError:
-        return False
-
-
-def _strips_others(others: Recipe | None) -> bool:
-    return isinstance(others, Strip) or (isinstance(others, ByArchs) and others.strip_others)
-
-
 def _describe(lock: Lock) -> str:
     """A lock in words, for people who meet a slimmed library later."""
     proof = lock.proof
@@ -703,4 +759,53 @@ def _describe(lock: Lock) -> str:
     return (
         f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
         + (f", {proof.date}" if proof.date else "")
+    )
+
+
+_LATEST = max(OLDEST_DEVICES.values())
+
+
+def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability]) -> None:
+    """Refuse devices that are too old for the CUDA of a library, which has no code for them.
+
+    Later devices are no mistake: they may compile the library's PTX.
+
+    Args:
+        tasks: the libraries to slim.
+        devices: what the user named.
+
+    Raises:
+        OptionError: a library can't have code for one of the devices; nothing was done.
+    """
+    old = [device for device in devices if device < _LATEST]
+    found = [
+        text
+        for task in tasks
+        if old and task.recipe.kind is Kind.ARCHS and (text := _why_impossible(task, old))
+    ]
+    if found:
+        count = format_items(len(found) - 1, "more library", "more libraries")
+        more = f" (and {count})" if len(found) > 1 else ""
+        raise OptionError(
+            f"--arch: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
+            "all the same"
+        )
+
+
+def _why_impossible(task: Task, old: Sequence[ComputeCapability]) -> str | None:
+    try:
+        library_map = read_library(task.source, Scope(headers_only=True))
+        with ByteSource(task.source) as source:
+            major = cuda_major(source, library_map)
+    except FormatError:
+        return None  # Slimming leaves it alone, and says why.
+    oldest = OLDEST_DEVICES.get(major or 0)
+    if oldest is None:
+        return None
+    bad = [d for d in old if d < oldest and not library_map.loaded_starts((d,))]
+    if not bad:
+        return None
+    return (
+        f"{task.source} was compiled by CUDA {major}, whose oldest GPUs are {names_of([oldest])}, "
+        f"and has no code for {names_of(bad)}"
     )

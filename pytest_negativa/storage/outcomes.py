@@ -228,6 +228,7 @@ class _Session:
             context_lost=self._end is not None and self._end.context_lost,
             kind=self._kind,
             workers=tuple(self._workers),
+            circumstances=None if self._end is None else self._end.circumstances,
             running=tuple(
                 nodeid
                 for nodeid, test in self._tests.items()

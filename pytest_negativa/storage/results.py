@@ -357,5 +357,5 @@ def load_baseline(path: Path | Url) -> Snapshot:
         SNAPSHOT_VERSION,
         origin=str(path),
         what="a baseline",
-        remedy="write it again (negativa baseline)",
+        remedy="write it again (negativa report baseline:FILE)",
     )

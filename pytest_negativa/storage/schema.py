@@ -39,8 +39,8 @@ CONFIGURATION = "negativa"
 _RECORDS: dict[str, tuple[type[Record], str]] = {
     "difference": (DifferenceList, "Output of negativa diff --json"),
     "explanation": (Explanation, "Output of negativa explain --json"),
-    "history": (HistoryList, "Output of negativa history --json"),
-    "image-report": (ImageReport, "Output of negativa image-report --json"),
+    "history": (HistoryList, "Output of negativa diff --json without B"),
+    "image-report": (ImageReport, "Output of negativa inspect --packages --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (KernelList, "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),

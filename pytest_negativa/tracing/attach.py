@@ -19,7 +19,7 @@ from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE
 
 
 class Sampling(NamedTuple):
-    """What it may cost.
+    """Limits on the cost of samples.
 
     Attributes:
         one_of: one process in this many is traced, by chance.

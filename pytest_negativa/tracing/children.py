@@ -40,7 +40,7 @@ class Children:
         self._faults = None if traceable else _faults_of_children()
 
     def untraced(self) -> Iterator[str]:
-        """Why children are not traced, or not wholly: what was not yet told."""
+        """Reasons for untraced or partly traced children, each once."""
         try:
             while True:
                 told = self._socket.recv(_LONGEST).decode("utf-8", "backslashreplace")

@@ -134,7 +134,7 @@ def traced_environment(
 def traced_changes(
     environ: Mapping[str, str], run: Run, root: Path, lacks: str = ""
 ) -> dict[str, str]:
-    """What ``traced_environment`` sets. Creates the folder.
+    """Variables that ``traced_environment`` sets. Creates the folder.
 
     Args:
         lacks: see ``child_environment``.

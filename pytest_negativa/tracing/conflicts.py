@@ -1,4 +1,4 @@
-"""Who else may hold CUPTI: what can be told without asking CUPTI."""
+"""Other holders of CUPTI, as far as this shows without asking CUPTI."""
 
 from __future__ import annotations
 

@@ -352,7 +352,7 @@ def _slot(slots: bytes, index: int) -> int:
 
 
 def _slots(call: DriverCall) -> int:
-    """How many slots of a call's parameters are read; never more than it has."""
+    """Number of a call's parameters to read; never more than it has."""
     last = max(call.handle, call.subject)
     return 1 + (max(last, LINK_SIZE_SLOT) if call.action is Action.LINK_DATA else last)
 

@@ -20,7 +20,7 @@ from pytest_negativa.models.trace import DataKind
 
 
 class Action(enum.Enum):
-    """What a call does."""
+    """Effect of a call."""
 
     LOAD = enum.auto()
     LOAD_FILE = enum.auto()

@@ -51,7 +51,7 @@ class TraceWriter(LineWriter):
         self.write(self.header)
 
     def fail(self, problem: str) -> None:
-        """Write nothing more, no end either; the header says so from now on."""
+        """Write nothing more, no end either, and mark the header."""
         with contextlib.suppress(OSError):
             fd = self._fd if self.is_open() else System.open(str(self.path), os.O_WRONLY)
             # pwrite(2), bugs: with O_APPEND it appends.

@@ -36,7 +36,7 @@ _CHUNK = 1 << 22
 
 
 class FoundImage(NamedTuple):
-    """What lies at an address: at ``place`` in a file, or in memory only, with its hash.
+    """The image at an address: at ``place`` in a file, or in memory only, with its hash.
 
     Neither is known for ``ImageForm.UNKNOWN``.
     """
@@ -59,7 +59,7 @@ class ImageResolver:
         self._mappings = mappings
 
     def resolve(self, address: int) -> FoundImage:
-        """What the driver was given to load at ``address``."""
+        """Find the image at ``address`` that the driver was given to load."""
         head = self._memory.read(address, _WRAPPER.size)
         if head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
             return self._resolve_bare(address, None)
@@ -72,11 +72,11 @@ class ImageResolver:
         return found
 
     def resolve_sized(self, address: int, size: int) -> FoundImage:
-        """What the driver's linker was given, which comes with its size."""
+        """Find an input of the driver's linker, which comes with its size."""
         return self._resolve_bare(address, size)
 
     def resolve_output(self, address: int, size: int) -> FoundImage:
-        """What the driver's linker made."""
+        """Find an output of the driver's linker."""
         return self._hashed(ImageForm.LINKED, address, size)
 
     def _resolve_bare(self, address: int, size: int | None) -> FoundImage:

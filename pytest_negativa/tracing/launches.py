@@ -1,4 +1,4 @@
-"""How often which kernel was launched, from CUPTI's activity records; off by default."""
+"""Launches of each kernel, counted by CUPTI's activity records; off by default."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class LaunchCounter:
             counts[launch.name, number] = (count + 1, gpu_ns + launch.gpu_ns)
 
     def take(self) -> tuple[KernelLaunches, ...]:
-        """What was launched since the last time, by name.
+        """Launches since the last call, by kernel name.
 
         Waits for the device: what a test launched may still run when the test is over.
         """

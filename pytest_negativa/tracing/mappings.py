@@ -1,4 +1,4 @@
-"""Which file lies at an address of this process, and what file that is."""
+"""The file at an address of this process, and its identity."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def loaded_cupti() -> str | None:
 
 
 def identify_library(path: str) -> TracedLibrary:
-    """What file lies at a path. If it can't be read, only its path is known.
+    """Identity of the file at a path. If it can't be read, only its path is known.
 
     A file without a build id is hashed if it is small: if it goes before the run ends, nothing else
     tells what it was.

@@ -1,4 +1,4 @@
-"""What driver calls tell, to records: each thing once, in the context of its first time.
+"""Driver calls to records: each image and kernel once, in the context of its first use.
 
 Called from the driver's callbacks, from any thread and possibly one within another (garbage
 collection may unload a module while a callback runs). Hence no locks: ``dict.setdefault`` and

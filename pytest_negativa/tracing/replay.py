@@ -72,7 +72,7 @@ class Recording:
 
     @property
     def replay(self) -> Replay:
-        """What was recorded on which device, and when."""
+        """Device and time of the recording."""
         devices = [
             record.device
             for trace in self.traces
@@ -181,7 +181,7 @@ class ReplayDetector:
 
 
 def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
-    """What is missing in a recording.
+    """Parts that a recording lacks.
 
     A test may kill a process that it started. Any other process ends its trace, so without an
     end there was more of it.

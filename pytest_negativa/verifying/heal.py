@@ -473,7 +473,7 @@ def _question(
     program, how = verification.program, verification.settings.verify
     removed = [part for p in planned for part in iter_parts(p.library_map, p.plan)]
     return [
-        f"{how.fill} {how.copies.value}",
+        how.copies.value,
         *(f"{p.plan.library.path} {p.plan.library.sha256}" for p in planned),
         *map(repr, program.command),
         *(f"{k}={v}" for k, v in sorted(program.environ.items()) if k.startswith("CUDA_")),

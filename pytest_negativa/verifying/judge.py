@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
@@ -44,6 +44,7 @@ from pytest_negativa.verifying.originals import (
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
+from pytest_negativa.verifying.same_program import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Originals,
     Places,
@@ -67,7 +68,13 @@ def judge(attempt: Attempt) -> Verdict:
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
     work = () if reasons else _compare_work(attempt, tests, flaky)
+    changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
     reasons += reasons_of_work(work, attempt.usage)
+    if changes and any(d.tolerance is None for d in work):
+        reasons.append(
+            f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
+            "alike, or trace again"
+        )
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -89,7 +96,7 @@ def judge(attempt: Attempt) -> Verdict:
         reasons=tuple(reasons),
         command=attempt.program.command,
         exit_status=_first_to_end(attempt.rounds).status or session_status(attempt.rounds),
-        fill=attempt.settings.fill_byte,
+        fill=FILL,
         copies=attempt.settings.copies.value,
         granularity=next((p.granularity for p in attempt.plans), Granularity.ELEMENT.value),
         gpu_tests=tests.gpu_tests,
@@ -99,6 +106,7 @@ def judge(attempt: Attempt) -> Verdict:
         libraries=libraries,
         tests=verdicts,
         rounds=tuple(map(facts_of, attempt.all_rounds)),
+        changes=changes,
         work=work,
         files=attempt.files,
     )
@@ -111,6 +119,9 @@ def _compare_work(
     losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
     rounds = sound_rounds(tests.before, runs.together, flaky, tests.tolerate, losing)
     without = rounds_without_flaky(tests.before, runs, flaky, tests.tolerate, losing)
+    if any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)):
+        # Then reruns on the originals don't show what the traced program chooses.
+        rounds = without = ()
     originals = Originals(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
@@ -152,7 +163,7 @@ def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
     """
     verdict = judge(attempt)
     runs, limit = attempt.originals, attempt.settings.rerun
-    if not verdict.other_work or not limit:
+    if not verdict.other_work or not limit or verdict.changes:
         return ()
     flaky = {v.nodeid for v in verdict.tests if v.flaky}
     others = tuple(v.nodeid for v in verdict.tests if not v.flaky)

@@ -32,11 +32,6 @@ from pytest_negativa.storage.runs import Run
 MAX_ROUNDS = 20
 """How many rounds in a row run the tests that a round before left out."""
 
-# Options that make a session a supervisor, or name a run. A program under proof must not get them.
-_SUPERVISOR_VARIABLES = frozenset(
-    {"NEGATIVA_VERIFY", "NEGATIVA_HEAL", "NEGATIVA_MEASURE", "NEGATIVA_RUN"}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -47,7 +42,7 @@ class Program:
         again: the command line of rounds that run some tests.
         cwd: the folder in which it runs.
         root: the folder against which paths of the project can be understood.
-        environ: its environment, see ``program_environment``.
+        environ: its environment.
         is_pytest: it traces itself and writes its outcomes; else its exit status is its outcome.
         interactive: a person is debugging it, so there is no time limit.
     """
@@ -85,11 +80,6 @@ class Program:
             expected=None if expected is None else str(expected),
             stop_at_failure=stop_at_failure,
         )
-
-
-def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that would make a program a supervisor."""
-    return {name: value for name, value in environ.items() if name not in _SUPERVISOR_VARIABLES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,6 @@ class Verification:
         reconstruction = reconstruct(
             [p for p in planned if p.plan.library.path not in self._unsubstituted],
             self.copies,
-            fill=self.settings.verify.fill_byte,
             compact=compact_options(self.settings),
             copy_all=copy_all,
         )

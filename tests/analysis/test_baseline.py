@@ -12,7 +12,7 @@ from pytest_negativa.analysis.baseline import compare_figures, compare_with_base
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.report import CodeFilesRow
-from pytest_negativa.models.settings import Compare, GrowthLimit
+from pytest_negativa.models.settings import Compare, GrowthLimit, GrowthLimits
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.storage.records import write_record
@@ -56,6 +56,12 @@ def before(code: int, unused: int, size: int, *kernels: str) -> Snapshot:
     return Snapshot(format_version=1, title="baseline", libraries=(library,))
 
 
+def compared(
+    baseline: str, overall: tuple[GrowthLimit, ...], libraries: dict[str, tuple[GrowthLimit, ...]]
+) -> Compare:
+    return Compare(baseline=baseline, fail=GrowthLimits(overall=overall, libraries=libraries))
+
+
 def of(libraries: tuple[AnalyzedLibrary, ...]) -> tuple[int, int, int]:
     [one] = libraries
     return one.plan.code_bytes, one.plan.unused_bytes, one.plan.library.size
@@ -67,8 +73,8 @@ def test_growth_in_bytes(libraries: tuple[AnalyzedLibrary, ...], figure: str) ->
     old = before(code - 10, unused - 10, size - 10)
     for limit, is_crossed in ((10, False), (9, True)):
         for wanted in (
-            Compare(baseline="b", fail=limits(**{figure: limit}), fail_library={}),
-            Compare(baseline="b", fail=(), fail_library={"*": limits(**{figure: limit})}),
+            compared("b", limits(**{figure: limit}), {}),
+            compared("b", (), {"*": limits(**{figure: limit})}),
         ):
             crossed = compare_figures(old, libraries, (), wanted).crossed
             assert bool(crossed) == is_crossed
@@ -79,7 +85,7 @@ def test_growth_in_percent(libraries: tuple[AnalyzedLibrary, ...]) -> None:
     code, unused, size = of(libraries)
     old = before(code // 2, unused, size)
     for limit, is_crossed in (("100%", False), ("99.9%", True)):
-        wanted = Compare(baseline="b", fail=limits(code=limit), fail_library={})
+        wanted = compared("b", limits(code=limit), {})
         crossed = compare_figures(old, libraries, (), wanted).crossed
         assert bool(crossed) == is_crossed
     assert crossed == (
@@ -91,9 +97,7 @@ def test_what_was_nothing_grows_by_more_than_any_percentage(
     libraries: tuple[AnalyzedLibrary, ...],
 ) -> None:
     nothing = Snapshot(format_version=1, title="baseline", libraries=())
-    wanted = Compare(
-        baseline="b", fail=limits(code="500%"), fail_library={NAME: limits(size="500%")}
-    )
+    wanted = compared("b", limits(code="500%"), {NAME: limits(size="500%")})
     found = compare_figures(nothing, libraries, (), wanted)
     assert len(found.crossed) == 2
     assert found.lines[1].startswith(f"{NAME}: GPU code appeared with 67.2 kB")
@@ -114,7 +118,7 @@ def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> N
     changed = (AnalyzedLibrary(one.library_map, one.plan, covered),)
     old = before(*of(libraries), "known")
     for limit, is_crossed in ((2, False), (1, True)):
-        wanted = Compare(baseline="b", fail=limits(new_kernels_untested=limit), fail_library={})
+        wanted = compared("b", limits(new_kernels_untested=limit), {})
         found = compare_figures(old, changed, (), wanted)
         assert bool(found.crossed) == is_crossed
         assert found.lines[-1] == "2 new kernels without a test"
@@ -129,7 +133,7 @@ def test_a_library_that_is_covered_later_has_no_new_kernels(
     [one] = libraries
     old = make_baseline("run", [replace_coverage(one, None)], ())
     strict = limits(new_kernels_untested=0)
-    wanted = Compare(baseline="b", fail=strict, fail_library={"*": strict})
+    wanted = compared("b", strict, {"*": strict})
     found = compare_figures(old, libraries, (), wanted)
     assert found.crossed == ()
     assert found.lines[-1].startswith(f"{NAME}: the baseline lists no kernels of it")
@@ -141,7 +145,7 @@ def test_a_baseline_is_small_and_equals_its_run(
     write_record(tmp_path / "b.json", make_baseline("run", libraries, ()))
     assert (tmp_path / "b.json").stat().st_size < 2000
     strict = limits(size=0, code="0%", unused=0, new_kernels_untested=0)
-    wanted = Compare(baseline=str(tmp_path / "b.json"), fail=strict, fail_library={})
+    wanted = compared(str(tmp_path / "b.json"), strict, {})
     assert compare_with_baseline(libraries, (), wanted).crossed == ()
     # Only the project's own kernels have names in it.
     [library] = make_baseline("run", [replace_coverage(libraries[0], None)], ()).libraries
@@ -159,7 +163,7 @@ def test_a_baseline_that_cannot_be_read_opens_no_gate(
     path = tmp_path / "b.json"
     if text is not None:
         path.write_text(text)
-    wanted = Compare(baseline=str(path), fail=(), fail_library={})
+    wanted = compared(str(path), (), {})
     [line] = compare_with_baseline(libraries, (), wanted).crossed
     assert line.startswith(f"compare.baseline: {path}: ")
 
@@ -171,7 +175,7 @@ def test_files_that_are_gpu_code_grow_like_a_library(
 ) -> None:
     old = make_baseline("run", libraries, [code_files_of_size(1000)])
     strict = limits(code=0)
-    wanted = Compare(baseline="b", fail=strict, fail_library={"dist:some_kernels": strict})
+    wanted = compared("b", strict, {"dist:some_kernels": strict})
     crossed = compare_figures(old, libraries, [code_files_of_size(size)], wanted).crossed
     assert len(crossed) == 2 * is_crossed
     # The archs of libraries are told apart all the same.

@@ -24,11 +24,11 @@ def report(folder: Path, text: str) -> RunReport:
 @pytest.mark.parametrize(
     ("section", "limit"),
     [
-        ("coverage: {fail_under_library", "0"),
-        ("thresholds: {max_unused_percent_library", "100"),
-        ("thresholds: {min_used_kernels_library", "0"),
-        ("thresholds: {max_gpu_code_library", "1 GB"),
-        ("compare: {baseline: b.json, fail_library", "['size:0%']"),
+        ("coverage: {fail_under", "0"),
+        ("thresholds: {max_unused_percent", "100"),
+        ("thresholds: {min_used_kernels", "0"),
+        ("thresholds: {max_gpu_code", "1 GB"),
+        ("compare: {baseline: b.json, fail", "['size:0%']"),
     ],
 )
 def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: str) -> None:
@@ -79,9 +79,7 @@ def test_the_project_s_kernels_without_a_library_of_its_own_cross_a_limit(tmp_pa
     assert "coverage.libraries: 'libother.so' matches no library" in line
 
 
-@pytest.mark.parametrize(
-    "limit", ["coverage: {fail_under_library", "thresholds: {min_used_kernels_library"]
-)
+@pytest.mark.parametrize("limit", ["coverage: {fail_under", "thresholds: {min_used_kernels"])
 def test_a_limit_on_kernels_of_files_that_are_gpu_code_is_crossed(
     tmp_path: Path, limit: str
 ) -> None:
@@ -117,7 +115,7 @@ def test_limits_count_files_that_are_gpu_code(tmp_path: Path) -> None:
     libraries = report(tmp_path, "").code_bytes
     assert crossed(f"max_gpu_code: {libraries + 4000}") == []
     assert crossed(f"max_gpu_code: {libraries + 3999}") == ["max_gpu_code"]
-    assert crossed("max_gpu_code_library: {'dist:Some_Kernels': 3999}") == ["some-kernels (files)"]
-    assert crossed("max_unused_percent_library: {'dist:some-kernels': 75}") == []
+    assert crossed("max_gpu_code: {'dist:Some_Kernels': 3999}") == ["some-kernels (files)"]
+    assert crossed("max_unused_percent: {'dist:some-kernels': 75}") == []
     left_out = replace(FILES, unused={}, kept={"kernels/a.cubin": NOT_SELECTED})
     assert crossed(f"max_gpu_code: {libraries}", left_out) == []

@@ -65,7 +65,7 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
 
     slim(site, site.lock, tmp_path / "spares")
     assert use()
-    command = ["lock", "--add-misses", *map(str, (logs, "--in", site.folder, "-o", lock_file))]
+    command = ["lock", "--add-misses", *map(str, (logs, site.folder, "-o", lock_file))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert done.stdout == f"{ONE}: keeps 1 element that came back\n"
     widened = load_lock(lock_file)

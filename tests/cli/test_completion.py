@@ -16,9 +16,9 @@ def test_bash_completes() -> None:
     guide = (DOCS / "guides" / "programs.md").read_text("utf-8")
     [line] = [line for line in guide.splitlines() if line.startswith("eval ")]
     ask = (
-        f"{line}\nCOMP_WORDS=(negativa image-); COMP_CWORD=1; "
+        f"{line}\nCOMP_WORDS=(negativa reconst); COMP_CWORD=1; "
         "_negativa_completion negativa; echo ${COMPREPLY[@]}"
     )
     path = {"PATH": f"{NEGATIVA.parent}:/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, env=path)
-    assert done.stdout == "image-report\n"
+    assert done.stdout == "reconstruct\n"

@@ -42,7 +42,7 @@ def test_what_can_be_compared(project: Project) -> None:
         shown = project.negativa("diff", run.name, other).stdout
         assert f"GPU code of {other}" in shown and "67.2 kB -> 67.2 kB (0 B, +0.0%)" in shown
     # A link and a baseline tell the run.
-    project.negativa("baseline")
+    project.negativa("report", "baseline:negativa-baseline.json")
     titles = project.negativa("diff", "latest", "negativa-baseline.json").stdout.split(": ")[0]
     told = f"(run {run.name})"
     assert titles == f"GPU code of negativa-baseline.json {told}, compared with latest {told}"
@@ -257,7 +257,7 @@ def test_what_cannot_be_read(project: Project) -> None:
 def test_a_run_against_its_baseline(project: Project) -> None:
     project.write("test_a.py", "def test_passes(): pass\n")
     project.pytest("-q", "--negativa")
-    project.negativa("baseline")
+    project.negativa("report", "baseline:negativa-baseline.json")
     strict = "--negativa-compare-fail=size:0%,unused:0,new-kernels-untested:0"
 
     same = project.pytest("-q", "--negativa", "--negativa-compare=negativa-baseline.json", strict)
@@ -266,16 +266,14 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     text = (project.folder / "negativa-baseline.json").read_text()
     project.write("older.json", text.replace('"image_blur",', ""))
     limits = ("--compare=older.json", "--compare-fail=new-kernels-untested:0")
-    located = project.negativa("locate", *limits, status=1)
+    located = project.negativa("report", *limits, status=1)
     assert located.stderr.endswith(
         "negativa: compare.fail: 1 new kernel is untested (image_blur), the limit is 0\n"
     )
-    found = project.negativa("locate", "--max-gpu-code-library=*quick*=67199", status=1).stderr
+    found = project.negativa("report", "--max-gpu-code=*quick*=67199", status=1).stderr
     assert "negativa: libquickstart.so: max_gpu_code: there are 67,200 bytes" in found
-    project.negativa(
-        "locate", "--max-gpu-code-library=*quick*=67200", "--max-unused-percent-library=*=89.7"
-    )
-    unused = project.negativa("locate", "--max-unused-percent-library=*=89.6", status=1).stderr
+    project.negativa("report", "--max-gpu-code=*quick*=67200", "--max-unused-percent=*=89.7")
+    unused = project.negativa("report", "--max-unused-percent=*=89.6", status=1).stderr
     assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused
 
 
@@ -285,14 +283,14 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     for _ in range(2):
         project.pytest("-q", "--negativa")
     project.negativa("lock", "--unproved")
-    assert "no revision" not in project.negativa("history").stdout
-    assert "git" in project.negativa("history", "negativa.lock", status=1).stderr
+    assert "no revision" not in project.negativa("diff").stdout
+    assert "git" in project.negativa("diff", "negativa.lock", status=1).stderr
 
     def git(*words: str) -> None:
         name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         project.run("git", *name, *words, GIT_CONFIG_GLOBAL="/dev/null")
 
-    unknown = project.negativa("history", "--library", "zz*", status=2).stderr
+    unknown = project.negativa("diff", "--library", "zz*", status=2).stderr
     assert "'zz*' is no library of the history; it has libquickstart.so" in unknown
 
     git("init", "-q")
@@ -303,18 +301,18 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     project.write("negativa.lock", text.replace("format_version: ", "format_version: 9"))
     git("commit", "-qam", "two")
 
-    runs = project.negativa("history", "--library", "libquick*").stdout.splitlines()[2:]
+    runs = project.negativa("diff", "--library", "libquick*").stdout.splitlines()[2:]
     assert [line.split()[0] for line in runs] == [run.name for run in project.runs()]
     assert "+0.0%" in runs[1]
-    points = json.loads(project.negativa("history", "--json", "--library", "libquick*").stdout)
+    points = json.loads(project.negativa("diff", "--json", "--library", "libquick*").stdout)
     jsonschema.validate(points, json.loads(schema_text("history")))
     assert [point["label"] for point in points["points"]] == [run.name for run in project.runs()]
     assert [one["name"] for one in points["points"][1]["libraries"]] == ["libquickstart.so"]
-    lock = project.negativa("history", "negativa.lock").stdout
+    lock = project.negativa("diff", "negativa.lock").stdout
     assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
     assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock
     project.write("other.lock", "no lock")
     git("add", "other.lock")
     git("commit", "-qm", "three")
-    unread = project.negativa("history", "other.lock", status=1).stderr
+    unread = project.negativa("diff", "other.lock", status=1).stderr
     assert "other.lock: none of its revisions can be read: other.lock@" in unread

@@ -221,7 +221,7 @@ class TestTables:
             "; __CLANG_OFFLOAD_BUNDLE__sycl-spir64_gen (Intel, 700 B) is not read\n"
         )
         assert inspect(folder).stdout == f"{folder}: 2 libraries, no NVIDIA GPU code{both}"
-        report = CliRunner().invoke(main, ["image-report", str(folder)])
+        report = CliRunner().invoke(main, ["inspect", "--packages", str(folder)])
         assert report.exit_code == 0 and both in report.stdout
         shutil.copy(MULTIARCH, folder)
         assert inspect(folder).stdout.startswith(
@@ -384,12 +384,9 @@ class TestJson:
     ) -> None:
         monkeypatch.delenv("NEGATIVA_CACHE_DIR")
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps, limit: 1 MB}")
+        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
         assert inspect(make_large(MULTIARCH, tmp_path / "large.so")).exit_code == 0
         assert len(list((tmp_path / "maps").iterdir())) == 1
-        (tmp_path / "negativa.yaml").write_text("cache: {dir: none, limit: 10}")
-        assert inspect(tmp_path / "large.so").exit_code == 0
-        assert not list((tmp_path / "none").iterdir())
         (tmp_path / "negativa.yaml").write_text("cache: {dirs: maps}")
         result = inspect(tmp_path / "large.so")
         assert (result.exit_code, result.stderr) == (
@@ -402,13 +399,13 @@ class TestJson:
         assert not cache_folder.exists()
 
 
-@pytest.mark.parametrize("command", ["inspect", "image-report"])
-def test_archives_of_a_folder_are_told_of(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("flags", [(), ("--packages",)])
+def test_archives_of_a_folder_are_told_of(tmp_path: Path, flags: tuple[str, ...]) -> None:
     for name in ("a-1-py3-none-any.whl", "b.conda", "image.tar.gz"):
         (tmp_path / name).write_bytes(b"")
 
     def note() -> str:
-        done = CliRunner().invoke(main, [command, str(tmp_path)])
+        done = CliRunner().invoke(main, ["inspect", *flags, str(tmp_path)])
         assert done.exit_code == 0
         return done.stderr
 
@@ -547,7 +544,7 @@ class TestErrors:
             (["--jobs=0", str(PLAIN)], 2, "0 is not in the range"),
             (["--kernels", "--headers-only", str(PLAIN)], 2, "--kernels needs the code unpacked"),
             (["--nonsense", str(PLAIN)], 2, "No such option"),
-            ([], 2, "Missing argument 'LIB...'"),
+            ([], 2, "Missing argument 'PATH...'"),
         ],
     )
     def test_command(self, arguments: list[str], status: int, message: str) -> None:

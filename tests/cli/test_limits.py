@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from pytest_negativa.cli.common import LIMITS
+from pytest_negativa.cli.report import LIMITS
 from pytest_negativa.settings.options import BY_NAME
-from tests.support.limits import REGIONS, crossed_limits, kept_limits, told_limits, write_baseline
+from tests.support.limits import (
+    REGIONS,
+    crossed_limits,
+    kept_limits,
+    limits_in_file,
+    told_limits,
+    write_baseline,
+)
 from tests.support.verified import VerifiedProject
 
 pytestmark = pytest.mark.slow
@@ -30,7 +38,7 @@ def debloated(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
     project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", "")
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py")
-    written = project.negativa("baseline", "--output=-").stdout
+    written = project.negativa("report", "baseline:-").stdout
     write_baseline(project.folder, json.loads(written))
     return project
 
@@ -48,7 +56,7 @@ def test_there_is_a_case_for_each_limit() -> None:
         (("combine", "{run}"), ()),
         (("report",), ()),
         (("verify",), ()),
-        (("heal",), ()),
+        (("verify", "--heal"), ()),
     ],
     ids=["locate", "debloat", "combine", "report", "verify", "heal"],
 )
@@ -58,9 +66,16 @@ def test_a_command_with_all_limits_just_kept_and_just_crossed(
     latest = debloated.results / "latest"
     run = latest.resolve()
     words = [word.format(run=run) for word in command]
+    done: list[Any] = []
 
-    kept = debloated.negativa(*words, *kept_limits(), *program)
-    crossed = debloated.negativa(*words, *crossed_limits(), *program, status=1)
+    given = command == ("report",)
+    for limits in (kept_limits(), crossed_limits()):
+        text = "" if given else limits_in_file(limits)
+        debloated.write("negativa.yaml", text)
+        flags = limits if given else ()
+        status = int(limits == crossed_limits())
+        done.append(debloated.negativa(*words, *flags, *program, status=status))
+    kept, crossed = done
 
     assert kept.stderr == ""
     told = crossed.stderr.splitlines()

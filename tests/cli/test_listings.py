@@ -87,7 +87,7 @@ def test_slimmed_libraries(project: Project) -> None:
     assert row["status"] in ("would be slimmed", "left as it is")
     assert listed(project, "slim", "slim", "check", "site", status=1)["libraries"] == []
     assert listed(project, "slim", "slim", "undo", "site")["libraries"] == []
-    found = listed(project, "explanation", "explain", "no kernel image", "--in", "site")
+    found = listed(project, "explanation", "explain", "no kernel image", "site")
     assert found["libraries"] == [] and found["text"].startswith("Nothing was slimmed in ")
 
 

@@ -72,8 +72,10 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
         for name in main.list_commands(context)
         if (command := main.get_command(context, name))
     }
-    words = done.stdout.partition("Commands:")[2].split()
-    assert words == " ".join(f"{name} {text}" for name, text in sorted(listed.items())).split()
+    shown = " ".join(done.stdout.partition("\nLook:")[2].split())
+    for name, text in listed.items():
+        assert f" {name} {text}" in f" {shown}"
+    assert len(listed) == len(shown.split(". ")) > 20
 
 
 def test_debloat_says_what_it_does_not_do() -> None:

@@ -64,7 +64,7 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     for logs, blocks in ((one, [first, second]), (one, [second]), (other, [second])):
         logs.mkdir(exist_ok=True)
         use(cut, logs, *blocks)
-    command: list[str | Path] = ["misses", one, other, "--in", cut.library.parent]
+    command: list[str | Path] = ["misses", "--log", one, "--log", other, cut.library.parent]
     found = json.loads(project.negativa(*command, "--json").stdout)
     jsonschema.validate(found, json.loads(schema_text("misses")))
     [library] = found["libraries"]
@@ -96,7 +96,7 @@ def test_gpu_code_that_could_not_come_back(project: Project, cut: Cut, tmp_path:
     away.rename(cut.spare)
     use(cut, logs, first)
 
-    command: list[str | Path] = ["misses", logs, "--in", cut.library.parent]
+    command: list[str | Path] = ["misses", "--log", logs, cut.library.parent]
     shown = project.negativa(*command).stdout
     assert shown.startswith("1 page (4.1 kB) came back, or should have come back, to 1 library, 2")
     title = "A process touched pages that could not come back (was the spare there?):"
@@ -115,9 +115,7 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
     kit.run("plain", cut.library, environ=logged(logs))
 
     def misses(folder: Path) -> str:
-        return project.negativa(
-            "misses", "--in", folder, "--top", "0", NEGATIVA_SPARE_LOG=str(logs)
-        ).stdout
+        return project.negativa("misses", folder, "--top", "0", NEGATIVA_SPARE_LOG=str(logs)).stdout
 
     shown = misses(cut.library.parent)
     for name in ("_GLOBAL__sub_I_library.cpp", "void thrower<", "unwind tables: .gcc_except_table"):
@@ -130,13 +128,16 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
-    assert project.negativa("misses", tmp_path).stdout.startswith("Nothing came back")
-    assert "no LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
+    assert project.negativa("misses", "--log", tmp_path).stdout.startswith("Nothing came back")
+    assert "no --log LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
     (tmp_path / "a.misses").write_bytes(b"")
-    done = project.negativa("misses", tmp_path)
+    done = project.negativa("misses", "--log", tmp_path)
     assert done.stdout.startswith("Nothing came back") and "it is left out" in done.stderr
     (tmp_path / "b.misses").write_bytes(b"NEG")
-    assert "less than the head of a log" in project.negativa("misses", tmp_path, status=1).stderr
+    assert (
+        "less than the head of a log"
+        in project.negativa("misses", "--log", tmp_path, status=1).stderr
+    )
 
 
 def test_the_library_to_preload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +151,16 @@ def test_the_library_to_preload(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_running_process(tmp_path: Path) -> None:
     cut = build_kit(tmp_path).cut(tmp_path / "cut")
     code = f"import ctypes; print(ctypes.CDLL({str(cut.library)!r}).sum(100, 101)); input()"
-    words = ["misses", "--json", "--in", str(cut.library.parent), "--pid"]
+    words = ["misses", "--json", str(cut.library.parent), "--pid"]
     (tmp_path / "logs").mkdir()
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"107\n"
-        done = CliRunner().invoke(main, [*words, str(process.pid), str(tmp_path / "logs")])
+        done = CliRunner().invoke(main, [*words, str(process.pid), "--log", str(tmp_path / "logs")])
         process.communicate(b"\n")
     assert done.exit_code == 0, done.output
     [library] = json.loads(done.output)["libraries"]
     assert library["name"] == cut.library.name and library["misses"] > 0
-    gone = CliRunner().invoke(main, [*words, str(process.pid), str(tmp_path / "logs")])
+    gone = CliRunner().invoke(main, [*words, str(process.pid), "--log", str(tmp_path / "logs")])
     assert gone.exit_code != 0

@@ -120,7 +120,7 @@ def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     run.make()
     run.new_trace_file().touch()
     for words in (["show", run.run_id], ["delete", run.run_id], ["delete", "--copies"], ["list"]):
-        shown = CliRunner().invoke(main, ["runs", *words, "--dir", str(runs.folder)])
+        shown = CliRunner().invoke(main, ["--dir", str(runs.folder), "runs", *words])
         assert shown.exit_code == 0
         assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
 
@@ -144,10 +144,10 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     store = f"file://{tmp_path}/store/build-7"
     for number, tests in enumerate(("test_vectors.py", "test_matrices.py")):
         quickstart.pytest("-q", "--negativa", f"tests/{tests}")
-        pushed = quickstart.negativa("runs", "push", f"{store}/shard-{number}").stdout
+        pushed = quickstart.negativa("push", f"{store}/shard-{number}").stdout
         assert pushed.startswith(f"{store}/shard-{number}: 2")
     first, second = (folder.name for folder in quickstart.runs()[-2:])
-    again = quickstart.negativa("runs", "push", first, f"{store}/shard-0").stdout
+    again = quickstart.negativa("push", first, f"{store}/shard-0").stdout
     assert ", 0 B sent, " in again
 
     shutil.rmtree(quickstart.results)
@@ -159,18 +159,20 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     assert json.loads((quickstart.folder / "report.json").read_text())["run_id"] == first
     assert "1 library" in quickstart.negativa("runs", "show", f"{store}/shard-1").stdout
     assert {first, second} < {folder.name for folder in quickstart.runs()}
-    shown = quickstart.negativa("image-report", "quickstart", "--run", f"{store}/shard-1").stdout
+    shown = quickstart.negativa(
+        "inspect", "--packages", "quickstart", "--run", f"{store}/shard-1"
+    ).stdout
     assert "libquickstart.so" in shown
 
     # The first run that is fetched is the last one, if there is no other.
     elsewhere = "--dir=elsewhere"
     for number in range(2):
-        quickstart.negativa("runs", "fetch", f"{store}/shard-{number}", elsewhere)
-        assert f"/{first}\n" in quickstart.negativa("runs", "show", elsewhere).stdout
+        quickstart.negativa(elsewhere, "fetch", f"{store}/shard-{number}")
+        assert f"/{first}\n" in quickstart.negativa(elsewhere, "runs", "show").stdout
 
     # A run that is here is not replaced.
     (quickstart.results / first / "trace.json").write_text("mine")
-    refused = quickstart.negativa("runs", "fetch", f"{store}/shard-0", status=1).stderr
+    refused = quickstart.negativa("fetch", f"{store}/shard-0", status=1).stderr
     assert f"{quickstart.results / first} has another trace.json; use that run" in refused
 
 
@@ -178,7 +180,7 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
 def test_a_url_without_a_run_is_a_bad_run(quickstart: Project, tmp_path: Path) -> None:
     quickstart.pytest("-q", "--negativa")
     url = f"file://{tmp_path}/store/a"
-    quickstart.negativa("runs", "push", url)
+    quickstart.negativa("push", url)
     gone = f"file://{tmp_path}/store/gone"
 
     done = quickstart.negativa("combine", url, gone, status=1)
@@ -187,11 +189,8 @@ def test_a_url_without_a_run_is_a_bad_run(quickstart: Project, tmp_path: Path) -
     assert f"{gone}: there is no manifest.json; check the URL" in done.stderr
     assert "whether the push ended: left out" in done.stderr
     assert "nothing planned" not in done.stderr
-    assert (
-        "expected at most one RUN"
-        in quickstart.negativa("runs", "push", "a", "b", url, status=2).stderr
-    )
+    assert "expected at most one RUN" in quickstart.negativa("push", "a", "b", url, status=2).stderr
     assert (
         "a URL with a password"
-        in quickstart.negativa("runs", "push", "s3://me:secret@bucket/a", status=2).stderr
+        in quickstart.negativa("push", "s3://me:secret@bucket/a", status=2).stderr
     )

@@ -366,7 +366,7 @@ class TestSlim:
         negativa("slim", *words)
         undo = f"negativa slim undo {site.folder}"
         error = "CUDA error: no kernel image is available for execution on the device"
-        told = negativa("explain", error, "--in", site.folder).stdout
+        told = negativa("explain", error, site.folder).stdout
         assert f"{undo} if they were kept" in " ".join(told.split())
         site.two.unlink()
         assert (
@@ -376,7 +376,7 @@ class TestSlim:
     def test_inspect_and_image_report_tell_of_it(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "Slimmed by negativa slim" in negativa("inspect", site.one).stdout
-        report = json.loads(negativa("image-report", "--json", site.folder).stdout)
+        report = json.loads(negativa("inspect", "--packages", "--json", site.folder).stdout)
         assert {row["path"] for row in report["libraries"]} == {ONE, TWO}
         assert {*report["slimmed"]} == {ONE, TWO}
 

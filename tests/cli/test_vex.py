@@ -19,7 +19,7 @@ from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
-from pytest_negativa.slimming.manifest import digest_of
+from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault

@@ -136,7 +136,7 @@ def parse(words: list[str]) -> None:
 
 def test_every_flag_of_pytest_exists() -> None:
     known = {option.flag for option in OPTIONS}
-    known |= {f"--no-{option.flag[2:]}" for option in OPTIONS if option.is_switch}
+    known |= {f"--no-{option.flag[2:]}" for option in OPTIONS if option.off_flag}
     unknown = {
         f"{page_id(page)}: {flag}"
         for page in PAGES

@@ -35,8 +35,8 @@ def test_every_option_is_documented(generate: ModuleType) -> None:
     for option in OPTIONS:
         assert f"\n{option.help}" in text
         assert f"`{option.flag}" in text
-        assert f"| `{option.variable}` |" in text
-    assert "`--keep-ptx {off,newest,all}` of [combine](commands.md#negativa-combine)" in text
+        assert option.variable is None or f"| `{option.variable}` |" in text
+    assert "`--keep-ptx {off,newest,all}` of [debloat](commands.md#negativa-debloat)" in text
 
 
 def test_every_command_is_documented_with_its_options(generate: ModuleType) -> None:

@@ -258,13 +258,6 @@ def test_proved_on_both_kinds_of_copies(project: Project, eager: bool) -> None:
     assert all(row["copy_size"] < row["size"] for row in compacted["libraries"])
 
 
-@pytest.mark.parametrize("fill", ["0x00", "0xCC"])
-def test_proved_with_other_fillings(project: Project, fill: str) -> None:
-    traced(project)
-    project.pytest("--negativa-verify", f"--negativa-fill={fill}")
-    assert project.verdict["fill"] == int(fill, 16)
-
-
 @pytest.mark.parametrize("eager", [False, True])
 def test_kernel_granularity(project: Project, eager: bool) -> None:
     add_test(project, LOOKS_FOR_IDLE)

@@ -383,10 +383,10 @@ class TestFolder:
 
 
 def test_the_settings_name_the_cache(tmp_path: Path, library: Path) -> None:
-    cache = open_cache(Cache(dir=str(tmp_path / "maps"), limit=LIMIT))
+    cache = open_cache(Cache(dir=str(tmp_path / "maps")))
     one(library, ALL, cache)
     assert entry(tmp_path / "maps").is_file()
-    assert open_cache(Cache(dir=None, limit=LIMIT)) is None
+    assert open_cache(Cache(dir=None)) is None
 
 
 def test_what_killed_writers_left_is_dropped(library: Path, cache: MapCache, folder: Path) -> None:

@@ -386,7 +386,7 @@ class TestHostile:
             archive.add(PLAIN, "libp.so")
             archive.add(MULTIARCH, "lib\xe9.so")
         path.write_bytes(gzip.compress(data.getvalue()[: PLAIN.stat().st_size + 8192]))
-        result = CliRunner().invoke(main, ["image-report", "--json", str(path)])
+        result = CliRunner().invoke(main, ["inspect", "--packages", "--json", str(path)])
         assert result.exit_code == 1
         report = json.loads(result.stdout)
         assert "/lib\\udce9.so: " in report["unreadable"][0]

@@ -434,7 +434,7 @@ def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout
 
-    shown = run("image-report", saved)
+    shown = run("inspect", "--packages", saved)
     assert "Upper layers hide 4 ELF files of" in shown
     assert "--arch sm_90 adds slimmable alone" in shown
     assert "3 libraries with GPU code, 1 without" in run("inspect", saved)
@@ -537,7 +537,7 @@ class TestHostile:
         (tmp_path / "secret.tar").write_bytes(tar_of(LAYERS[0]))
         folder = save_folder(docker([tar_of(LAYERS[0])]), tmp_path / "image")
         (folder / "manifest.json").write_bytes(encode([{"Layers": ["../secret.tar"]}]))
-        result = CliRunner().invoke(main, ["image-report", str(folder)])
+        result = CliRunner().invoke(main, ["inspect", "--packages", str(folder)])
         assert result.exit_code == 1
         assert "layer ../secret.tar is not in it; save the image again" in result.stderr
 

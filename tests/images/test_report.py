@@ -1,4 +1,4 @@
-"""negativa image-report on file trees made of the compiled fixtures."""
+"""negativa inspect --packages on file trees made of the compiled fixtures."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ class TestTree:
         assert tree.code_files == {"k.cubin": (cubin.stat().st_size, FileKind.CUBIN, sm_90)}
 
     def test_a_folder_that_is_not_there(self, root: Path) -> None:
-        result = CliRunner().invoke(main, ["image-report", str(root)])
-        assert result.exit_code == 2 and "does not exist" in result.stderr
+        result = CliRunner().invoke(main, ["inspect", "--packages", str(root)])
+        assert result.exit_code == 2 and "neither a folder nor an archive" in result.stderr
 
     @pytest.mark.parametrize(
         ("path", "wanted"),
@@ -364,7 +364,7 @@ class Invoked:
 
 
 def invoke(*arguments: str, status: int = 0) -> Invoked:
-    result = CliRunner().invoke(main, ["image-report", "--no-cache", *arguments])
+    result = CliRunner().invoke(main, ["inspect", "--packages", "--no-cache", *arguments])
     assert result.exit_code == status, result.output
     return Invoked(result.stdout, result.stderr)
 
@@ -376,7 +376,7 @@ def test_the_file_of_settings_names_the_cache(
     (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
     (tmp_path / "image").mkdir()
     make_large(MULTIARCH, tmp_path / "image" / "large.so")
-    result = CliRunner().invoke(main, ["image-report", "image"])
+    result = CliRunner().invoke(main, ["inspect", "--packages", "image"])
     assert (result.exit_code, result.stderr) == (0, "")
     assert len(list((tmp_path / "maps").iterdir())) == 1
 

@@ -66,12 +66,8 @@ def measurement(project: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_environment", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_the_session_is_measured(project: Path, by_environment: bool) -> None:
-    if by_environment:
-        done = run(project, "-v", environ={"NEGATIVA_MEASURE": "1", "NEGATIVA": "1"})
-    else:
-        done = run(project, "-v", "--negativa", "--negativa-measure")
+def test_the_session_is_measured(project: Path) -> None:
+    done = run(project, "-v", "--negativa", "--negativa-measure")
     assert "original against slim, 1 library, 5 pairs of runs" in done.stdout
     found = measurement(project)
     runs = found["runs"]

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.settings import Coverage, Thresholds
+from pytest_negativa.models.settings import Coverage, Limits, Thresholds
 
 
 def limits(**given: float) -> Thresholds:
-    names = Thresholds.__struct_fields__
-    by_library: dict[str, Any] = {name: {} for name in names if name.endswith("_library")}
-    fields = {**dict.fromkeys(Thresholds.__struct_fields__), **by_library, **given}
-    return msgspec.convert(fields, Thresholds)
+    return Thresholds.of_library(given)
 
 
 FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}
@@ -71,7 +65,7 @@ def covered(name: str, run: int, kernels: int, limit: float | None = None) -> Li
 
 
 def coverage_limit(fail_under: float | None) -> Coverage:
-    return Coverage(libraries=(), fail_under=fail_under, fail_under_library={})
+    return Coverage(libraries=(), fail_under=Limits(overall=fail_under, libraries={}))
 
 
 def test_kernel_coverage_below_its_limit() -> None:
@@ -95,7 +89,7 @@ def test_a_percentage_is_told_on_its_side_of_the_limit() -> None:
 
 
 def test_kernel_coverage_of_one_library_below_its_limit() -> None:
-    line = "fail_under_library: 75.0% (3 of 4) of b.so looked up, the limit is 75.5%"
+    line = "fail_under: 75.0% (3 of 4) of b.so looked up, the limit is 75.5%"
     for limit, crossed in ((75, ()), (75.5, (line,))):
         found = coverage_limit(None).crossed((covered("a.so", 1, 4), covered("b.so", 3, 4, limit)))
         assert found == crossed

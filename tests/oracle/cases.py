@@ -47,8 +47,8 @@ def inspect(box: Box) -> None:
         (box.folder / "broken" / f"lib{number}.so").write_bytes(data)
     (box.folder / "broken" / "libcut.so").write_bytes(whole[:20_000])
     box.negativa("inspect", "--elements", "broken")
-    box.negativa("image-report", "--arch", "sm_90", "bin")
-    box.negativa("image-report", "--arch", "sm_80", "--json", "bin")
+    box.negativa("inspect", "--packages", "--arch", "sm_90", "bin")
+    box.negativa("inspect", "--packages", "--arch", "sm_80", "--json", "bin")
 
 
 def made(box: Box) -> None:
@@ -73,36 +73,36 @@ def quickstart(box: Box) -> None:
     box.negativa("kernels", "--used", "--json", **at)
     box.negativa("tests", **at)
     box.negativa("needs", "-k", "add", **at)
-    box.negativa("baseline", **at)
+    box.negativa("report", "baseline:negativa-baseline.json", **at)
     box.file("negativa-baseline.json", box.folder / "project" / "negativa-baseline.json")
     box.negativa("runs", "list", **at)
     box.negativa("runs", "show", **at)
     box.negativa("reconstruct", **at)
     box.binaries("project/.negativa/reconstructed")
-    box.negativa("reconstruct", "--copies", "compacted", "--fill", "0xCC", **at)
+    box.negativa("reconstruct", "--copies", "compacted", **at)
     box.binaries("project/.negativa/reconstructed")
     for policy in (
         ("--granularity", "kernel"),
         ("--granularity", "kernel", "--keep-kernel", "*blur*", "--keep-arch", "sm_80"),
         ("--keep-ptx", "newest", "--keep-arch", "sm_86,sm_100"),
-        ("--keep-ptx", "all", "--cover-library", "*"),
+        ("--keep-ptx", "all"),
         ("--keep-library", "libquick*"),
         ("--exclude-library", "*"),
     ):
         box.negativa("locate", *policy, **at)
         box.latest("plan/", "spans/", project="project")
     box.negativa("lock", **at)
-    box.negativa("locate", *crossed("15", "60000", "5"), **at)
     box.negativa("locate", "--json", **at)
-    box.negativa("history", **at)
+    box.negativa("report", *crossed("15", "60000", "5"), **at)
+    box.negativa("diff", **at)
 
 
 def crossed(fail_under: str, code: str, kernels: str) -> tuple[str, ...]:
     """Limits, which are crossed."""
     return (
-        *("--fail-under", "90", "--fail-under-library", f"*={fail_under}"),
+        *("--fail-under", "90", "--fail-under", f"*={fail_under}"),
         *("--max-gpu-code", code, "--max-unused-percent", "50"),
-        *("--min-used-kernels", kernels, "--max-unused-percent-library", "*=20"),
+        *("--min-used-kernels", kernels, "--max-unused-percent", "*=20"),
     )
 
 
@@ -188,7 +188,7 @@ def launches(box: Box) -> None:
     box.negativa("tests", "--similar", "test", **at)
     box.negativa("kernels", "--test", "test_app.py::TestMatrices::test_multiply", **at)
     reports(box, at)
-    box.negativa("baseline", "-o", "before.json", **at)
+    box.negativa("report", "baseline:before.json", **at)
     box.negativa("needs", "--json", "-m", "fast", **at)
     box.negativa("needs", "-m", "fast", "--plan", **at)
     box.latest("plan/", "report.json", project="project")
@@ -196,9 +196,9 @@ def launches(box: Box) -> None:
     box.pytest("--negativa", "-k", "add", "--negativa-granularity=kernel", **at)
     box.latest("plan/", "spans/", project="project")
     grew = ("--compare", "before.json", "--compare-fail", "unused:1")
-    box.negativa("locate", *grew, *crossed("50", "100", "9"), **at)
-    box.negativa("history", **at)
-    box.negativa("history", "--json", "--library", "libapp*", **at)
+    box.negativa("report", *grew, *crossed("50", "100", "9"), **at)
+    box.negativa("diff", **at)
+    box.negativa("diff", "--json", "--library", "libapp*", **at)
     box.negativa("diff", "--json", "before.json", ".negativa/latest", **at)
 
 
@@ -226,7 +226,7 @@ def proof(box: Box) -> None:
     """Proved whole elements: verdict, lock, copies, slimming by the lock and back."""
     at = proved(box, "element")
     lock = ("--lock", "project/negativa.lock")
-    box.negativa("image-report", *lock, site(box, "image"))
+    box.negativa("inspect", "--packages", *lock, site(box, "image"))
     box.negativa("diff", "project/libapp.so", "project/negativa.lock")
     box.negativa("slim", *lock, "--dry-run", "--json", site(box, "site"))
     box.negativa("slim", *lock, "--keep-originals", "kept-originals", "site")
@@ -235,7 +235,7 @@ def proof(box: Box) -> None:
     box.negativa("inspect", "--json", "site/app/libapp.so")
     box.negativa("kernels", **at)
     error = "CUDA error: no kernel image is available for execution on the device"
-    box.negativa("explain", "--in", "site", error)
+    box.negativa("explain", error, "site")
     kernels = {"library": "libapp.so", "kernels": ["image_blur"]}
     left = {"library": "libapp.so", "kernels": ["vector_add"]}
     found = [{"name": f"CVE-{n}", "code": [code]} for n, code in enumerate((kernels, left))]
@@ -415,8 +415,8 @@ def cpu(box: Box) -> None:
     log = f'LD_PRELOAD="$(negativa misses --preload)" NEGATIVA_SPARE_LOG="{logs}" exec "$@"'
     calls = ("python", "-c", CALLS, "site/app", "1", "7")
     box.run("sh", "-c", log, "sh", *calls, show="pages that come back, logged")
-    box.negativa("misses", "logs", "--in", "site")
-    box.negativa("misses", "logs", "--in", "site", "--json")
+    box.negativa("misses", "--log", "logs", "site")
+    box.negativa("misses", "--log", "logs", "site", "--json")
     box.negativa("slim", "undo", "site")
     box.binaries("site")
 

@@ -17,6 +17,7 @@ from pytest_negativa.models.report import (
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.reporting.csv_table import render_csv
@@ -236,7 +237,13 @@ def test_each_format_has_a_renderer() -> None:
         report = Report(format=wanted, path=path, limit=limit)
         return Reports(formats=(report,), top=20, demangle=True)
 
-    one = ReportContents(report(row(), coverage=(COVERED,)), (), usage_of())
+    figures = SnapshotLibrary(name="libours.so", rows=())
+    one = ReportContents(
+        report(row(), coverage=(COVERED,)),
+        (),
+        usage_of(),
+        baseline=Snapshot(format_version=1, title="run", libraries=(figures,)),
+    )
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)
     in_pytest = {ReportFormat(word) for word in REPORTS_IN_PYTEST}

@@ -101,11 +101,11 @@ def test_all_totals_count_them(traced: VerifiedProject) -> None:
     text = traced.negativa("report").stdout
     assert "in 1 library and 9 files that are GPU code is unused" in text
     assert traced.negativa("report", f"--max-gpu-code={code}").returncode == 0
-    for limit in (f"--max-gpu-code={code - 1}", "--max-gpu-code-library=dist:some-kernels=1 kB"):
+    for limit in (f"--max-gpu-code={code - 1}", "--max-gpu-code=dist:some-kernels=1 kB"):
         crossed = traced.negativa("report", limit, status=1)
         assert "max_gpu_code: there are" in crossed.stderr
-    assert f"{format_bytes(unused)} " in traced.negativa("history").stdout
-    traced.negativa("baseline", "-o", "base.json")
+    assert f"{format_bytes(unused)} " in traced.negativa("diff").stdout
+    traced.negativa("report", "baseline:base.json")
     [_, row] = json.loads((traced.folder / "base.json").read_text())["libraries"]
     assert sum(part[-1] for part in row["rows"]) == files["size"]
     same = traced.negativa("diff", "base.json", traced.run_folder.name).stdout

@@ -83,7 +83,7 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["flag", "variable", "addopts", "file"])
+@pytest.mark.parametrize("how", ["flag", "addopts", "file"])
 def test_how_often_plugins_are_imported(
     project: Project, library: Path, how: str, tmp_path: Path
 ) -> None:
@@ -93,8 +93,6 @@ def test_how_often_plugins_are_imported(
     project.environ["NEGATIVA_DIRECTORI"] = "x"
     if how != "file":
         project.write("negativa.yaml", f"directory: {tmp_path / 'runs'}\n")
-    if how == "variable":
-        project.environ["NEGATIVA_CPU"] = "1"
     if how == "addopts":
         project.write("pytest.ini", "[pytest]\naddopts = --negativa-cpu\n")
     flags = ["--negativa-cpu"] if how == "flag" else []
@@ -194,7 +192,13 @@ def test_reports_of_gpu_code_are_refused(project: Project, library: Path) -> Non
     assert "negativa: GPU code not traced: " in done.stdout
     assert "negativa: no GPU code was traced: " in done.stdout
     assert "html, json not written: these reports need a trace of GPU code" in done.stdout
-    image_report = ("image-report", str(library.parent), "--run", str(project.results / "latest"))
+    image_report = (
+        "inspect",
+        "--packages",
+        str(library.parent),
+        "--run",
+        str(project.results / "latest"),
+    )
     for command in (("report", "html"), ("locate",), ("reconstruct",), image_report):
         refused = project.negativa(*command, status=1)
         assert "only CPU code was traced; show it with: negativa pages" in refused.stderr

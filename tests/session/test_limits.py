@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
     suite = f"def test_use():\n    use(LIB, *{REGIONS})\n"
     project = VerifiedProject(tmp_path_factory.mktemp("limits") / "project", suite).trace()
-    write_baseline(project.folder, json.loads(project.negativa("baseline", "--output=-").stdout))
+    write_baseline(project.folder, json.loads(project.negativa("report", "baseline:-").stdout))
     return project
 
 
@@ -39,9 +39,9 @@ def test_all_limits_just_kept_and_just_crossed(
     "crossed",
     [
         ("--negativa-fail-under=99",),
-        ("--negativa-fail-under-library=*=99",),
+        ("--negativa-fail-under=*=99",),
         ("--negativa-compare=earlier.json", "--negativa-compare-fail=code:0"),
-        ("--negativa-min-used-kernels-library=*=3",),
+        ("--negativa-min-used-kernels=*=3",),
     ],
     ids=lambda flags: flags[-1],
 )

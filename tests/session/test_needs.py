@@ -69,7 +69,7 @@ def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None
     reports = project.negativa("report", part, "terminal", "markdown:a.md", "html:a.html").stdout
     assert sentence in reports
     assert sentence.replace("_", r"\_") in (project.folder / "a.md").read_text()
-    history = project.negativa("history").stdout
+    history = project.negativa("diff").stdout
     assert f"\n{part}: left out: its plan is for 2 of 3 tests of {whole} alone" in history
     assert f"\n{whole} " in history and f"\n{part} " not in history
     project.negativa("lock", "--run", folder[1], "-o", "proved.lock")

@@ -307,6 +307,78 @@ def test_on_the_host():
     fault.check(project.verify(status=1))
 
 
+PYTEST = (sys.executable, "-m", "pytest", "-q")
+# One of two kernels is used by an option, a variable, or the text of a file alone.
+ON_DEMAND = """
+def test_always():
+    use(LIB, 0)
+
+def test_on_demand(request):
+    if request.config.getoption("--device") == "cuda" or "ON_GPU" in os.environ:
+        use(LIB, 1)
+"""
+DEVICE = """
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "variable", "change"),
+    [
+        (("--device=cuda",), "NOTHING", "option device: 'cuda' when traced, 'cpu' on the copies"),
+        ((), "ON_GPU", "variable ON_GPU: set when traced alone"),
+    ],
+    ids=["option", "variable"],
+)
+@pytest.mark.planted_fault(
+    "An option or a variable of the traced run is missing, so the tests do less, on copies and "
+    "originals alike.",
+    says="the tests were started otherwise than when traced",
+)
+def test_another_start(
+    tmp_path: Path,
+    fault: PlantedFault,
+    option: tuple[str, ...],
+    variable: str,
+    change: str,
+) -> None:
+    project = VerifiedProject(tmp_path / "project", ON_DEMAND)
+    project.write("conftest.py", DEVICE)
+    project.run("env", f"{variable}=1", *PYTEST, "--negativa", *option)
+    shown = project.verify(status=1)
+    fault.check(shown)
+    assert change in shown
+    # No rerun of the originals could tell.
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+    done = project.run("env", f"{variable}=1", *PYTEST, "--negativa-verify", "-v", *option)
+    assert "Started otherwise" not in done.stdout
+    assert project.verdict["proved"] and project.verdict["changes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test is edited between trace and proof, and uses less.",
+    says="file test_a.py: changed since it was traced",
+)
+def test_an_edited_test(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", HONEST).trace()
+    suite = project.folder / "test_a.py"
+    suite.write_text(suite.read_text().replace("use(LIB, 1, 2)", "pass").replace("0, 1", "0"))
+    fault.check(project.verify(status=1))
+
+
+@pytest.mark.slow
+def test_another_start_that_does_the_same(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", ON_DEMAND)
+    project.write("conftest.py", DEVICE)
+    project.trace("--device=none")
+    shown = project.verify()
+    assert "\nPROVED" in shown
+    assert "option device: 'none' when traced, 'cpu' on the copies" in shown
+
+
 LAUNCHES = f"""
 from standin_gpu import launch
 
@@ -458,5 +530,5 @@ def test_a_program(tmp_path: Path, fault: PlantedFault) -> None:
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py")
     fault.check(project.negativa("verify", "--rerun=1", status=1).stdout)
-    assert "\nPROVED" in project.negativa("heal", "--rerun=1").stdout
+    assert "\nPROVED" in project.negativa("verify", "--heal", "--rerun=1").stdout
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]

@@ -11,7 +11,7 @@ import pytest
 import pytest_negativa
 from pytest_negativa.models.environment import OWN_VARIABLES
 from tests.support.faults import PlantedFault
-from tests.support.sessions import HEADLINE, Project, import_path
+from tests.support.sessions import Project, import_path
 
 MODULES = {
     "msgspec",
@@ -74,19 +74,6 @@ def test_the_spy_sees_what_a_traced_session_imports(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_environment_switches_on_and_the_flag_off(project: Project) -> None:
-    project.write("test_a.py", "def test_a():\n    pass\n")
-
-    assert HEADLINE in project.pytest("-q", NEGATIVA="1").stdout
-    assert len(project.runs()) == 1
-    assert HEADLINE in project.pytest("-q", "-n1", NEGATIVA="1").stdout
-    assert len(project.latest("usage.json")["processes"]) == 2
-    assert "GPU" not in project.pytest("-q", "--no-negativa", NEGATIVA="1").stdout
-    assert len(project.runs()) == 2
-    assert "NEGATIVA: found 'maybe'" in project.pytest("-q", NEGATIVA="maybe", status=4).stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag",
     ["--collect-only", "--help", "--version", "--markers", "--fixtures", "--setup-plan",
@@ -131,7 +118,7 @@ def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
         (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
         (("--negativa-verify", "--negativa-heal-runs=2"), "--negativa-heal"),
         (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
-        (("--negativa-measure", "--negativa-fill=0x00"), "--negativa-verify or --negativa-heal"),
+        (("--negativa-measure", "--negativa-copies=both"), "--negativa-verify or --negativa-heal"),
     ],
 )
 def test_a_flag_without_effect_stops_the_session(
@@ -150,22 +137,18 @@ def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
     assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
     done = project.pytest("--negativa-verify", "--negativa-run=nowhere", status=4)
     assert "nowhere: no such folder" in done.stderr
-    # In the environment it is for other sessions.
-    project.write("test_a.py", "def test_a():\n    pass\n")
-    done = project.pytest(*words[:2], status=1, NEGATIVA_RUN="nowhere")
-    assert "nowhere" not in done.stderr
 
 
 @pytest.mark.slow
 def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
-    """In files, variables and addopts; and where the switch is turned off for once."""
+    """In files and addopts; and where the switch is turned off for once."""
     project.write("test_a.py", "def test_a():\n    pass\n")
     addopts = f"{project.environ['PYTEST_ADDOPTS']} --negativa-granularity=kernel"
-    project.pytest("-q", PYTEST_ADDOPTS=addopts, NEGATIVA_COPIES="compacted")
+    project.pytest("-q", PYTEST_ADDOPTS=addopts)
     project.pytest("-q", "--negativa", "--negativa-top=3", "--no-negativa")
     project.pytest("-q", "--co", "--negativa-top=3")
     assert not project.results.exists()
-    project.pytest("-q", "--negativa-top=3", NEGATIVA="1")
+    project.pytest("-q", "--negativa-top=3", PYTEST_ADDOPTS="--negativa")
     project.pytest("-q", "-n1", "--negativa-top=3", "--negativa", "--", "test_a.py")
     assert len(project.runs()) == 2
 
@@ -173,15 +156,15 @@ def test_settings_for_other_sessions_are_no_mistake(project: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "a variable of ours is misspelt",
-    says="NEGATIVA_KEEP_KERNELS: no option has this variable; did you mean NEGATIVA_KEEP_KERNEL?",
+    says="NEGATIVA_REQUIRE_GPUS: no option has this variable; did you mean NEGATIVA_REQUIRE_GPU?",
 )
 def test_a_misspelt_variable(project: Project, fault: PlantedFault) -> None:
     project.write("test_a.py", "def test_a():\n    pass\n")
-    done = project.pytest("-q", "-n1", "--negativa", NEGATIVA_KEEP_KERNELS="*")
+    done = project.pytest("-q", "-n1", "--negativa", NEGATIVA_REQUIRE_GPUS="1")
     fault.check(done.stderr)
     assert done.stderr.count("no option has this variable") == 1
-    assert "no option has" in project.negativa("locate", NEGATIVA_KEEP_KERNELS="*").stderr
-    assert "no option has" in project.pytest("-q", NEGATIVA_KEEP_KERNELS="*").stderr
+    assert "no option has" in project.negativa("locate", NEGATIVA_REQUIRE_GPUS="1").stderr
+    assert "no option has" in project.pytest("-q", NEGATIVA_REQUIRE_GPUS="1").stderr
 
 
 @pytest.mark.planted_fault(
@@ -200,10 +183,7 @@ def test_every_variable_of_the_package_is_known() -> None:
     package = Path(pytest_negativa.__file__).parent
     texts = [p.read_text() for p in package.rglob("*") if p.suffix in (".py", ".c")]
     used = {name for text in texts for name in re.findall(r'"(NEGATIVA_[A-Z_]+)"', text)}
-    assert used == OWN_VARIABLES | {"NEGATIVA_HEAL", "NEGATIVA_MEASURE"} | {
-        "NEGATIVA_RUN",
-        "NEGATIVA_VERIFY",
-    }
+    assert used == OWN_VARIABLES
 
 
 @pytest.mark.slow

@@ -121,22 +121,18 @@ def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", [pytest.param("variable", marks=pytest.mark.slow), "addopts", "ini"]
-)
+@pytest.mark.parametrize("source", ["addopts", "ini"])
 def test_it_is_asked_for_elsewhere_than_on_the_command_line(
     traced: VerifiedProject, source: str
 ) -> None:
     addopts = traced.environ["PYTEST_ADDOPTS"]
-    arguments, variable = ["-q"], ""
-    if source == "variable":
-        variable = "1"
-    elif source == "addopts":
+    arguments = ["-q"]
+    if source == "addopts":
         addopts += " --negativa-verify"
     else:
         traced.write("other.ini", "[pytest]\naddopts = --negativa-verify\n")
         arguments += ["-c", "other.ini", f"--rootdir={traced.folder}"]
-    done = traced.pytest(*arguments, PYTEST_ADDOPTS=addopts, NEGATIVA_VERIFY=variable)
+    done = traced.pytest(*arguments, PYTEST_ADDOPTS=addopts)
     assert PROVED in done.stdout
 
 
@@ -657,7 +653,7 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     assert "program.py 13384: passed -> failed\n    exit status 1, 7 when traced" in failed
     assert "NOT PROVED" in failed
 
-    healed = project.negativa("heal", status=7).stdout
+    healed = project.negativa("verify", "--heal", status=7).stdout
     assert "\nPROVED: 58.7 kB" in healed
     assert "lib.so [0x3448, 0x3a50): needed by" in healed and "found by bisection" in healed
     again = project.negativa("verify", "--report=markdown:v.md", status=7).stdout
@@ -704,7 +700,8 @@ def test_the_command_refuses_what_pytest_traced(traced: VerifiedProject, verb: s
     run = traced.run_folder
     before = len(list((traced.run_folder / "verify").glob("*")))
     for words in ((), ("--", sys.executable, "-m", "pytest", "-q")):
-        done = traced.negativa(verb, *words, status=2)
+        heals = ("--heal",) if verb == "heal" else ()
+        done = traced.negativa("verify", *heals, *words, status=2)
         assert done.stdout == ""
         assert done.stderr.endswith(
             f"negativa: error: {run} was traced by pytest; {verb} it with pytest "

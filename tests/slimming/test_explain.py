@@ -31,7 +31,7 @@ def slim(site: Made) -> Made:
 
 
 def test_names_library_and_who_said_what_stays(slim: Made) -> None:
-    done = CliRunner().invoke(main, ["explain", NO_IMAGE, "--in", str(slim.folder)])
+    done = CliRunner().invoke(main, ["explain", NO_IMAGE, str(slim.folder)])
     assert done.exit_code == 0
     assert "A kernel gives this error if its code was removed" in done.output
     assert str(slim.one) in done.output
@@ -45,7 +45,7 @@ def test_names_library_and_who_said_what_stays(slim: Made) -> None:
 def test_what_a_lock_needs(site: Made) -> None:
     done = CliRunner().invoke(main, ["slim", "--lock", str(site.lock_file), str(site.folder)])
     assert done.exit_code == 0, done.output
-    output = ask("--in", site.folder)
+    output = ask(site.folder)
     assert "negativa combine" in output and "--arch" not in output
 
 
@@ -97,28 +97,28 @@ def test_a_log_is_read_in_one_pass() -> None:
 
 
 def test_nothing_was_slimmed(tmp_path: Path) -> None:
-    output = ask("--in", tmp_path)
+    output = ask(tmp_path)
     assert f"Nothing was slimmed in {tmp_path}." in output
-    assert "another environment" in output and "--in" in output
+    assert "another environment" in output and "ERROR PATH" in output
 
 
 def test_only_stripped(site: Made) -> None:
     words = ["slim", "--arch", "sm_90", "--strip-others", str(site.host)]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    output = ask("--in", site.host.parent)
+    output = ask(site.host.parent)
     assert "1 library was slimmed here, and none has lost GPU code" in output
 
 
 def test_the_slimmed_folder_lies_below(slim: Made) -> None:
-    output = ask("--in", slim.folder.parent)
+    output = ask(slim.folder.parent)
     assert BOTH in output and str(slim.one) in output
 
 
 def test_the_slimmed_folder_lies_above(slim: Made) -> None:
-    output = ask("--in", slim.one.parent)
+    output = ask(slim.one.parent)
     assert BOTH in output and str(slim.one) in output
-    assert "Nothing was slimmed" in ask("--in", slim.host.parent)
+    assert "Nothing was slimmed" in ask(slim.host.parent)
 
 
 def test_packages_of_the_interpreter_by_default(
@@ -146,7 +146,7 @@ def test_hard_links_are_one_library(site: Made) -> None:
 
 def test_manifest_is_gone(slim: Made) -> None:
     (slim.folder / MANIFEST_NAME).unlink()
-    for output in (ask("--in", slim.folder), ask_in_program(slim.one)):
+    for output in (ask(slim.folder), ask_in_program(slim.one)):
         assert str(slim.one) in output
         assert "what they lost is not known" in output
     assert str(slim.host) not in output

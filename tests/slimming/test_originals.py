@@ -15,10 +15,9 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.slimming import replace as replacing
-from pytest_negativa.slimming.exchange import exchange
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import begin_run, load_manifest
-from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original
+from pytest_negativa.slimming.replace import TakenError, copy_file, exchange, keep_original
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees

@@ -16,13 +16,12 @@ import pytest
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
-from pytest_negativa.slimming.manifest import digest_of
 from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage import shared_folders
@@ -309,7 +308,7 @@ def test_another_user_makes_the_folder_first(
 
 
 def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) -> None:
-    with pytest.raises(ReconstructError, match="cannot be locked"), hold_alone(overtaken):
+    with pytest.raises(ReconstructError, match="belongs to user"), hold_alone(overtaken):
         pass
 
 

@@ -19,7 +19,7 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.prune import prune_spares
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_alone, hold_folder
+from pytest_negativa.slimming.spares import SparePolicy, find_spare, hold_folder, owners_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
@@ -27,7 +27,7 @@ from tests.support.cutting import needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import Made
-from tests.support.sites import digests
+from tests.support.sites import digests, snapshot
 from tests.support.slim_rows import statuses
 
 pytestmark = [needs_compiler, needs_stub]
@@ -99,47 +99,58 @@ def test_spares_of_earlier_slims_go(site: Made, spares: Path) -> None:
     assert {path.name for path in spares.glob(".*")} == {ORIGINALS_MARK}
 
 
-def test_undo_tells_of_spares_that_no_library_needs(
-    site: Made, spares: Path, tmp_path: Path
-) -> None:
+def test_undo_tells_of_spares_that_no_library_needs(site: Made, spares: Path) -> None:
     def undo(folder: Path) -> str:
         done = CliRunner().invoke(main, ["slim", "undo", str(folder)])
         assert done.exit_code == 0, done.output
         return done.stderr
 
-    slim(site.folder, spares, site, target=tmp_path / "target")
     slim(site.folder, spares, site)
-    assert "slim prune" not in undo(site.folder)
-    told = undo(tmp_path / "target")
+    told = undo(site.folder)
     assert f"negativa: {spares} still has 2 spares (" in told
     assert f"negativa slim prune {spares} removes those that no library needs" in told
     prune(spares)
     assert spares_in(spares) == set()
 
 
-def test_other_folders_keep_theirs(site: Made, spares: Path, tmp_path: Path) -> None:
+def test_copies_that_are_named_keep_theirs(site: Made, spares: Path, tmp_path: Path) -> None:
     """Those that were slimmed into the folder are known; copies have to be named."""
-    target, copy = tmp_path / "target", tmp_path / "copy"
-    slim(site.folder, spares, target=target)
+    copy = tmp_path / "copy"
     slim(site.folder, spares, site)
     shutil.copytree(site.folder, copy, symlinks=True)
+    copied = spares_in(spares)
     undo_trees((site.folder,))
-    copied = {path.name for path in spares.glob("*.spare")}
     slim(site.folder, spares)
-    in_target = names_of(Made(target, site.lock, site.lock_file))
-    assert in_target == names_of(site) < copied
+    assert names_of(site) == spares_in(spares) - copied
     assert "0 spares (0 B on disk) removed; 4 others needed" in prune(spares, copy).stdout
     undo_trees((site.folder,))
-    prune(spares)
-    assert spares_in(spares) == in_target
+    prune(spares, copy)
+    assert spares_in(spares) == copied
     # A library alone may need a spare, too.
-    shutil.rmtree(target)
-    slim(site.folder, spares, site)
-    shutil.copy(site.one, tmp_path / "libone.so.1")
-    needed = find_spare(site.one).name
+    shutil.copy(copy / site.one.relative_to(site.folder), tmp_path / "libone.so.1")
+    prune(spares, tmp_path / "libone.so.1")
+    assert spares_in(spares) == {find_spare(tmp_path / "libone.so.1").name}
+
+
+def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(
+    site: Made, spares: Path, tmp_path: Path
+) -> None:
+    """Or of those that were slimmed together."""
+    other = tmp_path / "other"
+    (site.folder / "gpu").rename(other)
+    shutil.copytree(other, site.folder / "gpu")
+    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    done = CliRunner().invoke(main, [*command, str(site.folder), str(other)])
+    assert done.exit_code == 0, done.output
+    assert {*owners_of(spares)} == {other, site.folder}
+    before = snapshot(site.folder), spares_in(spares)
+    shutil.copytree(site.folder, tmp_path / "copy", symlinks=True)
+    done = CliRunner().invoke(main, ["slim", "--arch=sm_90", *command[2:], str(tmp_path / "copy")])
+    assert done.exit_code == 1
+    assert f"{spares}: has the spares of the libraries in {other}" in done.stderr
+    assert (snapshot(site.folder), spares_in(spares)) == before
     undo_trees((site.folder,))
-    prune(spares, tmp_path / "libone.so.1", "--force")
-    assert spares_in(spares) == {needed}
+    assert owners_of(spares) == [other]
 
 
 @pytest.mark.parametrize("first", ["undo", "prune"])
@@ -215,22 +226,22 @@ def test_a_library_that_is_away_keeps_its_spare(site: Made, spares: Path, tmp_pa
 def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: Path) -> None:
     slim(site.folder, spares)
     undo_trees((site.folder,))
-    with hold_folder(spares), pytest.raises(ReconstructError, match="in use by negativa slim"):
-        prune_spares(spares, ())
+    command: list[str | Path] = [NEGATIVA, "slim", "prune", spares]
+    with hold_folder(spares):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None and "waiting for a process" in process.stderr.readline()
+        assert len(spares_in(spares)) == 2
+        (spares / "library.spare").touch()
+        process.stderr.close()
+    assert process.wait() == 0
+    assert spares_in(spares) == {"library.spare"}
     with pytest.raises(OptionError, match="no folder of spares"):
         prune_spares(tmp_path, ())
-    assert len(spares_in(spares)) == 2
-    with hold_alone(spares), pytest.raises(ReconstructError, match="in use by negativa slim prune"):
-        slim(site.folder, spares)
-    note = spares / ".tree-0123456789abcdef"
-    os.mkfifo(note)
+    mark = spares / ORIGINALS_MARK
+    mark.unlink()
+    os.mkfifo(mark)
     with pytest.raises(ReconstructError, match="cannot be read"):
-        prune_spares(spares, ())
-    note.unlink()
-    note.write_bytes(b"/folder\0")
-    with pytest.raises(ReconstructError, match="a zero byte in a path"):
-        prune_spares(spares, ())
-    assert len(spares_in(spares)) == 2
+        owners_of(spares)
 
 
 def test_without_a_manifest_the_folder_of_spares_stays_known(site: Made, spares: Path) -> None:
@@ -255,20 +266,7 @@ def test_a_damaged_manifest_is_unknown(site: Made, spares: Path) -> None:
         assert spares_in(spares) == before
     prune(spares, "--force")
     assert spares_in(spares) == needed < before
-    assert len(list(spares.glob(".tree-*"))) == 1
-
-
-def test_slim_shows_its_report_beside_a_damaged_manifest(
-    site: Made, spares: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "target"
-    slim(site.folder, spares, target=target)
-    (target / MANIFEST_NAME).write_text("{")
-    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
-    done = CliRunner().invoke(main, [*command, str(site.folder)])
-    assert done.exit_code == 0, done.output
-    assert site.one.name in done.stdout and "puts it back" in done.stderr
-    assert f"negativa: warning: {target}" in done.stderr
+    assert owners_of(spares) == [site.folder]
 
 
 @pytest.mark.slow

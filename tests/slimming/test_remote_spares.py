@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,6 @@ from pytest_negativa.images.report import report_image
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.prune import prune_spares
 from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -134,27 +132,11 @@ def test_lost_spares_are_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     assert undo_trees((site.folder,)) and load_manifest(site.folder).spares is None
 
 
-def test_spares_that_are_here_are_known_to_prune(
-    sent: tuple[Made, Path, Url], tmp_path: Path
-) -> None:
-    """As after a folder of spares was copied, or its libraries were."""
-    site, spares, _url = sent
-    copy = tmp_path / "copy"
-    shutil.copytree(site.folder, copy, symlinks=True)
-    undo_trees([site.folder])
-    before = {path.name for path in spares.glob("*.spare")}
-    assert set(details(fetch_spares([copy], spares)).values()) == {"its spare is here"}
-    assert not prune_spares(spares, ()).unneeded
-    assert {path.name for path in spares.glob("*.spare")} == before
-
-
 @in_namespace
 def test_a_read_only_folder_with_all_spares_will_do(site: Made, tmp_path: Path) -> None:
     """As in an image that has them, whose entry point fetches."""
     spares = tmp_path / "spares"
     slim(site, spares)
-    for note in spares.glob(".tree-*"):
-        note.unlink()
     with read_only(spares):
         assert set(details(fetch_spares([site.folder], spares)).values()) == {"its spare is here"}
     other = tmp_path / "other"
@@ -228,7 +210,7 @@ def test_what_can_not_be_fetched(sent: tuple[Made, Path, Url], tmp_path: Path) -
     (url / two.name / "manifest.json").delete()
     lose(spares)
     rows = {row.path: row.detail or "" for row in fetch_spares([site.folder], spares)}
-    assert "is no spare; send it again with negativa slim push" in rows[ONE]
+    assert "is no spare; send it again with negativa push --spares" in rows[ONE]
     assert "there is no manifest.json; check the URL" in rows[TWO]
     rows = {row.path: row.detail or "" for row in push_spares([site.folder], url)}
     assert "its spare" in rows[ONE] and "can't be used" in rows[ONE]
@@ -248,11 +230,11 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     store, logs = f"file://{tmp_path}/store", tmp_path / "logs"
 
     def negativa(*words: str | Path, status: int = 0) -> str:
-        done = CliRunner().invoke(main, ["slim", *map(str, words)])
+        done = CliRunner().invoke(main, [*map(str, words)])
         assert done.exit_code == status, done.output
         return done.output
 
-    assert "its spare was sent" in negativa("push", store, site.folder)
+    assert "its spare was sent" in negativa("push", "--spares", site.folder, store)
     lose(spares)
     died = subprocess.run(read, env=logged(logs), capture_output=True, text=True, check=False)
     assert died.returncode < 0 and "spare" in died.stderr
@@ -263,8 +245,10 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     assert [(row["path"], row["detail"]) for row in rows] == [(ONE, "its spare was fetched")]
     assert subprocess.run(read, env={}, capture_output=True, check=True).stdout == expected
     assert "its spare was fetched" in negativa("fetch", "--spare", spares, site.folder)
-    negativa("undo", site.folder)
+    negativa("slim", "undo", site.folder)
     assert digests(site.folder) == before
     assert "no spare to fetch" in negativa("fetch", "--spare", spares, site.folder)
-    assert "Missing option '--spare'" in negativa("fetch", site.folder, status=2)
-    assert "a URL with a password" in negativa("push", "s3://a:b@c/d", site.folder, status=2)
+    assert "--spare DIR" in negativa("fetch", site.folder, status=2)
+    assert "a URL with a password" in negativa(
+        "push", "--spares", site.folder, "s3://a:b@c/d", status=2
+    )

@@ -35,11 +35,12 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region
@@ -489,7 +490,7 @@ def test_an_original_is_back_and_its_line_in_record_is_not(
     options = replace(options, strip=False)
     all_but_one = lock_of_original(site, set(range(1, 100)))
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "write_records", fail)
+        patched.setattr(Journal, "write_records", fail)
         with pytest.raises(StoreError, match="No space"):
             run(site, options, lock=all_but_one)
     if how == "killed":

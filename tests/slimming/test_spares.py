@@ -28,17 +28,16 @@ from pytest_negativa.models.slimming import Origin, SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import (
     SparePolicy,
     find_spare,
-    hold_folder,
     note_of,
     problem_of,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.spare.note import trailer_offset
@@ -395,12 +394,12 @@ def test_inspect_and_image_report_tell_what_is_left(site: Made, tmp_path: Path) 
     shutil.copy(find_spare(site.one), site.one.parent)
     done = CliRunner().invoke(main, ["inspect", str(site.folder)])
     assert done.exit_code == 0 and "are no longer in the files; with a spare: 2" in done.output
-    done = CliRunner().invoke(main, ["image-report", str(site.folder)])
+    done = CliRunner().invoke(main, ["inspect", "--packages", str(site.folder)])
     assert done.exit_code == 0, done.output
     assert "libraries with a spare: 2; " in done.output
     image = tmp_path / "image.tar"
     subprocess.run(["tar", "-cf", image, "-C", site.folder, "."], check=True)
-    done = CliRunner().invoke(main, ["image-report", str(image)])
+    done = CliRunner().invoke(main, ["inspect", "--packages", str(image)])
     assert done.exit_code == 0, done.output
     assert "libraries with a spare: 2; " in done.output
     # A trace finds GPU code that came back in the spare.
@@ -536,20 +535,13 @@ def test_a_library_that_checks_its_own_file_stays(tmp_path: Path) -> None:
     assert digests(folder).items() >= before.items()
 
 
-def test_what_a_killed_slim_left_is_removed_unless_another_is_at_work(
-    site: Made, tmp_path: Path
-) -> None:
+def test_what_a_killed_slim_left_is_removed(site: Made, tmp_path: Path) -> None:
     folder = tmp_path / "spares"
     left = folder / ".unchecked-1234/libone.so.0.spare"
     theirs = folder / "theirs/.unchecked-1234"
     for path in (left, theirs):
         path.parent.mkdir(parents=True)
         path.touch()
-    with hold_folder(folder):
-        left.parent.mkdir()
-        left.touch()
-        slim(site, tmp_path)
-        assert left.exists()
     slim(site, tmp_path, SM_80)
     assert not left.parent.exists() and theirs.exists()
 
@@ -596,7 +588,7 @@ def test_a_library_that_fails_its_load_check_leaves_nothing(site: Made, tmp_path
     assert row.status is SlimStatus.LEFT and "status 5" in (row.detail or "")
     assert digest_of(library) == before
     names = {find_spare(path).name for path in (site.one, site.folder / TWO)}
-    left = {name for name in os.listdir(tmp_path / "spares") if not name.startswith(".tree-")}
+    left = {*os.listdir(tmp_path / "spares")}
     assert left == {ORIGINALS_MARK, *names}
 
 
@@ -655,12 +647,6 @@ def test_nothing_is_made_if_nothing_goes_into_a_spare(site: Made, tmp_path: Path
         assert {rows[ONE].status, rows[TWO].status} == {SlimStatus.LEFT}
         assert "x86-64" in (rows[ONE].detail or "")
     assert not parents.parent.exists() and list(mine.iterdir()) == []
-    # What one run made stays while another one needs it.
-    with hold_folder(mine):
-        slim(site, tmp_path, SM_80, spare=SparePolicy(mine))
-        names = [name for name in os.listdir(mine) if not name.startswith(".unchecked-")]
-        assert names == [ORIGINALS_MARK]
-    assert list(mine.iterdir()) == []
 
 
 @pytest.mark.planted_fault(

@@ -19,12 +19,13 @@ from pytest_negativa.models.listing import SlimList
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.loaded import runs_below
-from pytest_negativa.slimming.manifest import digest_of, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.worklist import runs_below
 from pytest_negativa.spare.misses import Misses, read_logs
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
@@ -154,7 +155,7 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
 
     # What came back stays, if the logs say so; the lock can't tell.
     some, _ = deployment.use(30)
-    command = ["lock", "--add-misses", *map(str, (logs, "--in", site.folder, "-o", lock))]
+    command = ["lock", "--add-misses", *map(str, (logs, site.folder, "-o", lock))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert (
         "libtwo.so: came back in part, and is not in the lock; negativa slim keeps what came back "

@@ -105,9 +105,7 @@ def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: s
     assert is_slimmed(tmp_path / "site" / ONE)
     assert (tmp_path / "site/gpu/tool.sh").stat().st_mode & 0o111
     # The installed libraries tell what they are, without the manifest.
-    explained = CliRunner().invoke(
-        main, ["explain", "CUDA error: x", "--in", str(tmp_path / "site")]
-    )
+    explained = CliRunner().invoke(main, ["explain", "CUDA error: x", str(tmp_path / "site")])
     assert "2 slimmed libraries here" in explained.output
 
 

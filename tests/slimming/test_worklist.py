@@ -10,12 +10,18 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.slimming import LeftFile, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.recipes import NO_GPU_CODE, ByArchs, NeverLoaded, Recipe, Strip
+from pytest_negativa.slimming.recipes import (
+    NO_GPU_CODE,
+    Recipe,
+    by_archs,
+    never_loaded,
+    strip_only,
+)
 from pytest_negativa.slimming.tree import Tree, scan_folder
 from pytest_negativa.slimming.worklist import KnownResult, Task, classify
 from tests.support.libraries import PLAIN
 
-ARCHS = ByArchs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=False)
+ARCHS = by_archs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=False)
 NAMES = ("liba.so", "libb.so")
 
 
@@ -59,7 +65,7 @@ class TestLeftByAnEarlierRun:
         assert classify(tree, tree.groups[0], left_by(tree, ARCHS, NO_GPU_CODE), ARCHS) is None
 
     def test_stripping_others_asks_anew(self, tree: Tree) -> None:
-        strips = ByArchs(ARCHS.devices, keep_ptx=False, strip=True, strip_others=True)
+        strips = by_archs(ARCHS.devices, keep_ptx=False, strip=True, strip_others=True)
         left = left_by(tree, ARCHS, NO_GPU_CODE)
         assert isinstance(classify(tree, tree.groups[0], left, strips), Task)
 
@@ -95,7 +101,7 @@ class TestSlimmedBefore:
     def test_in_another_way_with_its_original(self, tree: Tree, tmp_path: Path) -> None:
         original = tmp_path / "original"
         original.write_bytes(b"original")
-        entry = self.entry(Strip(), original)
+        entry = self.entry(strip_only(), original)
         task = self.outcome(tree, entry, ARCHS)
         assert task == Task(ARCHS, original, NAMES[:1], 8, before=entry)
         original.write_bytes(b"damaged.")
@@ -107,13 +113,13 @@ class TestSlimmedBefore:
             # Some of what is gone may be what the recipe keeps.
             (100, ARCHS, SlimStatus.FAILED),
             (0, ARCHS, SlimStatus.LEFT),
-            (100, Strip(), SlimStatus.LEFT),
-            (100, NeverLoaded("lock", strip=True, strip_others=False), SlimStatus.LEFT),
+            (100, strip_only(), SlimStatus.LEFT),
+            (100, never_loaded("lock", strip=True, strip_others=False), SlimStatus.LEFT),
         ],
     )
     def test_in_another_way_without(
         self, tree: Tree, removed: int, recipe: Recipe, status: SlimStatus
     ) -> None:
-        before = ByArchs((), keep_ptx=True, strip=False, strip_others=False)
+        before = by_archs((), keep_ptx=True, strip=False, strip_others=False)
         row = self.outcome(tree, self.entry(before, None, removed), recipe)
         assert isinstance(row, SlimRow) and row.status is status

@@ -62,9 +62,9 @@ def blobs_of(url: Url) -> list[Url]:
 def test_a_run_a_lock_and_a_report(project: Project, s3: S3) -> None:
     """From one machine to another, by the bucket alone."""
     bucket = s3.new_bucket()
-    project.negativa("runs", "push", f"{bucket}/build/shard")
+    project.negativa("push", f"{bucket}/build/shard")
     project.negativa("lock", "--unproved", "-o", f"{bucket}/negativa.lock")
-    project.negativa("baseline", "-o", f"{bucket}/baseline.json")
+    project.negativa("report", f"baseline:{bucket}/baseline.json")
     shutil.rmtree(project.results)
 
     report = f"json:{bucket}/reports/gpu.json"
@@ -73,7 +73,7 @@ def test_a_run_a_lock_and_a_report(project: Project, s3: S3) -> None:
     assert "failed" not in done.stderr
     written = Url(f"{bucket}/reports/gpu.json").read(1 << 20)
     assert written.startswith(b'{\n "format_version"')
-    compared = project.negativa("locate", "--compare", f"{bucket}/baseline.json")
+    compared = project.negativa("report", "--compare", f"{bucket}/baseline.json")
     assert "baseline" in compared.stdout
     shutil.copytree(project.folder / "quickstart", project.folder / "site")
     slim = project.negativa("slim", "site", "--lock", f"{bucket}/negativa.lock", "--dry-run")
@@ -87,18 +87,18 @@ def test_a_run_a_lock_and_a_report(project: Project, s3: S3) -> None:
 def test_a_server_that_fails_for_the_moment(project: Project, s3: S3) -> None:
     url = f"{s3.new_bucket()}/build/shard"
     s3.plan_faults("PUT cas 503", "PUT cas 500", "HEAD cas 503", "PUT manifest 503")
-    project.negativa("runs", "push", url)
+    project.negativa("push", url)
     assert sum(line.endswith(" 200") is False for line in s3.requests("PUT")) == 3
     shutil.rmtree(project.results)
     s3.plan_faults("GET manifest 503", "GET cas 500", "GET cas 503", "GET cas cut")
-    project.negativa("runs", "fetch", url)
+    project.negativa("fetch", url)
     assert len(project.runs()) == 1
 
 
 def kill_push(project: Project, s3: S3, url: Url, plan: str) -> None:
     """Kill a push while the store holds the request of a plan."""
     s3.plan_faults(plan)
-    pushing = project.start(NEGATIVA, "runs", "push", url.text)
+    pushing = project.start(NEGATIVA, "push", url.text)
     s3.wait_until_held()
     pushing.send_signal(signal.SIGKILL)
     pushing.communicate()
@@ -111,9 +111,9 @@ def kill_push(project: Project, s3: S3, url: Url, plan: str) -> None:
 def test_a_push_that_is_killed_and_goes_on(project: Project, s3: S3, fault: PlantedFault) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
     kill_push(project, s3, url, "PUT manifest hold")
-    fault.check(project.negativa("runs", "fetch", url.text, status=1).stderr)
+    fault.check(project.negativa("fetch", url.text, status=1).stderr)
     s3.plan_faults()
-    project.negativa("runs", "push", url.text)
+    project.negativa("push", url.text)
     assert [line for line in s3.requests("PUT") if "cas" in line] == []
     assert len(blobs_of(url)) > 5
 
@@ -129,31 +129,29 @@ def test_a_push_that_is_killed_within_a_large_file(project: Project, s3: S3) -> 
     kill_push(project, s3, url, "PUT partNumber=2 hold")
     assert s3.unfinished(bucket) == [name]
     assert blob.size() is None
-    assert (
-        "there is no manifest.json" in project.negativa("runs", "fetch", url.text, status=1).stderr
-    )
+    assert "there is no manifest.json" in project.negativa("fetch", url.text, status=1).stderr
     s3.plan_faults()
-    project.negativa("runs", "push", url.text)
+    project.negativa("push", url.text)
     # It was sent anew, and the parts of before are still there.
     assert blob.size() == len(LARGE) and s3.unfinished(bucket) == [name]
     shutil.rmtree(project.results)
-    project.negativa("runs", "fetch", url.text)
+    project.negativa("fetch", url.text)
     assert (project.runs()[0] / "large").read_bytes() == LARGE
 
 
 def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
-    project.negativa("runs", "push", url.text)
+    project.negativa("push", url.text)
     blobs = {blob.name for blob in blobs_of(url)}
     shutil.rmtree(project.results)
     s3.plan_faults(f"GET {sorted(blobs)[0]} hold")
-    fetching = project.start(NEGATIVA, "runs", "fetch", url.text)
+    fetching = project.start(NEGATIVA, "fetch", url.text)
     s3.wait_until_held()
     fetching.send_signal(signal.SIGKILL)
     fetching.communicate()
     assert project.negativa("runs", "list").stdout.startswith("no traced run")
 
-    project.negativa("runs", "fetch", url.text)
+    project.negativa("fetch", url.text)
     assert len(project.runs()) == 1 and not list(project.results.glob(".*.fetched"))
 
 
@@ -162,11 +160,11 @@ def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
 )
 def test_a_changed_object(project: Project, s3: S3, fault: PlantedFault) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
-    project.negativa("runs", "push", url.text)
+    project.negativa("push", url.text)
     blob = blobs_of(url)[0]
     blob.write(blob.read(1 << 20)[:-1] + b"!")
     shutil.rmtree(project.results)
-    fault.check(project.negativa("runs", "fetch", url.text, status=1).stderr)
+    fault.check(project.negativa("fetch", url.text, status=1).stderr)
     assert project.negativa("runs", "list").stdout.startswith("no traced run")
 
 
@@ -184,7 +182,7 @@ def test_wrong_credentials(project: Project, s3: S3, wrong: dict[str, str], says
     secret = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", **wrong}
     with s3.accounts():
         for command in ("push", "fetch"):
-            done = project.negativa("runs", command, url, status=1, **secret)
+            done = project.negativa(command, url, status=1, **secret)
             assert says in done.stderr and done.stderr.count("\n") == 1
             assert "wJalrXUtnFEMI" not in done.stderr
 

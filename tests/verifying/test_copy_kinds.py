@@ -200,8 +200,9 @@ def test_a_program_without_pytest(tmp_path: Path) -> None:
     project.negativa("debloat", "--", sys.executable, "program.py")
     shown = project.negativa("verify", "--copies", "both").stdout
     assert "PROVED on overwritten and compacted copies: " in shown
-    project.write("negativa.yaml", "verify: {copies: both}\n")
-    healed = project.negativa("heal", "--min-used-kernels=1000", status=1)
+    limit = "thresholds: {min_used_kernels: 1000}\n"
+    project.write("negativa.yaml", f"verify: {{copies: both}}\n{limit}")
+    healed = project.negativa("verify", "--heal", status=1)
     assert "PROVED on overwritten and compacted copies: " in healed.stdout
     assert healed.stderr.endswith("1 kernel is used, the limit is 1,000\n")
     project.negativa("lock")

@@ -76,7 +76,7 @@ def _columns(row: type[NamedTuple], rows: Sequence[Sequence[int]]) -> dict[str, 
 
 
 def shared_lengths(texts: Sequence[str]) -> tuple[int, ...]:
-    """How many characters each text shares with the one before, from the left.
+    """Length of the prefix that each text shares with the one before.
 
     ASCII alone is shared: JavaScript counts other characters otherwise.
     """

@@ -1,0 +1,192 @@
+"""The command that makes and widens lock files: lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_negativa.cli.common import PathOrUrl, named_run, run_of, settings_of
+from pytest_negativa.cli.slimmed import LOCK, PATHS, show_proof
+from pytest_negativa.errors import StoreError
+from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.urls import Url
+
+if TYPE_CHECKING:
+    from pytest_negativa.models.settings import Settings
+
+
+@click.command()
+@PATHS
+@click.option(
+    "-o",
+    "--output",
+    type=PathOrUrl(path_type=Path),
+    default=LOCK,
+    help=f"Write the lock to this file or URL; - is standard output. (default: {LOCK})",
+)
+@click.option(
+    "--unproved",
+    is_flag=True,
+    help="Lock a run even if it is not proved; slim warns of such a lock.",
+)
+@click.option(
+    "--add-misses",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LOG",
+    help="Widen the lock in --output by what came back, instead of locking a run.",
+)
+@click.option(
+    "--add-uses",
+    "used",
+    multiple=True,
+    metavar="RUN",
+    help="Widen the lock in --output by what this run used, such as samples.",
+)
+@click_options("run")
+def lock(
+    paths: tuple[Path, ...],
+    output: Path | Url,
+    unproved: bool,
+    logs: tuple[Path, ...],
+    used: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Lock what a run proved, for machines without a GPU.
+
+    The run was traced and proved (pytest --negativa --negativa-verify). The lock names each library
+    by its digest and lists the GPU code that stays. Commit it beside the project's requirements;
+    negativa slim applies it when an image is built.
+
+    With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
+    with a spare. LOG is a log, or a folder of logs: see negativa misses. PATH has the
+    libraries; by default, the packages of the interpreter that runs negativa. What the lock removes
+    is still what was proved, or less. With --add-uses, it keeps what another run used, such as the
+    samples of a service: see negativa trace --attach-env. The same holds for what it removes.
+
+    Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
+    """
+    if logs and used:
+        raise click.UsageError("--add-misses and --add-uses: give one of them")
+    if logs:
+        _widen(output, logs, paths)
+        return
+    if paths:
+        raise click.UsageError("PATH goes with --add-misses")
+    if used:
+        _widen_by_use(output, used, settings_of(flags))
+        return
+    from pytest_negativa.analysis.unplanned import find_unplanned
+    from pytest_negativa.installed.sites import Places
+    from pytest_negativa.planning.lock import make_lock, why_files_stay
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_bytes, format_items
+    from pytest_negativa.storage.lockfile import save_lock
+    from pytest_negativa.storage.output import STDOUT
+    from pytest_negativa.storage.results import (
+        load_files_plans,
+        load_planned,
+        load_usage,
+        load_verdict,
+    )
+
+    settings = settings_of(flags)
+    run = run_of(settings)
+    if (reason := run.partial_reason) is not None:
+        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
+    planned = load_planned(run)
+    verdict = load_verdict(run)
+    run_id = run.run_id if verdict is None else verdict.run_id
+    unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
+    files_plans = load_files_plans(run)
+    places = Places()
+    made = make_lock(
+        run_id,
+        planned,
+        verdict,
+        lambda path: places.from_folder(path, Path.cwd()),
+        unplanned=unplanned,
+        unproved=unproved,
+        include=settings.libraries.include,
+        exclude=(*settings.libraries.exclude, *settings.keep.libraries),
+        files=files_plans,
+    )
+    save_lock(made, output)
+    to_stdout = str(output) == STDOUT
+    unused = sum(library.unused_bytes for library in made.libraries)
+    trimmed = sum(library.trimmed_bytes for library in made.libraries)
+    click.echo(
+        f"{printable(str(output))}: {format_items(len(made.libraries), 'library', 'libraries')}, "
+        f"{format_bytes(unused)} of GPU code unused"
+        + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
+        err=to_stdout,
+    )
+    for files in made.files:
+        count = format_items(files.files - files.kept_files, "file", "files")
+        click.echo(
+            f"{printable(files.distribution)} {printable(files.version)}: {count} of GPU code "
+            f"({format_bytes(files.unused_bytes)}) unused",
+            err=to_stdout,
+        )
+    locked = {files.record_sha256 for files in made.files}
+    for plan in files_plans:
+        reason = why_files_stay([plan], verdict)
+        if plan.digest not in locked and reason is not None:
+            name = printable(f"{plan.distribution} {plan.version}")
+            click.echo(f"left out: files of {name}: {printable(reason)}", err=to_stdout)
+    for row in made.left_out:
+        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
+    show_proof(made)
+
+
+def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+    """Keep in the lock what came back."""
+    from pytest_negativa.analysis.widen import widen_lock
+    from pytest_negativa.reporting.text import print_warning, printable
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.slimming.slim import default_paths
+    from pytest_negativa.spare.misses import read_logs
+    from pytest_negativa.storage.lockfile import load_lock, save_lock
+
+    done = widen_lock(load_lock(path), read_logs(logs, print_warning), folders or default_paths())
+    save_lock(done.lock, path)
+    for name, count in done.added.items():
+        elements = format_items(count, "element that came back", "elements that came back")
+        click.echo(f"{printable(name)}: keeps {elements}")
+    if not done.added:
+        click.echo(printable(f"{path}: nothing of what it removes came back"))
+    for name in done.not_locked:
+        click.echo(
+            f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
+            "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
+        )
+
+
+def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
+    """Keep in the lock what other runs used."""
+    from pytest_negativa.analysis.widen import widen_by_use
+    from pytest_negativa.reporting.text import printable
+    from pytest_negativa.reporting.units import format_items
+    from pytest_negativa.storage.lockfile import load_lock, save_lock
+    from pytest_negativa.storage.results import load_opened
+    from pytest_negativa.tracing.merge import merge_when_ended
+
+    runs = [named_run(name, settings) for name in names]
+    traces = [trace for run in runs for trace in run.require_traces()]
+    found = filter(None, map(load_opened, runs))
+    opened = [one for files in found for one in files.distributions]
+    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings, opened)
+    save_lock(done.lock, path)
+    for name, count in done.added.items():
+        elements = format_items(count, "element that was used", "elements that were used")
+        click.echo(f"{printable(name)}: keeps {elements}")
+    for name, more in done.files.items():
+        kept = "all of its files: nothing tells which were used"
+        if more is not None:
+            kept = format_items(more, "file that was used", "files that were used")
+        click.echo(f"{printable(name)}: keeps {kept}")
+    if not (done.added or done.files):
+        click.echo(printable(f"{path}: nothing of what it removes was used"))

@@ -1,0 +1,76 @@
+"""The view of ``negativa inspect`` by package: a file tree, and what a suite needs of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_negativa.cli.common import (
+    EXIT_FAILED,
+    encode_json,
+    named_run,
+    note_unopened,
+    settings_of,
+    show,
+    workers_for,
+)
+from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.gpucode.cache import open_cache
+from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.report import report_image
+from pytest_negativa.images.suite import load_suite, suite_of_lock
+from pytest_negativa.reporting.image import render_image_report
+from pytest_negativa.reporting.text import print_error
+from pytest_negativa.storage.lockfile import load_lock
+from pytest_negativa.storage.urls import Url
+
+if TYPE_CHECKING:
+    from pytest_negativa.arch import ComputeCapability
+
+# A broken image has thousands with one cause.
+_MOST_ERRORS = 10
+
+
+def show_packages(
+    folder: Path,
+    run: str | None,
+    lock: Path | Url | None,
+    devices: tuple[ComputeCapability, ...],
+    top: int,
+    *,
+    as_json: bool,
+    jobs: int | None,
+    executor: str | None,
+    no_cache: bool,
+) -> None:
+    """Show the GPU code in a file tree by package, and what a suite needs."""
+    settings = settings_of()
+    suite = None
+    if run is not None:
+        suite = load_suite(named_run(run, settings))
+    elif lock is not None:
+        suite = suite_of_lock(load_lock(lock))
+    with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
+        report = report_image(
+            folder,
+            suite,
+            devices,
+            None if no_cache else open_cache(settings.cache),
+            workers,
+            progress.update,
+        )
+    if as_json:
+        click.echo(encode_json(report), nl=False)
+    else:
+        show("\n\n".join(render_image_report(report, top)))
+    if not (report.libraries or report.code_files or is_container(folder)):
+        note_unopened(folder)
+    for error in report.unreadable[:_MOST_ERRORS]:
+        print_error(error)
+    if len(report.unreadable) > _MOST_ERRORS:
+        more = len(report.unreadable) - _MOST_ERRORS
+        print_error(f"{more:,} more files could not be read (see --json)")
+    if report.unreadable:
+        click.get_current_context().exit(EXIT_FAILED)

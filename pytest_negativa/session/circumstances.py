@@ -1,0 +1,68 @@
+"""What a session was started with: options, variables, and the files of its tests."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_negativa.models.outcomes import Circumstances
+from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.system import read_regular
+
+# --lf, --ff, --nf, --sw, --sw-skip, --sw-reset
+BY_CACHE = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset")
+"""Options that select or order tests by what ran before, by attribute."""
+
+_OURS = "negativa"
+# How many processes run the tests, and what is shown of them, decide nothing in a test. A round
+# switches off those by pytest's cache.
+_NO_MATTER = {
+    *BY_CACHE,
+    *("basetemp", "cacheclear", "capture", "code_highlight", "color", "dist", "distload"),
+    *("durations", "durations_min", "fold_skipped", "force_short_summary", "fulltrace"),
+    *("junitprefix", "maxprocesses", "maxschedchunk", "no_header", "no_summary", "numprocesses"),
+    *("px", "quiet", "reportchars", "rsyncdir", "rsyncignore", "showcapture", "showlocals"),
+    *("tbstyle", "testrunuid", "tx", "verbose", "xmlpath"),
+}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def circumstances_of(config: pytest.Config, files: Collection[str]) -> Circumstances:
+    """The circumstances of the session that this process reports.
+
+    Args:
+        config: the session's.
+        files: paths below the root folder of the files with tests.
+    """
+    return Circumstances(
+        options=dict(_options(vars(config.option))),
+        variables=tuple(sorted(map(utf8, os.environ))),
+        files=dict(_digests(config.rootpath, files)),
+    )
+
+
+def _options(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in sorted(values.items()):
+        parts = value if isinstance(value, list | tuple) else [value]
+        # The text of other objects may have their address.
+        if all(isinstance(part, _PLAIN) for part in parts) and not (
+            name.startswith(_OURS) or name in _NO_MATTER
+        ):
+            yield name, utf8(repr(value))
+
+
+def _digests(root: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
+    above = {os.path.dirname(file) for file in files}  # noqa: PTH120 (below the root)
+    for folder in tuple(above):
+        above.update(str(parent) for parent in Path(folder).parents)
+    conftests = {os.path.normpath(os.path.join(folder, "conftest.py")) for folder in above}
+    for file in sorted({*files, *conftests}):
+        # Most folders have no conftest.py.
+        with contextlib.suppress(OSError):
+            yield utf8(file), hashlib.sha256(read_regular(root / file)).hexdigest()[:16]

@@ -1,0 +1,423 @@
+"""Values of files, flags and variables to those of ``models.settings``.
+
+msgspec checks words, numbers and switches, by the fields of the records. What else a text may be,
+such as a size or a glob, is read here.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pytest_negativa.arch import parse_arch, require_known
+from pytest_negativa.errors import OptionError, did_you_mean, one_of
+from pytest_negativa.models.settings import (
+    GrowthLimit,
+    GrowthLimits,
+    Limits,
+    Report,
+    ReportFormat,
+    Settings,
+)
+from pytest_negativa.settings.options import REPORT_FILES, REPORT_FORMATS, Option
+from pytest_negativa.storage.runs import is_run_id
+from pytest_negativa.storage.urls import is_url, place_of
+
+SWITCH_WORDS: Mapping[str, bool] = {
+    form: word in ("yes", "on")
+    for word in ("yes", "on", "no", "off")
+    for form in (word, word.title(), word.upper())
+}
+"""Words for true and false as in YAML 1.1, beside those that msgspec knows."""
+
+_GROWING = ("size", "code", "unused")
+_UNTESTED = "new-kernels-untested"
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_Reader = Callable[[Any], Any]
+
+
+class InvalidValue(Exception):
+    """A value that can't be used.
+
+    Attributes:
+        path: keys and indices that lead to the fault inside the value.
+    """
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def describe(value: Any) -> str:
+    """What was found, in words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return repr(value if len(value) <= 80 else value[:77] + "...")
+
+
+def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
+    """``path`` as absolute as ``base``; symlinks stay, and so does ``~`` if there is no home."""
+    expanded = os.path.expanduser(path)  # noqa: PTH111 (Path's raises if there is no home)
+    return os.path.normpath(os.path.join(base, expanded))
+
+
+@cache
+def type_of(name: str) -> Any:
+    """The type of an option's field; without None, which is that the option is not set."""
+    section, _, key = name.rpartition(".")
+    record = get_type_hints(Settings)[section] if section else Settings
+    found = get_type_hints(record, include_extras=True)[key]
+    known = [part for part in get_args(found) if part is not type(None)]
+    return known[0] if type(None) in get_args(found) else found
+
+
+def value_of(name: str, given: Any) -> Any:
+    """The value of an option.
+
+    Args:
+        name: of the option.
+        given: a plain value of the file, or a text.
+
+    Raises:
+        InvalidValue: the option can't have it.
+    """
+    wanted = type_of(name)
+    if (read := _READERS.get(name)) is None:
+        read = _checked_by(wanted)
+        if get_origin(wanted) is tuple:
+            read = _list_of(_checked_by(get_args(wanted)[0]), "a list")
+    return read(given)
+
+
+def value_of_flag(option: Option, given: Any) -> Any:
+    """The value of what a command-line parser hands over.
+
+    Raises:
+        InvalidValue: the option can't have it.
+    """
+    if option.is_repeated:
+        texts = (given,) if isinstance(given, str) else given
+        if option.has_commas:
+            texts = [part for text in texts for part in text.split(",")]
+        # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
+        given = [text.strip() for text in texts if text.strip()]
+    return value_of(option.name, given)
+
+
+def default_of(option: Option) -> Any:
+    """The value that an option has if no source has one."""
+    if option.default is None:
+        return value_of(option.name, ()) if option.is_repeated else None
+    return value_of(option.name, option.default)
+
+
+def anchored(name: str, value: Any, base: str) -> Any:
+    """The value of an option with relative paths taken from the folder ``base``."""
+    if value is None or name not in _PATHS:
+        return value
+    if name == "paths":
+        return {glob: anchor(path, base) for glob, path in value.items()}
+    if name == "reports.formats":
+        return tuple(msgspec.structs.replace(r, path=_anchored(r.path, base)) for r in value)
+    # Else the folder of a run that is gone would lead to another one with its id.
+    return value if name == "run" and is_run_id(value) else _anchored(value, base)
+
+
+_PATHS = frozenset(
+    (
+        "run",
+        "config",
+        "directory",
+        "paths",
+        "trace.replay",
+        "reports.formats",
+        "compare.baseline",
+        "cache.dir",
+    )
+)
+
+
+def _anchored(path: str | None, base: str) -> str | None:
+    return path if path in (None, "-") or is_url(path) else anchor(path or "", base)
+
+
+def _refuse(given: Any, expected: str, hint: str = "") -> NoReturn:
+    raise InvalidValue(f"found {describe(given)}, expected {expected}{hint}")
+
+
+def _checked_by(wanted: Any) -> _Reader:
+    """A reader of what msgspec knows: a word of an enum, a switch, a number."""
+
+    def read(given: Any) -> Any:
+        if wanted is bool and isinstance(given, str):
+            given = SWITCH_WORDS.get(given, given)
+        try:
+            return msgspec.convert(given, wanted, strict=False)
+        except msgspec.ValidationError:
+            if wanted is bool:
+                _refuse(given, "true or false")
+            if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+                words = [str(word.value) for word in wanted]
+                hint = did_you_mean(given, words) if isinstance(given, str) else ""
+                _refuse(given, one_of(words), hint)
+            _refuse(given, "a whole number, 0 or more")
+
+    return read
+
+
+_count = _checked_by(Annotated[int, msgspec.Meta(ge=0)])
+
+
+def _text(expected: str) -> _Reader:
+    def read(given: Any) -> str:
+        if not isinstance(given, str) or not given.strip():
+            _refuse(given, expected)
+        return given
+
+    return read
+
+
+_path = _text("a path")
+
+
+def _place(given: Any) -> str:
+    """A path, or a URL such as ``s3://bucket/name``."""
+    path: str = _text("a path or a URL")(given)
+    try:
+        place_of(path)
+    except OptionError as e:
+        raise InvalidValue(str(e)) from None
+    return path
+
+
+def _glob(given: Any, expected: str = "a glob with * and ?") -> str:
+    text: str = _text(expected)(given)
+    if not text.isprintable():
+        _refuse(given, expected)
+    return text.strip()
+
+
+def _library_glob(given: Any) -> str:
+    """A glob on a path, on a base name or soname, or after ``dist:`` on a distribution."""
+    expected = "a glob on a path, a file name or a soname, or dist:NAME"
+    glob = _glob(given, expected)
+    if "[" in glob or glob.startswith("!"):
+        _refuse(given, expected, "; only * and ? are special")
+    if glob.startswith("dist:") and not glob[len("dist:") :].strip():
+        _refuse(given, expected)
+    return glob
+
+
+def _arch(given: Any) -> str:
+    """An SM arch of code; to YAML a plain 90 or 9.0 is a number."""
+    expected = "the SM arch of a known GPU, like sm_90, sm_90a or 9.0"
+    if type(given) in (int, float):
+        text = str(given if given >= 20 else float(given))
+    else:
+        text = _text(expected)(given).strip()
+    try:
+        arch = parse_arch(text)
+    except OptionError:
+        _refuse(given, expected)
+    try:
+        return str(require_known(arch))
+    except OptionError as e:
+        # A typing mistake would keep nothing.
+        raise InvalidValue(str(e)) from None
+
+
+def read_percent(given: Any, most: float = 100) -> float:
+    """A share of 100: ``12.5`` or ``"12.5%"``.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    number = given if type(given) in (int, float) else None
+    if isinstance(given, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%?", given.strip()):
+        number = float(given.strip().removesuffix("%"))
+    if number is None or not 0 <= number <= most:
+        _refuse(given, "a percentage from 0 to 100")
+    return float(number)
+
+
+def _growth_percent(given: str) -> float:
+    return read_percent(given, most=999_999)
+
+
+def _size(given: Any) -> int:
+    """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30)."""
+    form = r"(?i)([0-9]{1,18})(?:\.([0-9]{1,9}))? ?(?:([kmgt]?)(i?)b)?"
+    found = re.fullmatch(form, str(given).strip()) if type(given) in (int, str) else None
+    size, rest = -1, 0
+    if found is not None and not (found[4] and not found[3]):
+        unit: int = (1024 if found[4] else 1000) ** _UNITS[(found[3] or "").lower()]
+        decimals = found[2] or ""
+        size, rest = divmod(int(found[1] + decimals) * unit, 10 ** len(decimals))
+    if rest or not 0 <= size < 2**63:  # no parts of bytes
+        _refuse(given, "a size like 4096, 500 MB or 1.5 GiB")
+    return size
+
+
+def _growths(given: Any) -> tuple[GrowthLimit, ...]:
+    """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
+    if isinstance(given, list | tuple):
+        return tuple(_at(index, _growth, item) for index, item in enumerate(given))
+    return tuple(map(_growth, given.split(","))) if isinstance(given, str) else (_growth(given),)
+
+
+def _growth(given: Any) -> GrowthLimit:
+    expected = "size:, code: or unused: with a percentage or size, or new-kernels-untested:N"
+    figure, _, text = given.partition(":") if isinstance(given, str) else ("", "", "")
+    figure, text = figure.strip(), text.strip()
+    if figure not in (*_GROWING, _UNTESTED):
+        _refuse(given, expected, did_you_mean(figure, (*_GROWING, _UNTESTED)))
+    is_percent = figure != _UNTESTED and text.endswith("%")
+    read = _count if figure == _UNTESTED else _growth_percent if is_percent else _size
+    try:
+        limit = float(read(text))
+    except InvalidValue:
+        _refuse(given, expected)
+    return GrowthLimit(figure=figure, limit=limit, is_percent=is_percent)
+
+
+def _list_of(read: _Reader, expected: str = "") -> _Reader:
+    def read_list(given: Any) -> tuple[Any, ...]:
+        if not isinstance(given, list | tuple):
+            _refuse(given, expected)
+        return tuple(_at(index, read, item) for index, item in enumerate(given))
+
+    return read_list
+
+
+def _at(key: str | int, read: _Reader, given: Any) -> Any:
+    """Read a value inside another one."""
+    try:
+        return read(given)
+    except InvalidValue as e:
+        raise InvalidValue(str(e), (key, *e.path)) from None
+
+
+def _by_library(given: Any, read: _Reader) -> Iterator[tuple[str, Any]]:
+    """Limits, each with the glob of its libraries, or an empty one: ``[80, "libours.so=90"]``."""
+
+    def entry(part: Any) -> tuple[str, Any]:
+        glob, equals, text = part.rpartition("=") if isinstance(part, str) else ("", "", part)
+        return (_library_glob(glob) if equals else ""), read(text)
+
+    if isinstance(given, dict):
+        for glob, limit in given.items():
+            yield _at(glob, _library_glob, glob), _at(glob, read, limit)
+    elif isinstance(given, list | tuple):
+        for index, part in enumerate(given):
+            yield _at(index, entry, part)
+    else:
+        yield entry(given)
+
+
+def _limits(read: _Reader) -> _Reader:
+    def read_limits(given: Any) -> Limits:
+        found = dict(_by_library(given, read))
+        overall = found.pop("", None)
+        return Limits(overall=overall, libraries=found)
+
+    return read_limits
+
+
+def _growth_limits(given: Any) -> GrowthLimits:
+    found: dict[str, tuple[GrowthLimit, ...]] = {}
+    for glob, limits in _by_library(given, _growths):
+        found[glob] = (*found.get(glob, ()), *limits)
+    overall = found.pop("", None)
+    return GrowthLimits(overall=overall, libraries=found)
+
+
+def _path_rules(given: Any) -> dict[str, str]:
+    """Paths here by globs on paths of other machines; see ``globs.PathRules``."""
+    if isinstance(given, list | tuple):  # of a flag: GLOB=PATH
+        pairs = [text.rpartition("=") for text in given]
+        if wrong := [text for text, (_, equals, _) in zip(given, pairs, strict=True) if not equals]:
+            _refuse(wrong[0], "GLOB=PATH")
+        given = {glob: path for glob, _, path in pairs}
+    if not isinstance(given, dict):
+        _refuse(given, "a mapping of globs on paths to paths")
+    return {_at(glob, _path_glob, glob): _at(glob, _path, path) for glob, path in given.items()}
+
+
+def _path_glob(given: str) -> str:
+    glob = _library_glob(given)
+    if not glob.startswith(("/", "*")):
+        _refuse(glob, "an absolute path with * and ?")
+    return glob
+
+
+def _reports(given: Any) -> tuple[Report, ...]:
+    """A list of formats, ``json:PATH``, or a mapping of formats to paths or true."""
+    if isinstance(given, dict):
+        return tuple(_at(name, partial(_report, name), path) for name, path in given.items())
+    words = one_of(REPORT_FORMATS)
+    expected = f"a list of formats, or a mapping of formats to paths; formats: {words}"
+    reports: tuple[Report, ...] = _list_of(_report_of_text, expected)(given)
+    for index, report in enumerate(reports):
+        if report in reports[:index]:
+            name = ":".join(filter(None, (report.format.value, report.path)))
+            raise InvalidValue(f"{name} is there twice", (index,))
+    return reports
+
+
+def _report_of_text(given: Any) -> Report:
+    name, colon, path = given.strip().partition(":") if isinstance(given, str) else (given, "", "")
+    found = _report(name, None, given)
+    if colon and (name not in REPORT_FILES or not path.strip()):
+        _refuse(given, f"a path after {name}:" if name in REPORT_FILES else f"{name} alone")
+    return _report(name, path.strip()) if colon else found
+
+
+def _report(name: Any, path: Any, given: Any = None) -> Report:
+    if name not in REPORT_FORMATS:
+        hint = did_you_mean(name, REPORT_FORMATS) if isinstance(name, str) else ""
+        _refuse(name if given is None else given, one_of(REPORT_FORMATS), hint)
+    if path is None or path is True:
+        return Report(format=ReportFormat(name), path=None)
+    if name not in REPORT_FILES or not isinstance(path, str):
+        _refuse(path, "a path or true" if name in REPORT_FILES else "true")
+    return Report(format=ReportFormat(name), path=_place(path))
+
+
+_GLOBS = "a list whose entries are each a glob with * and ?"
+_LIBRARIES = "a list whose entries are each a glob on a path, a file name or a soname, or dist:NAME"
+
+_READERS: Mapping[str, _Reader] = {
+    "run": _place,
+    "config": _path,
+    "directory": _path,
+    "paths": _path_rules,
+    "libraries.include": _list_of(_library_glob, _LIBRARIES),
+    "libraries.exclude": _list_of(_library_glob, _LIBRARIES),
+    "keep.kernels": _list_of(_glob, _GLOBS),
+    "keep.libraries": _list_of(_library_glob, _LIBRARIES),
+    "keep.archs": _list_of(_arch, "a list of SM archs, like sm_90, sm_90a or 9.0"),
+    "trace.replay": _path,
+    "reports.formats": _reports,
+    "coverage.libraries": _list_of(_library_glob, _LIBRARIES),
+    "coverage.fail_under": _limits(read_percent),
+    "thresholds.max_unused_percent": _limits(read_percent),
+    "thresholds.min_used_kernels": _limits(_count),
+    "thresholds.max_gpu_code": _limits(_size),
+    "compare.baseline": _place,
+    "compare.fail": _growth_limits,
+    "cache.dir": _path,
+}

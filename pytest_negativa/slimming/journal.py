@@ -1,0 +1,348 @@
+"""What a run notes of a folder: the manifest while it works, and RECORD files at the end.
+
+The manifest has the run before the first change, and a library's entry before the library is
+replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
+it. There is never a new file without an entry. Only the entries of originals that are back know the
+lines of RECORD, so they go last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.installed.record import RecordLine, record_digest, update_record
+from pytest_negativa.installed.sites import Site
+from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.slimming import (
+    RecordFile,
+    RecordRow,
+    RemovedFile,
+    SlimManifest,
+    SlimmedFile,
+)
+from pytest_negativa.slimming.folder_locks import hold_metadata
+from pytest_negativa.slimming.manifest import (
+    begin_run,
+    is_part_of_manifest,
+    load_manifest,
+    save_manifest,
+    token_of,
+)
+from pytest_negativa.slimming.replace import copy_file, give_back, has_digest, replace_all
+from pytest_negativa.slimming.spares import rebuild
+from pytest_negativa.slimming.tree import (
+    MANIFEST_NAME,
+    STAGED_SUFFIX,
+    Temporary,
+    Tree,
+    digest_of,
+    read_fact,
+    staged_name,
+)
+from pytest_negativa.storage.attributes import set_mtime
+from pytest_negativa.storage.shared_folders import refuse_shared
+from pytest_negativa.storage.system import open_regular
+
+Lines = Mapping[str, Mapping[str, RecordLine]]
+"""By RECORD, because two distributions may each have a line for a file: lines by absolute path."""
+
+
+class Journal:
+    """The notes of a run on one folder.
+
+    Args:
+        tree: the folder as it was found.
+        manifest: what was done before; None: it is read.
+        held: the folders that this process has locked.
+
+    Attributes:
+        root: where results go: the same folder, or one that becomes a slimmed copy of it.
+        named_root: the name that the root has at the end.
+        token: of the run.
+        sites: where distributions are installed, below the root or around it.
+    """
+
+    def __init__(
+        self, tree: Tree, manifest: SlimManifest | None = None, held: Sequence[Path] = ()
+    ) -> None:
+        self.tree = tree
+        self.root = self.named_root = tree.root
+        self.manifest = load_manifest(tree.root) if manifest is None else manifest
+        self.token = token_of(self.manifest)
+        self.sites = tree.sites
+        self.held = tuple(held)
+        self._back: list[str] = []
+        self._lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether results go into a copy of the folder."""
+        return self.root != self.tree.root
+
+    def move_to(self, growing: Path, target: Path) -> None:
+        """Let results go into a folder that becomes a slimmed copy, and note the run there."""
+        self.token = token_of(load_manifest(growing))
+        self.root, self.named_root = growing, target
+        below = (os.path.relpath(site.folder, self.tree.root) for site in self.tree.sites)
+        self.sites = [Site(growing / name) for name in below if not name.startswith("..")]
+        self.manifest = begin_run(growing, self.manifest, self.token)
+
+    def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
+        """The places of names, with the state of the file to replace; None if none is there.
+
+        Nothing is written to a place that did not come from here.
+
+        Raises:
+            ReconstructError: another user can exchange what root works on.
+        """
+        places: dict[Path, FileState | None] = {}
+        for name in names:
+            group = None if self.is_copy else self.tree.group_of(name)
+            places[self.root / name] = None if group is None else group.state
+        refuse_shared(*{place.parent for place in places})
+        return places
+
+    def save(self) -> None:
+        """Write the manifest.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        save_manifest(self.root, self.manifest, self.token)
+
+    @contextlib.contextmanager
+    def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
+        """Note the run, and the folders in which it writes spares, while the block works.
+
+        Raises:
+            StoreError: the manifest can't be written.
+        """
+        self.manifest = begin_run(self.root, self.manifest, self.token, spares)
+        left: str | None = None
+        try:
+            yield
+        except KeyboardInterrupt:
+            # Threads at work may still give their files names, which the next run removes.
+            left = self.token
+            raise
+        finally:
+            folders = () if left is None else self.manifest.run_spares
+            self.manifest = replace(self.manifest, run=left, run_spares=folders)
+            self.save()
+
+    def put_back(
+        self,
+        names: Iterable[str],
+        entry: SlimmedFile,
+        aside: Path | None,
+        like: Path | None,
+    ) -> None:
+        """Put a copy of an original into its places.
+
+        Args:
+            names: the places.
+            entry: of the manifest.
+            aside: the original; None: the library in the first place and its spare give it back.
+            like: whose attributes it gets instead of those of ``aside``, such as those of the file
+                there. A kept original may be that of another folder, too, where its attributes
+                were others.
+
+        Raises:
+            NegativaError: it can't be done.
+        """
+        places = self.places(names)
+        first = next(iter(places))
+        staged = staged_name(first, self.token)
+        try:
+            if aside is None:
+                rebuild(first, staged, entry.mtime_ns)
+            else:
+                # Not a link: a program that writes to the library must not change the kept one.
+                copy_file(aside, staged, like=like, mtime_ns=entry.mtime_ns)
+            if not has_digest(staged, entry.original_sha256):
+                raise ReconstructError(
+                    f"{aside} changed while it was copied; run the command again"
+                )
+            replace_all(staged, places, self.token)
+        except OSError as e:
+            raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def note_back(self, key: str, entry: SlimmedFile) -> None:
+        """Note that an original is back: ``finish`` gives RECORD files its lines."""
+        self._back.append(key)
+        self._add_lines_before(entry, self._lines)
+
+    def _add_lines_before(
+        self, entry: SlimmedFile, lines: defaultdict[str, dict[str, RecordLine]]
+    ) -> None:
+        """Add the lines of RECORD files before slimming, for names that lead to the original."""
+        for row in entry.rows:
+            if digest_of(self.root / row.name) == entry.original_sha256:
+                record = os.path.normpath(self.root / row.record)
+                lines[record][os.path.join(self.root, row.name)] = RecordLine(row.digest, row.size)
+
+    def lines_behind(self, current: set[str]) -> Lines:
+        """The lines that RECORD files lack because a run was killed after it put originals back.
+
+        Args:
+            current: names whose file is a result.
+        """
+        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+        for entry in self.manifest.slimmed.values():
+            if self.tree.covers(entry.names) and current.isdisjoint(entry.names):
+                recorded, slim = self.tree.recorded({*entry.names}), record_digest(entry.sha256)
+                if any(slim in digests for digests in recorded.values()):
+                    self._add_lines_before(entry, lines)
+        return lines
+
+    def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
+        """What RECORD files say of a library, for its entry.
+
+        The manifest also gets what these files are, unless a slimmed library has changed them.
+        """
+        rows = tuple(
+            RecordRow(
+                record=os.path.relpath(installed.record, self.root),
+                name=name,
+                digest=line.digest,
+                size=line.size,
+            )
+            for site in self.sites
+            for installed in site.installed()
+            for name in names
+            if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
+        )
+        changed = {row.record for entry in self.manifest.slimmed.values() for row in entry.rows}
+        for record in {row.record for row in rows} - changed:
+            path = self.root / record
+            if (sha256 := digest_of(path)) is not None:
+                mtime_ns = path.stat().st_mtime_ns
+                self.manifest.records[record] = RecordFile(sha256=sha256, mtime_ns=mtime_ns)
+        return rows
+
+    def finish(self, changes: Mapping[str, RecordLine]) -> None:
+        """Bring RECORD files in line with the libraries, and forget what is back.
+
+        Args:
+            changes: the lines of results, by absolute path.
+
+        Raises:
+            StoreError: a RECORD can't be read or written; the others are.
+        """
+        self.write_records(changes, self._lines)
+        for key in self._back:
+            self.manifest.slimmed.pop(key, None)
+
+    def write_records(self, changes: Mapping[str, RecordLine], lines: Lines) -> None:
+        """Change the lines of libraries in RECORD files; see ``finish``."""
+        problem: NegativaError | None = None
+        for site in self.sites:
+            for installed in site.installed():
+                wanted = {**changes, **lines.get(str(installed.record), {})}
+                wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}
+                try:
+                    if wanted:
+                        with hold_metadata(installed.record.parent, self.root, *self.held):
+                            hidden = staged_name(installed.record, self.token)
+                            update_record(installed.record, site.folder, wanted, hidden)
+                except NegativaError as e:
+                    problem = e
+        if problem is not None:
+            raise problem
+
+    def restore_times(self) -> None:
+        """Give RECORD files that are as before slimming the times of then, and no other file."""
+        times = {os.path.normpath(self.root / n): one for n, one in self.manifest.records.items()}
+        for path in (one.record for site in self.sites for one in site.installed()):
+            before = times.get(str(path))
+            if before is not None and digest_of(path) == before.sha256:
+                # It may belong to another user, who only let it be written.
+                with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
+                    set_mtime(file.fileno(), before.mtime_ns)
+
+
+def remove_leftovers(tree: Tree) -> bool:
+    """Remove what killed runs left in a folder that this process holds.
+
+    Returns:
+        Whether a library may be another one than the tree says, or have another time of change: a
+        leftover may be one more name of its file.
+
+    Raises:
+        StoreError: the manifest can't be read.
+    """
+    if not tree.leftovers:
+        return False
+    manifest = load_manifest(tree.root)
+    entries = {name: entry for entry in manifest.slimmed.values() for name in entry.names}
+    changed = False
+    for temporary in tree.leftovers:
+        # A folder that can't be written is the business of the work that follows.
+        with contextlib.suppress(OSError, ReconstructError):
+            refuse_shared(temporary.path.parent)
+            if not _is_ours(tree.root, temporary, manifest):
+                continue
+            if temporary.place is not None:
+                name = temporary.place.relative_to(tree.root).as_posix()
+                entry = entries.get(name)
+                if not (
+                    _is_known(temporary.path, entry)
+                    or _was_removed(temporary, manifest.removed.get(name))
+                ):
+                    changed |= _put_back(temporary, entry)
+                    continue
+            temporary.path.unlink()
+            changed = True
+    return changed
+
+
+def _is_ours(root: Path, temporary: Temporary, manifest: SlimManifest) -> bool:
+    if temporary.token == manifest.run:
+        return True
+    # The first thing that a run writes; no manifest has its token then.
+    path = temporary.path
+    name = f".{MANIFEST_NAME}.{temporary.token}{STAGED_SUFFIX}"
+    return path == root / name and is_part_of_manifest(path)
+
+
+def _is_known(path: Path, entry: SlimmedFile | None) -> bool:
+    """Whether a file is a result of slimming, or its original."""
+    if entry is None:
+        return False
+    if digest_of(path) in (entry.sha256, entry.original_sha256):
+        return True
+    # A library that was slimmed anew: the earlier result came out.
+    return read_fact(path, size_before) == entry.original_size
+
+
+def _was_removed(temporary: Temporary, entry: RemovedFile | None) -> bool:
+    """Whether it is a file of GPU code that a run removed, and another file has its place now."""
+    place = temporary.place
+    if entry is None or place is None or not place.exists():
+        return False
+    return digest_of(temporary.path) == entry.sha256
+
+
+def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
+    """Put a file back that another process had put into the place; it stays if that isn't ours."""
+    place = temporary.place
+    assert place is not None
+    if place.exists():
+        if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
+            return False
+        give_back(temporary.path, place, FileState.of(place.lstat()))
+    else:
+        temporary.path.rename(place)
+        return True
+    temporary.path.unlink()
+    return True
