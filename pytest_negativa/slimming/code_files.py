@@ -487,11 +487,8 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
     aside = Path(entry.original)
     if digest_of(aside) != entry.sha256:
         raise ReconstructError(f"{aside} is gone, or no longer that file")
-    if not dry_run:
-        _put_back(path, aside, entry, token)
-
-
-def _put_back(path: Path, aside: Path, entry: RemovedFile, token: str) -> None:
+    if dry_run:
+        return
     if path.parent.resolve() != path.parent:
         raise ReconstructError(f"a link leads from {path.parent} to another folder now")
     make_folder(path.parent)

@@ -10,7 +10,7 @@ import enum
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -313,10 +313,10 @@ def slim_library(
     )
 
 
-def _unloaded(path: Path, load_check: bool) -> Iterator[str]:
-    """Say that no load check was made though one was asked for."""
-    if load_check and (reason := why_not_loaded(path)) is not None:
-        yield f"not load-checked: {reason}"
+def _unloaded(path: Path, load_check: bool) -> tuple[str, ...]:
+    """That no load check was made though one was asked for."""
+    reason = why_not_loaded(path) if load_check else None
+    return () if reason is None else (f"not load-checked: {reason}",)
 
 
 def _cut(

@@ -274,8 +274,9 @@ class Slimmer:
                 self.work.current.add(name)
             except (OSError, NegativaError) as e:
                 detail = f"cannot be replaced: {reason_of(e)}"
-                # It may be gone, and link() failed for that.
-                size = place.lstat().st_size if os.path.lexists(place) else 0
+                size = 0  # it may be gone, and link() failed for that
+                with contextlib.suppress(OSError):
+                    size = place.lstat().st_size
                 self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 
     def _process(
@@ -316,9 +317,12 @@ class Slimmer:
             raise
         finally:
             pool.shutdown(wait=wait, cancel_futures=True)
-            for task in tasks:
-                _remove_staged(staged[task.name])
-                _remove_staged(self._rebuilt_name(task))
+            for hidden in (*staged.values(), *map(self._rebuilt_name, tasks)):
+                with contextlib.suppress(OSError):
+                    hidden.unlink(missing_ok=True)
+                if not wait:
+                    # A thread at work has given its file a name.
+                    remove_abandoned(hidden)
 
     def _rebuilt_name(self, task: Task) -> Path:
         """A hidden name for an original that is made again."""
@@ -485,13 +489,6 @@ class Slimmer:
     def _add_unchanged(self, task: Task, status: SlimStatus, size: int, detail: str) -> None:
         row = SlimRow.unchanged(task.name, status, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
-
-
-def _remove_staged(staged: Path) -> None:
-    """Remove a staged file, or the part of it that was written."""
-    with contextlib.suppress(OSError):
-        staged.unlink(missing_ok=True)
-    remove_abandoned(staged)
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:

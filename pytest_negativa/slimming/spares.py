@@ -304,7 +304,8 @@ def hold_folder(
             _own(folder, tree, together)
             unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
         except BaseException as e:
-            _remove_made(folder, made)
+            if made:
+                _remove_made(folder, made)
             if isinstance(e, OSError):
                 raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
             raise

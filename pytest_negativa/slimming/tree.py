@@ -26,7 +26,8 @@ MANIFEST_NAME = "negativa-slim.json"
 """Name of the manifest, in the folder that is slimmed."""
 
 ORIGINALS_MARK = ".negativa-originals"
-"""An empty file in a folder of kept originals, which no scan enters."""
+"""A file in a folder of kept originals or spares, which no scan enters. With spares, it has owners.
+"""
 
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""

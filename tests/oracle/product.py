@@ -76,7 +76,6 @@ class Rules:
             (re.compile(r"\b\d{8}T\d{6}Z-[0-9a-f]{6,8}\b"), self._run_id),
             (re.compile(r"\.\d+\.[0-9a-f]{8}\.jsonl"), ".PID.jsonl"),
             (re.compile(r"\b[0-9a-f]{32}\.jsonl"), "TRACE.jsonl"),
-            (re.compile(r"\.tree-[0-9a-f]{16}"), ".tree-ID"),
             # Of a lock, with the time in it.
             (re.compile(r"^digest: [0-9a-f]{64}"), "digest: ~"),
             (re.compile(r"\btimestamp=\"\d+\""), 'timestamp="~"'),
