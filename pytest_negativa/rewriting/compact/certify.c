@@ -98,24 +98,17 @@ static Ranges declared, checked, gone; /* the last by address, the others by off
 static bool is_cut, is_overwritten;
 static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
 
-static _Noreturn void stop(int status, const char *format, va_list values) {
+static _Noreturn void stop(int status, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
     fprintf(stderr, "%s: not certified: ", slim.file.path ? slim.file.path : "certify");
     vfprintf(stderr, format, values);
     fputc('\n', stderr);
     exit(status);
 }
 
-static _Noreturn void fail(const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    stop(1, format, values);
-}
-
-static _Noreturn void give_up(const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    stop(2, format, values);
-}
+#define fail(...) stop(1, __VA_ARGS__)    /* the library means something else */
+#define give_up(...) stop(2, __VA_ARGS__) /* nobody knows */
 
 /* ---- Bytes ---- */
 
@@ -782,6 +775,7 @@ static bool is_ours(int64_t name) {
 
 static void check_dynamic(void) {
     size_t at = 0, extra = 0;
+    Elf64_Rela ours[2];
     for (size_t i = 0; i < original.dynamic_count; i++) {
         if (is_ours(original.dynamic[i].d_tag)) continue;
         if (at == slim.dynamic_count || memcmp(&slim.dynamic[at++], &original.dynamic[i], sizeof(Elf64_Dyn)))
@@ -797,10 +791,9 @@ static void check_dynamic(void) {
     if (tag(&slim, DT_STRSZ) < strings ||
         memcmp(table(&original, DT_STRTAB, strings), table(&slim, DT_STRTAB, strings), strings))
         fail("its dynamic strings are others");
-    if (before > rows || tag(&slim, DT_RELASZ) != rows + own || tag(&slim, DT_RELAENT) != sizeof(Elf64_Rela))
-        fail("its relocations are fewer or more");
     const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
-    if (memcmp(was, now, before) || memcmp(was + before, now + before + own, rows - before))
+    if (before > rows || tag(&slim, DT_RELASZ) != rows + own || tag(&slim, DT_RELAENT) != sizeof *ours ||
+        memcmp(was, now, before) || memcmp(was + before, now + before + own, rows - before))
         fail("its relocations are others");
     if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps))
         fail("its jump slots are others");
@@ -812,7 +805,6 @@ static void check_dynamic(void) {
         if (original.dynamic[i].d_tag == DT_TEXTREL || tag(&original, DT_FLAGS) & DF_TEXTREL)
             fail("its code is relocated");
     const Elf64_Phdr *added = &slim.loads[slim.load_count - ADDED], *data = &added[2];
-    Elf64_Rela ours[2];
     memcpy(ours, now + before, sizeof ours);
     for (int i = 0; i < 2; i++)
         if (ours[i].r_info != R_X86_64_IRELATIVE ||
