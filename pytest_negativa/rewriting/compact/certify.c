@@ -570,16 +570,28 @@ static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
     return is_lost;
 }
 
+/* Bytes of the library's file that get to a section's addresses. */
+static uint64_t bytes_of(const Elf64_Shdr *section) {
+    uint64_t sum = 0, start = section->sh_addr, end = start + section->sh_size;
+    for (size_t i = 0; i < slim.load_count; i++) {
+        uint64_t from = slim.loads[i].p_vaddr, to = from + slim.loads[i].p_filesz;
+        from = from < start ? start : from, to = to > end ? end : to;
+        sum += from < to ? to - from : 0;
+    }
+    return sum;
+}
+
 static void check_sections(void) {
     size_t count = original.section_count;
     if (slim.section_count < count || (!count && slim.section_count)) fail("it has other sections");
-    bool *lost = room_for(count, sizeof *lost);
+    uint64_t *left = room_for(count, sizeof *left); /* bytes of sections with holes, for their pieces */
     for (size_t i = 0; i < count; i++) {
         const Elf64_Shdr *was = &original.sections[i], *now = &slim.sections[i];
         if (was->sh_flags & SHF_ALLOC)
-            lost[i] = check_loaded(i, was, *now);
+            left[i] = check_loaded(i, was, *now) ? bytes_of(was) : 0;
         else if (i != original.header.e_shstrndx)
             check_unloaded(i, was, now);
+        if (left[i] && strncmp(section_name(&slim, i), ".whole", 6)) fail("section %zu has its old name", i);
     }
     for (size_t i = count; i < slim.section_count; i++) { /* pieces of sections with holes, and our own */
         const Elf64_Shdr *piece = &slim.sections[i];
@@ -589,7 +601,7 @@ static void check_sections(void) {
         uint64_t start = piece->sh_addr, end = start + piece->sh_size;
         const Elf64_Shdr *whole = original.sections;
         while (whole < original.sections + count &&
-               !(lost[whole - original.sections] && start >= whole->sh_addr &&
+               !(left[whole - original.sections] && start >= whole->sh_addr &&
                  within(start - whole->sh_addr, piece->sh_size, whole->sh_size)))
             whole++;
         /* As much of the section as is there: tools find GPU code by its name. */
@@ -600,8 +612,11 @@ static void check_sections(void) {
             (start > whole->sh_addr && bytes_at(&slim, start - 1, 1)) ||
             (end < whole->sh_addr + whole->sh_size && bytes_at(&slim, end, 1)))
             fail("section %zu, %s, is no piece of one of the original", i, name);
+        left[whole - original.sections] -= piece->sh_size;
     }
-    free(lost);
+    for (size_t i = 0; i < count; i++)
+        if (left[i]) fail("section %zu, %s, lacks pieces", i, section_name(&original, i));
+    free(left);
 }
 
 /* ---- What ld.so uses ---- */
