@@ -98,24 +98,17 @@ static Ranges declared, checked, gone; /* the last by address, the others by off
 static bool is_cut, is_overwritten;
 static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
 
-static _Noreturn void stop(int status, const char *format, va_list values) {
+static _Noreturn void stop(int status, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
     fprintf(stderr, "%s: not certified: ", slim.file.path ? slim.file.path : "certify");
     vfprintf(stderr, format, values);
     fputc('\n', stderr);
     exit(status);
 }
 
-static _Noreturn void fail(const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    stop(1, format, values);
-}
-
-static _Noreturn void give_up(const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    stop(2, format, values);
-}
+#define fail(...) stop(1, __VA_ARGS__)    /* the library means something else */
+#define give_up(...) stop(2, __VA_ARGS__) /* nobody knows */
 
 /* ---- Bytes ---- */
 
@@ -577,16 +570,28 @@ static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
     return is_lost;
 }
 
+/* Bytes of the library's file that get to a section's addresses. */
+static uint64_t bytes_of(const Elf64_Shdr *section) {
+    uint64_t sum = 0, start = section->sh_addr, end = start + section->sh_size;
+    for (size_t i = 0; i < slim.load_count; i++) {
+        uint64_t from = slim.loads[i].p_vaddr, to = from + slim.loads[i].p_filesz;
+        from = from < start ? start : from, to = to > end ? end : to;
+        sum += from < to ? to - from : 0;
+    }
+    return sum;
+}
+
 static void check_sections(void) {
     size_t count = original.section_count;
     if (slim.section_count < count || (!count && slim.section_count)) fail("it has other sections");
-    bool *lost = room_for(count, sizeof *lost);
+    uint64_t *left = room_for(count, sizeof *left); /* bytes of sections with holes, for their pieces */
     for (size_t i = 0; i < count; i++) {
         const Elf64_Shdr *was = &original.sections[i], *now = &slim.sections[i];
         if (was->sh_flags & SHF_ALLOC)
-            lost[i] = check_loaded(i, was, *now);
+            left[i] = check_loaded(i, was, *now) ? bytes_of(was) : 0;
         else if (i != original.header.e_shstrndx)
             check_unloaded(i, was, now);
+        if (left[i] && strncmp(section_name(&slim, i), ".whole", 6)) fail("section %zu has its old name", i);
     }
     for (size_t i = count; i < slim.section_count; i++) { /* pieces of sections with holes, and our own */
         const Elf64_Shdr *piece = &slim.sections[i];
@@ -596,7 +601,7 @@ static void check_sections(void) {
         uint64_t start = piece->sh_addr, end = start + piece->sh_size;
         const Elf64_Shdr *whole = original.sections;
         while (whole < original.sections + count &&
-               !(lost[whole - original.sections] && start >= whole->sh_addr &&
+               !(left[whole - original.sections] && start >= whole->sh_addr &&
                  within(start - whole->sh_addr, piece->sh_size, whole->sh_size)))
             whole++;
         /* As much of the section as is there: tools find GPU code by its name. */
@@ -607,8 +612,11 @@ static void check_sections(void) {
             (start > whole->sh_addr && bytes_at(&slim, start - 1, 1)) ||
             (end < whole->sh_addr + whole->sh_size && bytes_at(&slim, end, 1)))
             fail("section %zu, %s, is no piece of one of the original", i, name);
+        left[whole - original.sections] -= piece->sh_size;
     }
-    free(lost);
+    for (size_t i = 0; i < count; i++)
+        if (left[i]) fail("section %zu, %s, lacks pieces", i, section_name(&original, i));
+    free(left);
 }
 
 /* ---- What ld.so uses ---- */
@@ -782,6 +790,7 @@ static bool is_ours(int64_t name) {
 
 static void check_dynamic(void) {
     size_t at = 0, extra = 0;
+    Elf64_Rela ours[2];
     for (size_t i = 0; i < original.dynamic_count; i++) {
         if (is_ours(original.dynamic[i].d_tag)) continue;
         if (at == slim.dynamic_count || memcmp(&slim.dynamic[at++], &original.dynamic[i], sizeof(Elf64_Dyn)))
@@ -797,10 +806,9 @@ static void check_dynamic(void) {
     if (tag(&slim, DT_STRSZ) < strings ||
         memcmp(table(&original, DT_STRTAB, strings), table(&slim, DT_STRTAB, strings), strings))
         fail("its dynamic strings are others");
-    if (before > rows || tag(&slim, DT_RELASZ) != rows + own || tag(&slim, DT_RELAENT) != sizeof(Elf64_Rela))
-        fail("its relocations are fewer or more");
     const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
-    if (memcmp(was, now, before) || memcmp(was + before, now + before + own, rows - before))
+    if (before > rows || tag(&slim, DT_RELASZ) != rows + own || tag(&slim, DT_RELAENT) != sizeof *ours ||
+        memcmp(was, now, before) || memcmp(was + before, now + before + own, rows - before))
         fail("its relocations are others");
     if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps))
         fail("its jump slots are others");
@@ -812,7 +820,6 @@ static void check_dynamic(void) {
         if (original.dynamic[i].d_tag == DT_TEXTREL || tag(&original, DT_FLAGS) & DF_TEXTREL)
             fail("its code is relocated");
     const Elf64_Phdr *added = &slim.loads[slim.load_count - ADDED], *data = &added[2];
-    Elf64_Rela ours[2];
     memcpy(ours, now + before, sizeof ours);
     for (int i = 0; i < 2; i++)
         if (ours[i].r_info != R_X86_64_IRELATIVE ||

@@ -40,7 +40,7 @@ def certify(
 
     Raises:
         CheckError: the library means something else: the writer has a bug, or the disk is faulty.
-        CannotCompactError: the program was not built.
+        CannotCompactError: the program can't be run; without a C compiler it was not built.
     """
     known = ["--hashed", sha256] if sha256 is not None else []
     known += ["--page", str(page_size)] if page_size is not None else []
@@ -55,8 +55,11 @@ def certify(
             check=False,
         )
     except OSError as e:
-        reason = f"the program that certifies results can't be run: {e.strerror}"
-        raise CannotCompactError(original, f"{reason}; install it with a C compiler") from e
+        raise CannotCompactError(
+            original,
+            f"{PROGRAM}, which certifies results, can't be run: {e.strerror}; install "
+            "pytest-negativa again, from a wheel or with a C compiler",
+        ) from e
     if done.returncode:
         problem = done.stderr.strip().partition(": not certified: ")[2]
         raise CheckError(

@@ -17,7 +17,12 @@ from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
-from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import (
+    CheckError,
+    Compacted,
+    CompactOptions,
+    NotCompacted,
+)
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.spare.note import _STUB, STUB_SIZE
 from tests.support.compacting import (
@@ -163,6 +168,20 @@ def test_libraries_of_nvidias_compilers(library: Path, every: int, tmp_path: Pat
     if overwritten.changes:
         with pytest.raises(CheckError):
             certify(library, tmp_path / "1")
+
+
+def test_nothing_is_slimmed_without_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an installation without a C compiler."""
+    monkeypatch.setattr("pytest_negativa.rewriting.compact.certify.PROGRAM", tmp_path / "none")
+    library = build(tmp_path / "build")
+    library_map = read(library)
+    plan = plan_of(library_map, lambda number: number == 7)
+    done = compact_library(library, tmp_path / "lib.so", library_map, plan)
+    assert isinstance(done, NotCompacted)
+    assert "with a C compiler" in done.reason
+    assert not (tmp_path / "lib.so").exists()
 
 
 def loads_the_same(changed: Pair, sound: Pair, folder: Path) -> bool:
