@@ -8,9 +8,16 @@ from typing import Any
 
 import click
 
+from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.common import FOLDER, as_json_option, encode_json, settings_of, show
 from pytest_negativa.errors import OptionError
+from pytest_negativa.reporting.misses import render_misses
+from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.slimming.slim import default_paths
+from pytest_negativa.spare.misses import LOG_SUFFIX, read_logs, write_misses
+from pytest_negativa.spare.note import handler_library
+from pytest_negativa.spare.process_pages import pages_of_process
 
 _LOGS = "NEGATIVA_SPARE_LOG"
 
@@ -58,14 +65,6 @@ def misses(
 
     Exit status: 0, or 1 if a log can't be read.
     """
-    from pytest_negativa.analysis.misses import report_misses
-    from pytest_negativa.reporting.misses import render_misses
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.misses import LOG_SUFFIX, read_logs, write_misses
-    from pytest_negativa.spare.note import handler_library
-    from pytest_negativa.spare.process_pages import pages_of_process
-
     if preload:
         handler = handler_library()
         if handler is None:

@@ -15,7 +15,6 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import CodeBlock, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
-from pytest_negativa.spare import note
 from pytest_negativa.storage.records import shipped_schema
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -143,7 +142,7 @@ def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
 def test_the_library_to_preload(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(main, ["misses", "--preload"])
     assert done.exit_code == 0 and Path(done.output.strip()).is_file()
-    monkeypatch.setattr(note, "handler_library", lambda: None)
+    monkeypatch.setattr("pytest_negativa.cli.misses.handler_library", lambda: None)
     done = CliRunner().invoke(main, ["misses", "--preload"])
     assert done.exit_code == 2 and "the handler was not built" in done.output
 
