@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
+from pytest_negativa.analysis.history import history_of_lock, history_of_runs
+from pytest_negativa.analysis.snapshots import load_snapshot
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     MATCH,
@@ -16,13 +18,20 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
+from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpucode.cache import open_cache
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.listing import LISTING_VERSION, DifferenceList, HistoryList
+from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
+from pytest_negativa.planning.coverage import split_signature
+from pytest_negativa.planning.snapshot import compare_snapshots
+from pytest_negativa.reporting.difference import render_difference
+from pytest_negativa.reporting.history import is_named, render_history
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
-
-if TYPE_CHECKING:
-    from pytest_negativa.errors import NegativaError
-    from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
-    from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.settings.globs import GlobSet
+from pytest_negativa.storage.runs import RunsFolder
 
 
 @click.command()
@@ -65,17 +74,6 @@ def diff(
 
     Exit status: 0, or 1 if A or B, or a library in them, can't be read, or there is no history.
     """
-    from pytest_negativa.analysis.snapshots import load_snapshot
-    from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.gpucode.cache import open_cache
-    from pytest_negativa.gpucode.demangle import demangle
-    from pytest_negativa.models.listing import LISTING_VERSION, DifferenceList
-    from pytest_negativa.planning.coverage import split_signature
-    from pytest_negativa.planning.snapshot import compare_snapshots
-    from pytest_negativa.reporting.difference import render_difference
-    from pytest_negativa.settings.globs import GlobSet
-    from pytest_negativa.storage.runs import RunsFolder
-
     settings = settings_of(flags)
     if before is None or after is None:
         _show_growth(before, RunsFolder(Path(settings.directory)), glob, as_json=as_json)
@@ -128,10 +126,6 @@ def diff(
 
 def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_json: bool) -> None:
     """Show the GPU code of the revisions of a lock, or of the saved runs."""
-    from pytest_negativa.analysis.history import history_of_lock, history_of_runs
-    from pytest_negativa.models.listing import LISTING_VERSION, HistoryList
-    from pytest_negativa.reporting.history import is_named, render_history
-
     points = history_of_runs(runs) if lock is None else history_of_lock(Path(lock))
     names = sorted({one.name for point in points for one in point.libraries})
     if glob is not None and not any(is_named(glob, name) for name in names):
@@ -148,8 +142,6 @@ def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_jso
 
 def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:
     """The points with the libraries alone whose names match."""
-    from pytest_negativa.reporting.history import is_named
-
     if glob is None:
         return points
     return tuple(

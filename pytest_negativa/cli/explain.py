@@ -7,6 +7,9 @@ from pathlib import Path
 import click
 
 from pytest_negativa.cli.common import as_json_option, encode_json
+from pytest_negativa.models.listing import LISTING_VERSION, Explanation
+from pytest_negativa.slimming.explain import explain_error, rows_of, slimmed_in
+from pytest_negativa.slimming.slim import default_paths
 
 
 @click.command()
@@ -26,10 +29,6 @@ def explain(error: str, folders: tuple[Path, ...], as_json: bool) -> None:
     default, those of the interpreter that runs negativa. In a Python program:
     print(pytest_negativa.why(exception))
     """
-    from pytest_negativa.models.listing import LISTING_VERSION, Explanation
-    from pytest_negativa.slimming.explain import explain_error, rows_of, slimmed_in
-    from pytest_negativa.slimming.slim import default_paths
-
     asked = folders or default_paths()
     slimmed = slimmed_in(asked)
     text = explain_error(error, slimmed, asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,14 +16,18 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
-from pytest_negativa.errors import StoreError
+from pytest_negativa.cli.run_facts import usage_of
+from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.coverage import KernelRun
+from pytest_negativa.models.listing import LISTING_VERSION, KernelList, LibraryKernels, ListedKernel
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.planning.by_tests import kernels_of_test
+from pytest_negativa.reporting.kernels import render_kernels
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
-
-if TYPE_CHECKING:
-    from pytest_negativa.models.coverage import KernelRun
-    from pytest_negativa.models.listing import LibraryKernels, ListedKernel
-    from pytest_negativa.models.plan import LibraryPlan
-    from pytest_negativa.storage.runs import Run
+from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches_library
+from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.runs import Run
 
 
 @click.command()
@@ -54,10 +58,6 @@ def kernels(
     The list covers the kernels that the run's devices could load. The run must have a plan.
     --test lists what a test launched if the trace is of level launch, else what it used first.
     """
-    from pytest_negativa.models.listing import LISTING_VERSION, KernelList
-    from pytest_negativa.reporting.kernels import render_kernels
-    from pytest_negativa.settings.globs import GlobSet
-
     settings = settings_of(flags)
     run = run_of(settings)
     plans = _plans_of(run, glob)
@@ -83,10 +83,6 @@ def kernels(
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.settings.globs import LibraryNames, matches_library
-    from pytest_negativa.storage.results import load_plans
-
     plans = load_plans(run)
     wanted = [
         plan
@@ -103,12 +99,7 @@ def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
 
 def _launches(run: Run, test: str) -> tuple[Mapping[str, KernelRun], str]:
     """The kernels of a test, and the words for how it used them."""
-    from pytest_negativa.planning.by_tests import kernels_of_test
-    from pytest_negativa.storage.results import load_usage
-
-    usage = load_usage(run)
-    if usage is None:
-        raise StoreError(run.why_unplanned())
+    usage = usage_of(run)
     launches = kernels_of_test(usage, test)
     if launches is None:
         raise click.BadParameter(f"{test!r} is no test that used the GPU", param_hint="--test")
@@ -123,8 +114,6 @@ def _list(
     *,
     used: bool,
 ) -> LibraryKernels:
-    from pytest_negativa.models.listing import LibraryKernels
-
     kernels = tuple(_kernels(plan, launches, used=used))
     found = [
         kernel
@@ -143,9 +132,6 @@ def _list(
 def _kernels(
     plan: LibraryPlan, launches: Mapping[str, KernelRun] | None, *, used: bool
 ) -> Iterator[ListedKernel]:
-    from pytest_negativa.gpucode.demangle import demangle
-    from pytest_negativa.models.listing import ListedKernel
-
     if launches is None and not used:
         for name in plan.unused_kernels:
             yield ListedKernel(name=name, signature=demangle(name))

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from pytest_negativa.analysis.unplanned import find_unplanned
+from pytest_negativa.analysis.widen import widen_by_use, widen_lock
 from pytest_negativa.cli.common import PathOrUrl, named_run, run_of, settings_of
-from pytest_negativa.cli.slimmed import LOCK, PATHS, show_proof
+from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.planning.lock import make_lock, why_files_stay
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.slimming.slim import default_paths
+from pytest_negativa.storage.lockfile import load_lock, save_lock
+from pytest_negativa.storage.output import STDOUT
+from pytest_negativa.storage.results import (
+    load_files_plans,
+    load_opened,
+    load_planned,
+    load_usage,
+    load_verdict,
+)
 from pytest_negativa.storage.urls import Url
-
-if TYPE_CHECKING:
-    from pytest_negativa.models.settings import Settings
+from pytest_negativa.tracing.merge import merge_when_ended
 
 
 @click.command()
@@ -79,19 +95,6 @@ def lock(
     if used:
         _widen_by_use(output, used, settings_of(flags))
         return
-    from pytest_negativa.analysis.unplanned import find_unplanned
-    from pytest_negativa.installed.sites import Places
-    from pytest_negativa.planning.lock import make_lock, why_files_stay
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
-    from pytest_negativa.storage.lockfile import save_lock
-    from pytest_negativa.storage.output import STDOUT
-    from pytest_negativa.storage.results import (
-        load_files_plans,
-        load_planned,
-        load_usage,
-        load_verdict,
-    )
 
     settings = settings_of(flags)
     run = run_of(settings)
@@ -144,13 +147,6 @@ def lock(
 
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
-    from pytest_negativa.analysis.widen import widen_lock
-    from pytest_negativa.hostcode.page_logs import read_misses
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.storage.lockfile import load_lock, save_lock
-
     done = widen_lock(load_lock(path), read_misses(logs), folders or default_paths())
     save_lock(done.lock, path)
     for name, count in done.added.items():
@@ -167,13 +163,6 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
 
 def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
     """Keep in the lock what other runs used."""
-    from pytest_negativa.analysis.widen import widen_by_use
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.lockfile import load_lock, save_lock
-    from pytest_negativa.storage.results import load_opened
-    from pytest_negativa.tracing.merge import merge_when_ended
-
     runs = [named_run(name, settings) for name in names]
     traces = [trace for run in runs for trace in run.require_traces()]
     found = filter(None, map(load_opened, runs))

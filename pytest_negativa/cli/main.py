@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
 from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
@@ -24,16 +25,16 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "explain": ("explain", "Tell whether slimmed libraries can cause a CUDA ERROR."),
     },
     "Trace": {
-        "debloat": ("run", "Trace COMMAND, report its unused GPU code; slim removes it."),
-        "trace": ("run", "Run COMMAND and record the GPU code that it uses."),
-        "locate": ("run", "Find the unused GPU code of a traced run."),
-        "combine": ("run", "Find the GPU code that none of several RUNS used."),
+        "debloat": ("debloat", "Trace COMMAND, report its unused GPU code; slim removes it."),
+        "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
+        "locate": ("locate", "Find the unused GPU code of a traced run."),
+        "combine": ("combine", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
         "report": ("report", "Write reports of a traced run."),
         "kernels": ("kernels", "List the unused kernels of a traced run, or the used ones."),
         "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
-        "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
+        "needs": ("needs", "Show the GPU code that a part of the tests needs alone."),
         "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
         "runs": ("runs", "List, show and delete traced runs."),
     },
@@ -88,10 +89,18 @@ class _Group(click.Group):
             ctx.fail(f"No such command {word!r}{did_you_mean(word, _COMMANDS) or '.'}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *words: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*words, **extra)
+        except click.UsageError as e:
+            raise Exit(_refuse(e)) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with interruptible():
                 return super().invoke(ctx)
+        except click.UsageError as e:
+            ctx.exit(_refuse(e))
         except (NegativaError, OSError) as e:
             # Such as a full disk behind a redirection; click sees to a closed pipe itself.
             if isinstance(e, OSError) and e.errno not in SYSTEM_REFUSALS:
@@ -103,6 +112,22 @@ class _Group(click.Group):
             else:
                 print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
+
+
+# Of click 8.2 or later: no word at all asks for help.
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+def _refuse(error: click.UsageError) -> int:
+    """Say what is wrong with a command line, in one line; returns the exit status."""
+    if isinstance(error, _HELP):
+        error.show()
+    else:
+        from pytest_negativa.reporting.text import print_error
+
+        path = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+        print_error(f"{error.format_message().rstrip('.')}{path}")
+    return error.exit_code
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

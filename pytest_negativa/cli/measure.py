@@ -15,6 +15,8 @@ from pytest_negativa.cli.common import (
     encode_json,
     settings_of,
 )
+from pytest_negativa.measuring import session as measured
+from pytest_negativa.measuring.experiment import MeasureRequest
 
 
 @click.command(context_settings=PASS_ON)
@@ -66,9 +68,6 @@ def measure(
 
     Exit status: 0, or 1 if the runs can't be compared, for instance because they end differently.
     """
-    from pytest_negativa.measuring import session as measured
-    from pytest_negativa.measuring.experiment import MeasureRequest
-
     settings = settings_of()
     request = MeasureRequest(
         command=command,

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.common import (
     FOLDER,
     as_json_option,
@@ -16,7 +17,13 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
+from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
+from pytest_negativa.processes.page_watch import misses_environment
+from pytest_negativa.reporting.misses import render_misses
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.slimming.slim import default_paths
+from pytest_negativa.spare.process_pages import pages_of_process
+from pytest_negativa.storage.atomic import write_atomically
 
 _LOGS = "NEGATIVA_SPARE_LOG"
 
@@ -69,14 +76,6 @@ def misses(
 
     Exit status: 0, or 1 if a log can't be read.
     """
-    from pytest_negativa.analysis.misses import report_misses
-    from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
-    from pytest_negativa.processes.page_watch import misses_environment
-    from pytest_negativa.reporting.misses import render_misses
-    from pytest_negativa.slimming.slim import default_paths
-    from pytest_negativa.spare.process_pages import pages_of_process
-    from pytest_negativa.storage.atomic import write_atomically
-
     settings = settings_of(flags)
     if attach is not None:
         print_variables(misses_environment(os.environ, attach), as_json=as_json)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     encode_json,
@@ -25,9 +25,6 @@ from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
-
-if TYPE_CHECKING:
-    from pytest_negativa.arch import ComputeCapability
 
 # A broken image has thousands with one cause.
 _MOST_ERRORS = 10

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from pytest_negativa.cli.common import (
     as_json_option,
@@ -15,10 +16,13 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
+from pytest_negativa.hostcode.gather import require_usage
+from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
+from pytest_negativa.models.hostcode import HostUsage
+from pytest_negativa.planning.by_tests import compare_groups
+from pytest_negativa.reporting.host_pages import render_host_report
+from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.settings.flags import click_options
-
-if TYPE_CHECKING:
-    from pytest_negativa.models.hostcode import HostUsage
 
 
 @click.command()
@@ -40,12 +44,6 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
 
     Exit status: 0, or 1 without such a trace.
     """
-    from msgspec.structs import replace
-
-    from pytest_negativa.hostcode.gather import require_usage
-    from pytest_negativa.hostcode.summary import list_variants, summarize
-    from pytest_negativa.reporting.host_pages import render_host_report
-
     settings = settings_of(flags)
     run = run_of(settings)
     usage = require_usage(run)
@@ -64,10 +62,6 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:
     """A table of each two runs and how alike the functions are that they touched."""
-    from pytest_negativa.hostcode.summary import touched_functions
-    from pytest_negativa.planning.by_tests import compare_groups
-    from pytest_negativa.reporting.tables import format_table
-
     alike = compare_groups({name: set(touched_functions(usage)) for name, usage in usages.items()})
     rows = [
         (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")

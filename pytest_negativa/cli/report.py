@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from pytest_negativa.analysis.finish import write_reports
+from pytest_negativa.analysis.reported import load_contents, with_limits
 from pytest_negativa.cli.common import fail_for_limits, named_run, run_of, settings_of
 from pytest_negativa.errors import did_you_mean
+from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.settings import Reports
+from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
     BY_NAME,
@@ -17,10 +22,6 @@ from pytest_negativa.settings.options import (
     REPORTS_IN_PYTEST,
 )
 from pytest_negativa.storage.urls import is_url
-
-if TYPE_CHECKING:
-    from pytest_negativa.models.analysis import ReportContents
-    from pytest_negativa.models.settings import Reports
 
 LIMITS = (
     "coverage.fail_under",
@@ -61,9 +62,6 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     Limits are those of flags and negativa.yaml, whatever the run was made with. Exit status: 0, or
     1 if one of them is crossed, the run can't be read, or a report can't be written.
     """
-    from pytest_negativa.analysis.finish import write_reports
-    from pytest_negativa.analysis.reported import load_contents, with_limits
-
     named = words[:1] if words and not _is_type(words[0]) else ()
     if types := words[len(named) :]:
         flags[_FORMATS.dest] = types
@@ -82,8 +80,6 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
 
 def print_reports(contents: ReportContents, options: Reports) -> None:
     """Print the reports that go to the screen."""
-    from pytest_negativa.reporting.formats import render_to_screen
-
     if paragraphs := tuple(render_to_screen(contents, options)):
         click.echo("\n\n".join(paragraphs))
 

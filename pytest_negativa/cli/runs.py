@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pytest_negativa.cli.common import as_json_option, encode_json, named_run, run_of, settings_of
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.listing import LISTING_VERSION, RunDetails, RunList, RunRow
+from pytest_negativa.reporting.rows import code_files_rows
+from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_negativa.models.listing import RunDetails, RunRow
-    from pytest_negativa.storage.runs import Run
+from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
+from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.results import (
+    load_files_plans,
+    load_plans,
+    load_tests,
+    load_usage,
+    load_verdict,
+)
+from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.tracing.files import TraceReader
 
 
 @click.group()
@@ -33,11 +43,6 @@ def list_runs(as_json: bool) -> None:
 
     Exit status: 0.
     """
-    from pytest_negativa.models.listing import LISTING_VERSION, RunList
-    from pytest_negativa.reporting.tables import format_table
-    from pytest_negativa.reporting.units import format_bytes
-    from pytest_negativa.storage.runs import RunsFolder
-
     folder = RunsFolder(Path(settings_of().directory))
     listing = RunList(
         format_version=LISTING_VERSION,
@@ -92,8 +97,6 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
 
     Exit status: 0, or 1 if a run could not be deleted.
     """
-    from pytest_negativa.storage.runs import RunsFolder
-
     settings = settings_of()
     folder = RunsFolder(Path(settings.directory))
     doomed = [named_run(run, settings) for run in runs]
@@ -111,9 +114,6 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
 
 
 def _row(run: Run) -> RunRow:
-    from pytest_negativa.models.listing import RunRow
-    from pytest_negativa.storage.runs import RunsFolder
-
     latest = RunsFolder(run.folder.parent).latest
     return RunRow(
         run_id=run.run_id,
@@ -125,18 +125,6 @@ def _row(run: Run) -> RunRow:
 
 
 def _details(run: Run) -> RunDetails:
-    from collections import Counter
-
-    from pytest_negativa.models.listing import LISTING_VERSION, RunDetails
-    from pytest_negativa.reporting.rows import code_files_rows
-    from pytest_negativa.storage.outcomes import read_outcomes
-    from pytest_negativa.storage.results import (
-        load_files_plans,
-        load_plans,
-        load_tests,
-        load_usage,
-    )
-
     session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
     usage = load_usage(run)
     plans = load_plans(run) if run.plan_files() else ()
@@ -161,10 +149,6 @@ def _details(run: Run) -> RunDetails:
 
 
 def _lines(details: RunDetails) -> Iterator[str]:
-    import shlex
-
-    from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
-
     yield f"run       {printable(details.run.folder)}"
     yield f"state     {printable(details.run.state)}"
     if details.command is not None:
@@ -194,15 +178,11 @@ def _state(run: Run) -> str:
 
 def _is_replay(run: Run) -> bool:
     """Whether a run replays a recording, or one of those that it unites does."""
-    from pytest_negativa.tracing.files import TraceReader
-
     headers = (TraceReader(path).header for path in run.trace_files())
     return any(header is not None and header.replay is not None for header in headers)
 
 
 def _readable_state(run: Run) -> str:
-    from pytest_negativa.storage.results import load_verdict
-
     if (failure := run.failure) is not None:
         return f"failed: {failure}"
     if (reason := run.incomplete_reason) is not None:
@@ -229,6 +209,7 @@ def _size(folder: Path) -> int:
 
 def _delete_copies(root: Path) -> None:
     """Delete what the manifest of copies names; the rest of the folder stays."""
+    # Nothing else of this module needs what writes libraries.
     from pytest_negativa.rewriting.reconstruct import reconstruct
 
     if root.is_dir():

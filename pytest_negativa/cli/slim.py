@@ -6,10 +6,11 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
     PathOrUrl,
@@ -17,7 +18,8 @@ from pytest_negativa.cli.common import (
     interruptible,
     parse_devices,
 )
-from pytest_negativa.cli.slimmed import (
+from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.cli.slim_output import (
     GOES_ON,
     LOCK,
     NOTHING,
@@ -28,17 +30,31 @@ from pytest_negativa.cli.slimmed import (
     show_proof,
 )
 from pytest_negativa.errors import NegativaError, OptionError, UnknownArch, did_you_mean
+from pytest_negativa.hostcode.gather import load_usage
+from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-from pytest_negativa.reporting.text import print_error
+from pytest_negativa.installed.origin import reinstall_commands
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
+from pytest_negativa.reporting.text import print_error, print_warning, printable
+from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.licence_notice import show_notice
+from pytest_negativa.slimming.prune import Spares, find_unneeded, prune_spares
+from pytest_negativa.slimming.slim import (
+    SlimReport,
+    SlimRequest,
+    default_paths,
+    refuse_other_files,
+    scan,
+    slim_trees,
+)
+from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.wheel import slim_wheel
+from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
-
-if TYPE_CHECKING:
-    from pytest_negativa.arch import ComputeCapability
-    from pytest_negativa.models.lock import Lock
-    from pytest_negativa.models.slimming import Origin
-    from pytest_negativa.slimming.prune import Spares
-    from pytest_negativa.slimming.slim import SlimReport, SlimRequest
-    from pytest_negativa.slimming.spares import SparePolicy
 
 
 class _Flags(NamedTuple):
@@ -241,8 +257,6 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
     signal N interrupted it.
     """
-    from pytest_negativa.slimming.undo import undo_trees
-
     spares: set[Path] = set()
     with interruptible(NOTHING if dry_run else GOES_ON):
         rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
@@ -270,9 +284,6 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
     or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    from pytest_negativa.slimming.check import check_tree
-    from pytest_negativa.slimming.slim import scan
-
     with interruptible(NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {places(*paths)}"
@@ -296,10 +307,6 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
 
     Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
     """
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
-    from pytest_negativa.slimming.prune import prune_spares
-
     found = prune_spares(folder, paths, dry_run=dry_run, force=force)
     for path in found.unneeded:
         click.echo(printable(path.name))
@@ -324,9 +331,6 @@ def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool
 
 
 def _request(flags: _Flags) -> SlimRequest:
-    from pytest_negativa.slimming.slim import SlimRequest, refuse_other_files
-    from pytest_negativa.slimming.slimmer import SlimOptions
-
     refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (
@@ -414,11 +418,6 @@ def _request(flags: _Flags) -> SlimRequest:
 def _spare(
     folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
 ) -> SparePolicy:
-    from pytest_negativa.hostcode.gather import load_usage
-    from pytest_negativa.hostcode.page_logs import read_misses
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.slimming.spares import SparePolicy
-
     usage = None if cpu_pages is None else load_usage(cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
@@ -427,11 +426,6 @@ def _spare(
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
-    from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.models.slimming import SlimStatus
-    from pytest_negativa.slimming.licence_notice import show_notice
-    from pytest_negativa.slimming.slim import slim_trees
-
     if request.lock is not None:
         show_proof(request.lock)
     unchanged = request.options.dry_run or request.target is not None
@@ -441,8 +435,6 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     ):
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
         if is_wheel:
-            from pytest_negativa.slimming.wheel import slim_wheel
-
             report = slim_wheel(request, progress.update)
             _show_wheel(request, report)
         else:
@@ -471,12 +463,6 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 
 
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
-    from pytest_negativa.models.slimming import SlimStatus
-    from pytest_negativa.reporting.text import print_warning, printable
-    from pytest_negativa.reporting.units import format_bytes
-    from pytest_negativa.slimming.prune import find_unneeded
-    from pytest_negativa.slimming.slim import default_paths
-
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
     there = (request.paths or default_paths()) if request.target is None else (request.target,)
@@ -504,9 +490,6 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
 def _show_unneeded(
     folder: Path, found: Spares, before: str = "note: ", after: str = " of earlier slims"
 ) -> None:
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes, format_items
-
     if found.unneeded:
         click.echo(
             f"negativa: {before}{format_items(len(found.unneeded), 'spare', 'spares')} "
@@ -518,9 +501,6 @@ def _show_unneeded(
 
 def _show_left_spares(folders: Collection[Path]) -> None:
     """Tell that undo left spares, if no library needs them."""
-    from pytest_negativa.reporting.text import print_warning, printable
-    from pytest_negativa.slimming.prune import find_unneeded
-
     for folder in sorted(folders):
         if not folder.is_dir():
             continue
@@ -533,10 +513,6 @@ def _show_left_spares(folders: Collection[Path]) -> None:
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
-    from pytest_negativa.models.slimming import SlimStatus
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_bytes
-
     assert request.target is not None
     [wheel] = request.paths
     new = request.target / wheel.name
@@ -556,8 +532,6 @@ def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
 
 
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:
-    from pytest_negativa.models.slimming import UNMET, SlimStatus
-
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
@@ -565,10 +539,6 @@ def _is_foreign(lock: Lock, report: SlimReport) -> bool:
 
 def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
     """Say before the first change that originals are not kept, and what brings them back."""
-    from pytest_negativa.installed.origin import reinstall_commands
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-
     if not files:
         return
     commands = reinstall_commands((path, one) for path, one in files if one is not None)
@@ -590,8 +560,6 @@ def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
 
 
 def _load_lock(path: Path | Url | None) -> Lock:
-    from pytest_negativa.storage.lockfile import load_lock
-
     if path is None and not Path(LOCK).is_file():
         raise click.UsageError(
             f"no {LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"

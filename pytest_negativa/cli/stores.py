@@ -13,11 +13,13 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
-from pytest_negativa.cli.slimmed import GOES_ON, absolute, finish, places
+from pytest_negativa.cli.slim_output import GOES_ON, absolute, finish, places
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.storage.urls import Url, is_url
+from pytest_negativa.tracing.files import require_ended
 
 
 @click.command()
@@ -52,16 +54,12 @@ def push(words: tuple[str, ...], spares: bool, as_json: bool) -> None:
 
 
 def _push_spares(paths: tuple[Path, ...], url: Url, *, as_json: bool) -> None:
-    from pytest_negativa.slimming.remote_spares import push_spares
-
     with interruptible(GOES_ON):
         rows = push_spares(paths, url)
     finish(rows, f"no library with a spare in {places(*paths)}", as_json=as_json, checked=True)
 
 
 def _push_run(named: list[str], url: Url) -> None:
-    from pytest_negativa.tracing.files import require_ended
-
     settings = settings_of()
     run = named_run(named[0], settings) if named else run_of(settings)
     require_ended(run.trace_files())
@@ -114,8 +112,6 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
 
 
 def _fetch_spares(paths: tuple[Path, ...], folder: Path, *, as_json: bool) -> None:
-    from pytest_negativa.slimming.remote_spares import fetch_spares
-
     with interruptible(GOES_ON):
         rows = fetch_spares(paths, absolute(folder))
     finish(rows, f"no spare to fetch in {places(*paths)}", as_json=as_json, checked=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from pytest_negativa.analysis.reported import crossed_limits, report_verified
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     PASS_ON,
@@ -15,10 +16,17 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
+from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.reporting.text import print_error, printable
+from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
-
-if TYPE_CHECKING:
-    pass
+from pytest_negativa.storage.results import load_planned
+from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.verifying.rounds import Program
+from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
+from pytest_negativa.verifying.traced_run import command_to_verify
+from pytest_negativa.verifying.verification import compact_options
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
 
@@ -46,14 +54,6 @@ def reconstruct(**flags: Any) -> None:
 
     Exit status: 0, or 1 if a library could not be copied.
     """
-    from pytest_negativa.cli.progress import ByteProgress
-    from pytest_negativa.reporting.text import print_error, printable
-    from pytest_negativa.reporting.units import format_bytes
-    from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
-    from pytest_negativa.storage.results import load_planned
-    from pytest_negativa.storage.runs import RunsFolder
-    from pytest_negativa.verifying.verification import compact_options
-
     settings = settings_of(flags)
     planned = load_planned(run_of(settings))
     root = RunsFolder(Path(settings.directory)).copies
@@ -94,11 +94,6 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
     limit of negativa.yaml is crossed.
     """
-    from pytest_negativa.analysis.reported import crossed_limits, report_verified
-    from pytest_negativa.verifying.rounds import Program
-    from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
-    from pytest_negativa.verifying.traced_run import command_to_verify
-
     settings = settings_of(flags)
     run = run_of(settings)
     words = command_to_verify(run, settings, command, healing=settings.healing)

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import click
 
+from pytest_negativa.analysis.vex import Libraries, make_document
 from pytest_negativa.cli.common import encode_json
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
+from pytest_negativa.images.containers import is_container
+from pytest_negativa.reporting.text import print_warning
+from pytest_negativa.slimming.wheel import unpacked_wheel
+from pytest_negativa.storage.output import write_output
+from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 
 _EXISTING = click.Path(exists=True, path_type=Path)
 
@@ -58,11 +65,6 @@ def vex(
 
     Exit status: 0, or 1 if a file can't be read, or if no library of the list is there.
     """
-    from pytest_negativa.analysis.vex import Libraries, make_document
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.storage.output import write_output
-    from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
-
     listed = load_vulnerabilities(vulnerabilities).vulnerabilities
     findings = []
     with contextlib.ExitStack() as stack:
@@ -91,10 +93,6 @@ def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
         OptionError: it is another archive.
         NegativaError: the wheel can't be read or unpacked.
     """
-    from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-    from pytest_negativa.images.containers import is_container
-    from pytest_negativa.slimming.wheel import unpacked_wheel
-
     if path.suffix == WHEEL_SUFFIX and path.is_file():
         return stack.enter_context(unpacked_wheel(path))
     if is_container(path):

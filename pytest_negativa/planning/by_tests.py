@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -23,7 +23,6 @@ from pytest_negativa.models.trace import (
 )
 
 _Image = TypeVar("_Image", LibraryImage, MemoryImage)
-_Set = TypeVar("_Set", frozenset[Hashable], int)
 
 
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
@@ -171,18 +170,10 @@ def compare_groups(groups: Mapping[str, Collection[Hashable]]) -> list[Likeness]
     Args:
         groups: what each group ran, by the group's name; without anything, it is left out.
     """
-    return _compare({name: frozenset(ran) for name, ran in groups.items()}, len)
-
-
-def compare_bits(groups: Mapping[str, int]) -> list[Likeness]:
-    """The same of sets that are integers with a bit for each member."""
-    return _compare(groups, int.bit_count)
-
-
-def _compare(groups: Mapping[str, _Set], count: Callable[[_Set], int]) -> list[Likeness]:
-    found = []
-    for (left, of_left), (right, of_right) in itertools.combinations(sorted(groups.items()), 2):
-        if of_left and of_right:
-            shared, either = count(of_left & of_right), count(of_left | of_right)
-            found.append(Likeness(left, right, shared, either))
+    sets = sorted((name, frozenset(ran)) for name, ran in groups.items())
+    found = [
+        Likeness(left, right, len(of_left & of_right), len(of_left | of_right))
+        for (left, of_left), (right, of_right) in itertools.combinations(sets, 2)
+        if of_left and of_right
+    ]
     return sorted(found, key=lambda one: (-one.jaccard, one.left, one.right))

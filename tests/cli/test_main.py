@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from pytest_negativa.cli.debloat import debloat
 from pytest_negativa.cli.main import main
-from pytest_negativa.cli.run import debloat
 from tests.support.verbs import VERBS
 
 
@@ -87,6 +87,8 @@ def test_a_mistyped_command() -> None:
     done = CliRunner().invoke(main, ["inspct"])
     assert done.exit_code == 2
     assert "No such command 'inspct'; did you mean inspect?" in done.stderr
-    assert "No such command 'zzzz'.\n" in CliRunner().invoke(main, ["zzzz"]).stderr
+    assert "No such command 'zzzz' (see " in CliRunner().invoke(main, ["zzzz"]).stderr
     schema = CliRunner().invoke(main, ["schema", "lcok"])
-    assert schema.exit_code == 2 and schema.stderr.endswith("; did you mean lock?\n")
+    assert schema.exit_code == 2 and "; did you mean lock? (see " in schema.stderr
+    # All errors begin alike.
+    assert done.stderr.startswith("negativa: error: ") and done.stderr.count("\n") == 1

@@ -348,7 +348,7 @@ def test_kernels_of_a_run(recorded: Project) -> None:
     assert len(unused) == 10
     assert same == unused
     assert other.stdout == ""
-    assert "'libother*' is none of the run's libraries: libquickstart.so\n" in other.stderr
+    assert "'libother*' is none of the run's libraries: libquickstart.so (see " in other.stderr
 
 
 def test_a_used_kernel_names_the_test_that_used_it_first(recorded: Project) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -19,7 +17,6 @@ from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.storage.schema import schema_text
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.paged import compile_paged, functions_in, needs_page_watch
@@ -479,25 +476,6 @@ def test_functions_of_each_test(project: Project, library: Path, workers: tuple[
         "test_child": {"in_constructor", "in_child"},
         "test_nested": {"in_constructor", "in_grandchild"},
     }
-    similar = ("tests", "--similar=test", "--functions")
-    shown = project.negativa(*similar).stdout.splitlines()[2:]
-    assert len(shown) == 6
-    assert shown[0].split()[:2] == ["test_cpu.py::test_own", "test_cpu.py::test_same"]
-    as_json = json.loads(project.negativa(*similar, "--json").stdout)
-    jsonschema.validate(as_json, json.loads(schema_text("similarity")))
-    assert (as_json["code"], len(as_json["pairs"])) == ("functions", 6)
-    assert as_json["pairs"][0]["similarity"] > 0.8
-    pair = project.negativa("tests", "--similar=marker", "--functions").stdout.splitlines()[2:]
-    assert [line.split()[:2] for line in pair] == [["alpha", "beta"]]
-    refused = project.negativa("tests", "--functions", status=2).stderr
-    assert "--functions needs --similar" in refused
-
-
-@pytest.mark.slow
-def test_a_run_that_does_not_tell_tests_apart(project: Project, library: Path) -> None:
-    project.pytest("-q", "--negativa", "-k", "calls")
-    error = project.negativa("tests", "--similar=test", "--functions", status=1).stderr
-    assert "CPU code was not traced by test; trace with --negativa-cpu" in error
 
 
 @pytest.mark.slow
@@ -515,8 +493,6 @@ def test_shards_are_united_by_test(project: Project, library: Path) -> None:
         "test_same": {"in_main", "in_thread", "at_exit"},
         "test_child": {"in_constructor", "in_child"},
     }
-    pair = project.negativa("tests", "--similar=marker", "--functions").stdout.splitlines()[2:]
-    assert [line.split()[:2] for line in pair] == [["alpha", "beta"]]
     assert "tests     3 passed" in project.negativa("runs", "show").stdout
     whole = (project.results / "latest").resolve()
     project.negativa("combine", whole, *parts)

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest
-from pytest_negativa.slimming import slim as slimming
 from pytest_negativa.slimming.explain import code_files_in, explain_error, slimmed_in
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from tests.support.made_site import Made
@@ -124,7 +123,8 @@ def test_the_slimmed_folder_lies_above(slim: Made) -> None:
 def test_packages_of_the_interpreter_by_default(
     slim: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slimming, "default_paths", lambda: (slim.folder / "gpu",))
+    here = (slim.folder / "gpu",)
+    monkeypatch.setattr("pytest_negativa.cli.explain.default_paths", lambda: here)
     output = ask()
     assert BOTH in output and str(slim.one) in output
 

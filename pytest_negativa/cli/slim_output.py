@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pytest_negativa.cli.common import encode_json, show
-from pytest_negativa.reporting.text import print_error
-
-if TYPE_CHECKING:
-    from pytest_negativa.models.lock import Lock
-    from pytest_negativa.models.slimming import SlimRow
+from pytest_negativa.models.listing import LISTING_VERSION, SlimList
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
+from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
+from pytest_negativa.reporting.text import print_error, printable
+from pytest_negativa.slimming.slim import default_paths
 
 LOCK = "negativa.lock"
 GOES_ON = "what is done stays done, and the same command goes on from there"
@@ -33,8 +33,6 @@ def absolute(folder: Path) -> Path:
 
 def show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
-    from pytest_negativa.reporting.text import printable
-
     doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
     doubts += [(f.distribution, f.not_proved) for f in lock.files if f.not_proved is not None]
     if not lock.proof.proved:
@@ -54,9 +52,6 @@ def show_proof(lock: Lock) -> None:
 
 
 def places(*paths: Path) -> str:
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.slimming.slim import default_paths
-
     return ", ".join(dict.fromkeys(printable(str(path)) for path in paths or default_paths()))
 
 
@@ -81,10 +76,6 @@ def finish(
         require: a library that is not what was wanted is an error, too.
         nothing_done: why there was nothing to work on, which is an error.
     """
-    from pytest_negativa.models.listing import LISTING_VERSION, SlimList
-    from pytest_negativa.models.slimming import PROBLEMS, UNMET
-    from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
-
     render = render_check if checked else render_rows
     if as_json:
         listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)

@@ -1,0 +1,92 @@
+"""What the commands that plan a run share: locate, debloat, combine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from pytest_negativa.analysis.combine import (
+    at_all_paths,
+    describe_conflicts,
+    describe_parts,
+    is_used_here,
+)
+from pytest_negativa.analysis.finish import conclude, killed_process
+from pytest_negativa.cli.common import (
+    fail_for_limits,
+    workers_for,
+)
+from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.errors import StoreError
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.storage.results import save_healed
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_when_ended
+
+PLAN_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.kernels",
+    "keep.libraries",
+    "keep.archs",
+    "keep.ptx",
+    "keep.relocatable",
+    "granularity",
+    "trace.accept_failed",
+    "reports.formats",
+)
+
+
+def plan_and_report(
+    traces: Sequence[Path],
+    run: Run,
+    settings: Settings,
+    executor: str | None,
+    *,
+    failure: str | None,
+    status: int = 0,
+    copies: Mapping[str, Collection[str]] | None = None,
+    healed: Sequence[NeededSpan] = (),
+) -> None:
+    """Plan and report; exit with 1 if that fails and the command itself did not.
+
+    Args:
+        executor: of ``--executor``.
+        failure: why the run failed; None if it didn't.
+        status: exit status of the traced command.
+        copies: of a combined run the names of the traces by part; None for another run.
+        healed: of a combined run what healing gave back in its parts.
+    """
+    with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
+        usage = merge_when_ended(lambda: traces)
+        failure = failure or killed_process(usage)
+        latest = copies is None or is_used_here(usage)
+        if healed:
+            save_healed(run, at_all_paths(healed, usage), ())
+        contents = conclude(
+            usage,
+            settings,
+            run,
+            sound=failure is None,
+            reason=failure or "",
+            latest=latest,
+            workers=workers,
+            on_done=progress.update,
+        )
+        run.mark_complete()
+    for text in (*describe_parts(usage, copies), *describe_conflicts(usage)) if copies else ():
+        print_warning(text)
+    if not latest:
+        told = f"{run} is not the last run: no library is here whose GPU code was used"
+        click.echo(printable(told))
+    if paragraphs := tuple(render_to_screen(contents, settings.reports)):
+        click.echo("\n\n".join(paragraphs))
+    is_unplanned = failure is not None and not settings.trace.accept_failed
+    fail_for_limits(contents.report.crossed, status or int(is_unplanned))
+    if is_unplanned and not status:
+        raise StoreError(run.why_unplanned())
