@@ -87,11 +87,15 @@ def _read(path: Path) -> list[AnyOutcomeRecord]:
 def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
     """Copy an outcomes file without the tests that are not among ``nodeids``.
 
+    It names no circumstances: other options select these tests alone.
+
     Raises:
         StoreError: a file can't be read or written.
     """
     writer = LineWriter(target)
     for record in _read(source):
+        if isinstance(record, SessionFinished):
+            record = msgspec.structs.replace(record, circumstances=None)
         if not isinstance(record, TestStarted | PhaseReported) or record.nodeid in nodeids:
             writer.write(record)
     writer.close()

@@ -235,7 +235,7 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     assert {row["detail"] for row in rows} == {"its spare was fetched"}
     assert ONE in {row["path"] for row in rows}
     assert subprocess.run(read, env={}, capture_output=True, check=True).stdout == expected
-    negativa("undo", site.folder)
+    negativa("slim", "undo", site.folder)
     assert digests(site.folder) == before
     assert "no spare to fetch" in negativa("fetch", "--spare", spares, site.folder)
     assert "--spare DIR" in negativa("fetch", site.folder, status=2)
