@@ -365,6 +365,7 @@ static void read_elf(Elf *elf) {
     memcpy(elf->dynamic, rows, count * sizeof(Elf64_Dyn));
     while (elf->dynamic_count < count && elf->dynamic[elf->dynamic_count].d_tag != DT_NULL)
         elf->dynamic_count++;
+    if (elf->dynamic_count == count) fail("%s: its dynamic section has no end", elf->file.path);
 }
 
 /* ---- What the segments load ---- */
@@ -508,7 +509,9 @@ static void check_headers(void) {
         bool is_placed = !is.p_filesz || is.p_type == PT_GNU_STACK ||
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
-        if (is_cut && is.p_type == PT_DYNAMIC) is = *was; /* see check_dynamic */
+        if (is_cut && was->p_type == PT_DYNAMIC && is.p_memsz == is.p_filesz) /* see check_dynamic */
+            is.p_vaddr = was->p_vaddr, is.p_paddr = was->p_paddr, is.p_filesz = was->p_filesz,
+            is.p_memsz = was->p_memsz, is.p_align = was->p_align;
         if (!is_placed || memcmp(&is, was, sizeof is))
             fail("segment %zu of type %#x is another one", i, was->p_type);
     }
@@ -623,7 +626,7 @@ static void check_sections(void) {
 
 static void use(uint64_t start, uint64_t size, const char *what) {
     const Range *lost = range_behind(&gone, start);
-    if (size && lost && lost->start < start + size) fail("%s at %#" PRIx64 " is gone", what, start);
+    if (size && lost && (lost->start <= start || lost->start - start < size)) fail("%s at %#" PRIx64 " is gone", what, start);
 }
 
 static void use_relocations(int64_t place, int64_t size_tag) {
@@ -745,6 +748,7 @@ static void read_note(void) {
         if (note_text[folders] != '/') fail("a folder of its note is not absolute");
         folders += strlen(note_text + folders) + 1;
     }
+    text_at(note_text, size, folders + 1); /* the remedy */
     if (memcmp(pair, note.pair, 32) || note.name != note.holes + note.hole_count * sizeof *holes ||
         note.spare != note.name + strlen(name) + 1 || note.folders != note.spare + strlen(spare_name) + 1 ||
         note.remedy != folders + 1 || strncmp(spare_name, name, strlen(name)) ||

@@ -36,12 +36,18 @@ from tests.support.compacting import (
 from tests.support.compiling import CC
 from tests.support.corrupting import (
     CORRUPTIONS,
+    DYN,
+    PHDR,
+    PT_DYNAMIC,
+    PT_LOAD,
     Pair,
     a_byte,
     a_segment,
     a_spare_row,
     gives_original_back,
     meaningless,
+    put,
+    view,
 )
 from tests.support.cutting import compile_library, needs_stub
 from tests.support.libraries import ROOT, SHARED_OBJECTS
@@ -182,6 +188,25 @@ def test_nothing_is_slimmed_without_the_program(
     assert isinstance(done, NotCompacted)
     assert "with a C compiler" in done.reason
     assert not (tmp_path / "lib.so").exists()
+
+
+@needs_stub
+def test_no_segment_turns_into_a_second_dynamic_section(sound: list[Sound], tmp_path: Path) -> None:
+    """Without the others, a stack is executable, and relocated data stay writable."""
+    case = sound[-1]
+    tables = view(case.pair.library)
+    dynamic = next(row for row in tables.segments if row[0] == PT_DYNAMIC)
+    for number, row in enumerate(tables.segments):
+        # The dynamic section itself gets another size in memory.
+        changed = dynamic if row != dynamic else (*dynamic[:6], 0, dynamic[7])
+        if row[0] == PT_LOAD:
+            continue
+        at = tables.phoff + number * PHDR.size
+        library = put(case.pair.library, at, PHDR.pack(*changed))
+        done = case.ask(Pair(library, case.pair.spare), tmp_path)
+        assert f"of type {row[0]:#x} is another one" in done.stderr, row
+    without = put(case.pair.library, dynamic[2] + dynamic[5] - DYN.size, DYN.pack(1, 1))
+    assert "has no end" in case.ask(Pair(without, case.pair.spare), tmp_path).stderr
 
 
 def loads_the_same(changed: Pair, sound: Pair, folder: Path) -> bool:
