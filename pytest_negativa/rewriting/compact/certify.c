@@ -335,8 +335,12 @@ static void read_loads(Elf *elf) {
             fail("%s: PT_LOAD %zu leaves the file or the address space", elf->file.path, i);
         if (row->p_align < PAGE || row->p_align & (row->p_align - 1) || (row->p_vaddr - row->p_offset) % PAGE)
             fail("%s: PT_LOAD %zu has an offset that can't be mapped", elf->file.path, i);
+        /* ld.so maps whole pages, also for a segment of no size. */
+        if (row->p_vaddr / PAGE * PAGE < end)
+            fail("%s: PT_LOAD %zu is out of order, or shares a page", elf->file.path, i);
+        if (!row->p_memsz && row->p_vaddr % PAGE)
+            fail("%s: PT_LOAD %zu maps a page, but has no size", elf->file.path, i);
         if (!row->p_memsz) continue;
-        if (row->p_vaddr < end) fail("%s: PT_LOAD %zu is out of order", elf->file.path, i);
         end = row->p_vaddr + row->p_memsz;
         elf->loads[elf->load_count++] = *row;
     }
@@ -433,7 +437,7 @@ static void check_load(const Elf64_Phdr *before, const Elf64_Phdr *now) {
         fail("PT_LOAD at %#" PRIx64 " has other bounds than the original allows", place);
     if (now->p_filesz && (place - now->p_offset) % (now->p_align > page ? now->p_align : page))
         fail("PT_LOAD at %#" PRIx64 " can't be mapped at its offset", place);
-    if (now->p_flags != before->p_flags && now->p_flags != flags)
+    if (now->p_flags != before->p_flags && (now->p_flags != flags || !original.section_count))
         fail("PT_LOAD at %#" PRIx64 " has another protection", place);
     for (size_t i = 0; i < original.section_count && now->p_flags != before->p_flags; i++) {
         const Elf64_Shdr *code = &original.sections[i];

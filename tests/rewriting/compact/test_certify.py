@@ -209,6 +209,41 @@ def test_no_segment_turns_into_a_second_dynamic_section(sound: list[Sound], tmp_
     assert "has no end" in case.ask(Pair(without, case.pair.spare), tmp_path).stderr
 
 
+def test_a_segment_of_no_size_maps_no_page_over_others(sound: list[Sound], tmp_path: Path) -> None:
+    """ld.so rounds its start down and its end up."""
+    case = sound[0]
+    tables = view(case.pair.library)
+    at = -(-len(case.pair.library) // 4096) * 4096
+    loads = [row for row in tables.segments if row[0] == PT_LOAD]
+    behind = -(-(loads[-1][3] + loads[-1][6]) // 4096) * 4096 + 64
+    for address, problem in ((loads[-1][3] + 64, "shares a page"), (behind, "has no size")):
+        empty = (PT_LOAD, 4, at + address % 4096, address, address, 0, 0, 4096)
+        rows = [*tables.segments, empty]
+        library = case.pair.library.ljust(at, b"\0")
+        library += b"".join(PHDR.pack(*row) for row in rows).ljust(4096, b"\0")
+        library = put(library, 32, at.to_bytes(8, "little"))
+        library = put(library, 56, len(rows).to_bytes(2, "little"))
+        done = case.ask(Pair(library), tmp_path)
+        assert (done.returncode, problem in done.stderr) == (1, True), done
+
+
+def test_without_sections_code_stays_executable(sound: list[Sound], tmp_path: Path) -> None:
+    """Nothing else names the code."""
+    case = sound[0]
+    tables = view(case.pair.library)
+    number, code = next(
+        (i, s) for i, s in enumerate(tables.segments) if s[0] == PT_LOAD and s[1] & 1
+    )
+    at = tables.phoff + number * PHDR.size
+    changed = put(case.pair.library, at, PHDR.pack(PT_LOAD, code[1] & ~1, *code[2:]))
+    files = []
+    for data in (case.original.read_bytes(), changed):
+        files.append(tmp_path / f"{len(files)}.so")
+        files[-1].write_bytes(put(put(data, 40, bytes(8)), 60, bytes(4)))
+    with pytest.raises(CheckError, match="has another protection"):
+        certify(*files, declared=case.declared)
+
+
 def loads_the_same(changed: Pair, sound: Pair, folder: Path) -> bool:
     """Whether a loader makes the same of both: zeros may be of the file or not."""
     images = []
