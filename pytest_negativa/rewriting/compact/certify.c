@@ -513,9 +513,9 @@ static void check_headers(void) {
         bool is_placed = !is.p_filesz || is.p_type == PT_GNU_STACK ||
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
-        if (is_cut && was->p_type == PT_DYNAMIC && is.p_memsz == is.p_filesz) /* see check_dynamic */
-            is.p_vaddr = was->p_vaddr, is.p_paddr = was->p_paddr, is.p_filesz = was->p_filesz,
-            is.p_memsz = was->p_memsz, is.p_align = was->p_align;
+        /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
+        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
+        if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
         if (!is_placed || memcmp(&is, was, sizeof is))
             fail("segment %zu of type %#x is another one", i, was->p_type);
     }

@@ -236,7 +236,7 @@ def test_without_sections_code_stays_executable(sound: list[Sound], tmp_path: Pa
     )
     at = tables.phoff + number * PHDR.size
     changed = put(case.pair.library, at, PHDR.pack(PT_LOAD, code[1] & ~1, *code[2:]))
-    files = []
+    files: list[Path] = []
     for data in (case.original.read_bytes(), changed):
         files.append(tmp_path / f"{len(files)}.so")
         files[-1].write_bytes(put(put(data, 40, bytes(8)), 60, bytes(4)))
