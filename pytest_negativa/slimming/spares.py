@@ -337,14 +337,20 @@ def owners_of(folder: Path) -> list[Path]:
     Raises:
         ReconstructError: its note can't be read.
     """
-    mark = folder / ORIGINALS_MARK
-    try:
-        found = read_regular(mark, follow=False).split(b"\0")
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise ReconstructError(f"{mark}: cannot be read: {e.strerror}") from e
-    return [Path(os.fsdecode(path)) for path in found if path]
+    found: list[bytes] = []
+    for note in (folder / ORIGINALS_MARK, *_earlier_notes(folder)):
+        try:
+            found += read_regular(note, follow=False).split(b"\0")
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
+    return [Path(os.fsdecode(path)) for path in dict.fromkeys(found) if path]
+
+
+def _earlier_notes(folder: Path) -> list[Path]:
+    """Notes of earlier versions, which had a file for each folder of libraries."""
+    return sorted(folder.glob(".tree-*"))
 
 
 def disown(folder: Path, tree: Path) -> None:
@@ -359,6 +365,8 @@ def disown(folder: Path, tree: Path) -> None:
 def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
     note = b"\0".join(map(os.fsencode, owners))
     write_atomically(folder / ORIGINALS_MARK, note, mode=0o644)
+    for earlier in _earlier_notes(folder):
+        earlier.unlink()
 
 
 def unchecked_in(folder: Path) -> list[Path]:

@@ -153,6 +153,24 @@ def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(
     assert owners_of(spares) == [other]
 
 
+def test_notes_of_an_earlier_version_count(site: Made, spares: Path, tmp_path: Path) -> None:
+    """It had an empty mark, and a note for each folder of libraries."""
+    slim(site.folder, spares, site)
+    (spares / ORIGINALS_MARK).write_bytes(b"")
+    (spares / ".tree-0123456789abcdef").write_bytes(os.fsencode(site.folder))
+    kept = spares_in(spares)
+    assert f"0 spares (0 B on disk) removed; {len(kept)} others needed" in prune(spares).stdout
+    assert spares_in(spares) == kept
+    shutil.copytree(site.folder, tmp_path / "copy", symlinks=True)
+    command = ["slim", "--arch=sm_90", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    done = CliRunner().invoke(main, [*command, str(tmp_path / "copy")])
+    assert f"{spares}: has the spares of the libraries in {site.folder}" in done.stderr
+    undo_trees((site.folder,))
+    assert owners_of(spares) == []
+    prune(spares)
+    assert spares_in(spares) == set()
+
+
 @pytest.mark.parametrize("first", ["undo", "prune"])
 @pytest.mark.parametrize("then", ["uninstalled", "upgraded", "away with its site", "no RECORD"])
 def test_a_library_that_was_uninstalled_needs_no_spare(

@@ -196,9 +196,8 @@ def _note(data: bytes, tables: View, note: NoteView, before: View) -> Iterator[r
     yield range(section[2] + section[5], section[2] + section[5] + 16)  # what ld.so writes over
     # Columns of the segment of the dynamic section that ld.so doesn't read.
     at = tables.phoff + tables.segments.index(section) * PHDR.size
-    yield range(at + 4, at + 8)
     yield range(at + 24, at + 32)
-    yield range(at + 40, at + PHDR.size)
+    yield range(at + 48, at + PHDR.size)
 
 
 def gives_original_back(pair: Pair, original: bytes) -> bool:
@@ -218,7 +217,7 @@ def gives_original_back(pair: Pair, original: bytes) -> bool:
 Corruption = Callable[[random.Random, Pair], "Pair | None"]
 
 
-def _put(data: bytes, at: int, new: bytes) -> bytes:
+def put(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
@@ -231,7 +230,7 @@ def _other(chance: random.Random, value: int, limit: int) -> int:
 def a_byte(chance: random.Random, pair: Pair) -> Pair:
     at = chance.randrange(len(pair.library))
     return Pair(
-        _put(pair.library, at, bytes([pair.library[at] ^ chance.randrange(2, 256)])), pair.spare
+        put(pair.library, at, bytes([pair.library[at] ^ chance.randrange(2, 256)])), pair.spare
     )
 
 
@@ -249,7 +248,7 @@ def a_segment(chance: random.Random, pair: Pair) -> Pair | None:
         row[column] ^= chance.choice(bits)
     else:
         row[column] = _other(chance, row[column], 1 << 64)
-    return Pair(_put(pair.library, tables.phoff + number * PHDR.size, PHDR.pack(*row)), pair.spare)
+    return Pair(put(pair.library, tables.phoff + number * PHDR.size, PHDR.pack(*row)), pair.spare)
 
 
 def a_dynamic_row(chance: random.Random, pair: Pair) -> Pair:
@@ -262,7 +261,7 @@ def a_dynamic_row(chance: random.Random, pair: Pair) -> Pair:
         tag = tag ^ chance.choice((1, 2, 4, 1 << 20))
     else:
         value = _other(chance, value, 1 << 64)
-    return Pair(_put(pair.library, at, DYN.pack(tag, value)), pair.spare)
+    return Pair(put(pair.library, at, DYN.pack(tag, value)), pair.spare)
 
 
 def a_relocation(chance: random.Random, pair: Pair) -> Pair:
@@ -274,7 +273,7 @@ def a_relocation(chance: random.Random, pair: Pair) -> Pair:
     row = list(RELA.unpack_from(pair.library, at))
     column = chance.randrange(3)
     row[column] = _other(chance, row[column], 1 << 62)
-    return Pair(_put(pair.library, at, RELA.pack(*row)), pair.spare)
+    return Pair(put(pair.library, at, RELA.pack(*row)), pair.spare)
 
 
 def a_symbol(chance: random.Random, pair: Pair) -> Pair:
@@ -283,7 +282,7 @@ def a_symbol(chance: random.Random, pair: Pair) -> Pair:
     row = list(SYM.unpack_from(pair.library, at))
     column = chance.choice((0, 1, 3, 4, 4, 4, 5))
     row[column] = _other(chance, row[column], 1 << {0: 32, 1: 8, 3: 16}.get(column, 64))
-    return Pair(_put(pair.library, at, SYM.pack(*row)), pair.spare)
+    return Pair(put(pair.library, at, SYM.pack(*row)), pair.spare)
 
 
 def a_section(chance: random.Random, pair: Pair) -> Pair | None:
@@ -295,7 +294,7 @@ def a_section(chance: random.Random, pair: Pair) -> Pair | None:
         return None
     column = chance.choice((0, 1, 2, 3, 4, 5))
     row[column] = _other(chance, row[column], 1 << (32 if column < 2 else 64))
-    return Pair(_put(pair.library, tables.shoff + number * SHDR.size, SHDR.pack(*row)), pair.spare)
+    return Pair(put(pair.library, tables.shoff + number * SHDR.size, SHDR.pack(*row)), pair.spare)
 
 
 def a_near_section(chance: random.Random, pair: Pair) -> Pair | None:
@@ -309,7 +308,7 @@ def a_near_section(chance: random.Random, pair: Pair) -> Pair | None:
     number = chance.choice(empty)
     row = list(tables.sections[number])
     row[4] = chance.randrange(len(pair.library))
-    return Pair(_put(pair.library, tables.shoff + number * SHDR.size, SHDR.pack(*row)), pair.spare)
+    return Pair(put(pair.library, tables.shoff + number * SHDR.size, SHDR.pack(*row)), pair.spare)
 
 
 def a_hole(chance: random.Random, pair: Pair) -> Pair | None:
@@ -329,10 +328,10 @@ def a_hole(chance: random.Random, pair: Pair) -> Pair | None:
         row[2] += row[0] - next(h for h in note.holes if h[1] == row[1] or h[0] == row[0])[0]
     packed = b"".join(HOLE.pack(*row) for row in rows)
     digest = hashlib.sha256(note.original + packed).digest()
-    library = _put(pair.library, note.at + note.head[7], packed)
-    library = _put(library, note.at + 16, digest)
+    library = put(pair.library, note.at + note.head[7], packed)
+    library = put(library, note.at + 16, digest)
     library = library.replace(note.pair.hex()[:16].encode(), digest.hex()[:16].encode())
-    spare = _put(pair.spare, -(-note.head[5] // 4096) * 4096 + 16, digest)
+    spare = put(pair.spare, -(-note.head[5] // 4096) * 4096 + 16, digest)
     return Pair(library, spare)
 
 
@@ -345,13 +344,13 @@ def a_spare_row(chance: random.Random, pair: Pair) -> Pair | None:
     if chance.random() < 0.2:
         at = chance.randrange(end, end + TRAILER.size)
         return Pair(
-            pair.library, _put(pair.spare, at, bytes([pair.spare[at] ^ chance.randrange(1, 256)]))
+            pair.library, put(pair.spare, at, bytes([pair.spare[at] ^ chance.randrange(1, 256)]))
         )
     at = end + TRAILER.size + chance.randrange(count) * KEPT.size
     row = list(KEPT.unpack_from(pair.spare, at))
     column = chance.randrange(3)
     row[column] = _other(chance, row[column], 1 << 64)
-    return Pair(pair.library, _put(pair.spare, at, KEPT.pack(*row)))
+    return Pair(pair.library, put(pair.spare, at, KEPT.pack(*row)))
 
 
 def a_spare_byte(chance: random.Random, pair: Pair) -> Pair | None:
@@ -362,7 +361,7 @@ def a_spare_byte(chance: random.Random, pair: Pair) -> Pair | None:
     hole = chance.choice(note.holes)
     at = chance.randrange(hole[2], hole[2] + hole[1] - hole[0])
     return Pair(
-        pair.library, _put(pair.spare, at, bytes([pair.spare[at] ^ chance.randrange(1, 256)]))
+        pair.library, put(pair.spare, at, bytes([pair.spare[at] ^ chance.randrange(1, 256)]))
     )
 
 

@@ -335,8 +335,12 @@ static void read_loads(Elf *elf) {
             fail("%s: PT_LOAD %zu leaves the file or the address space", elf->file.path, i);
         if (row->p_align < PAGE || row->p_align & (row->p_align - 1) || (row->p_vaddr - row->p_offset) % PAGE)
             fail("%s: PT_LOAD %zu has an offset that can't be mapped", elf->file.path, i);
+        /* ld.so maps whole pages, also for a segment of no size. */
+        if (row->p_vaddr / PAGE * PAGE < end)
+            fail("%s: PT_LOAD %zu is out of order, or shares a page", elf->file.path, i);
+        if (!row->p_memsz && row->p_vaddr % PAGE)
+            fail("%s: PT_LOAD %zu maps a page, but has no size", elf->file.path, i);
         if (!row->p_memsz) continue;
-        if (row->p_vaddr < end) fail("%s: PT_LOAD %zu is out of order", elf->file.path, i);
         end = row->p_vaddr + row->p_memsz;
         elf->loads[elf->load_count++] = *row;
     }
@@ -365,6 +369,7 @@ static void read_elf(Elf *elf) {
     memcpy(elf->dynamic, rows, count * sizeof(Elf64_Dyn));
     while (elf->dynamic_count < count && elf->dynamic[elf->dynamic_count].d_tag != DT_NULL)
         elf->dynamic_count++;
+    if (elf->dynamic_count == count) fail("%s: its dynamic section has no end", elf->file.path);
 }
 
 /* ---- What the segments load ---- */
@@ -432,7 +437,7 @@ static void check_load(const Elf64_Phdr *before, const Elf64_Phdr *now) {
         fail("PT_LOAD at %#" PRIx64 " has other bounds than the original allows", place);
     if (now->p_filesz && (place - now->p_offset) % (now->p_align > page ? now->p_align : page))
         fail("PT_LOAD at %#" PRIx64 " can't be mapped at its offset", place);
-    if (now->p_flags != before->p_flags && now->p_flags != flags)
+    if (now->p_flags != before->p_flags && (now->p_flags != flags || !original.section_count))
         fail("PT_LOAD at %#" PRIx64 " has another protection", place);
     for (size_t i = 0; i < original.section_count && now->p_flags != before->p_flags; i++) {
         const Elf64_Shdr *code = &original.sections[i];
@@ -508,7 +513,9 @@ static void check_headers(void) {
         bool is_placed = !is.p_filesz || is.p_type == PT_GNU_STACK ||
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
-        if (is_cut && is.p_type == PT_DYNAMIC) is = *was; /* see check_dynamic */
+        /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
+        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
+        if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
         if (!is_placed || memcmp(&is, was, sizeof is))
             fail("segment %zu of type %#x is another one", i, was->p_type);
     }
@@ -623,7 +630,7 @@ static void check_sections(void) {
 
 static void use(uint64_t start, uint64_t size, const char *what) {
     const Range *lost = range_behind(&gone, start);
-    if (size && lost && lost->start < start + size) fail("%s at %#" PRIx64 " is gone", what, start);
+    if (size && lost && (lost->start <= start || lost->start - start < size)) fail("%s at %#" PRIx64 " is gone", what, start);
 }
 
 static void use_relocations(int64_t place, int64_t size_tag) {
@@ -745,6 +752,7 @@ static void read_note(void) {
         if (note_text[folders] != '/') fail("a folder of its note is not absolute");
         folders += strlen(note_text + folders) + 1;
     }
+    text_at(note_text, size, folders + 1); /* the remedy */
     if (memcmp(pair, note.pair, 32) || note.name != note.holes + note.hole_count * sizeof *holes ||
         note.spare != note.name + strlen(name) + 1 || note.folders != note.spare + strlen(spare_name) + 1 ||
         note.remedy != folders + 1 || strncmp(spare_name, name, strlen(name)) ||

@@ -36,12 +36,18 @@ from tests.support.compacting import (
 from tests.support.compiling import CC
 from tests.support.corrupting import (
     CORRUPTIONS,
+    DYN,
+    PHDR,
+    PT_DYNAMIC,
+    PT_LOAD,
     Pair,
     a_byte,
     a_segment,
     a_spare_row,
     gives_original_back,
     meaningless,
+    put,
+    view,
 )
 from tests.support.cutting import compile_library, needs_stub
 from tests.support.libraries import ROOT, SHARED_OBJECTS
@@ -182,6 +188,60 @@ def test_nothing_is_slimmed_without_the_program(
     assert isinstance(done, NotCompacted)
     assert "with a C compiler" in done.reason
     assert not (tmp_path / "lib.so").exists()
+
+
+@needs_stub
+def test_no_segment_turns_into_a_second_dynamic_section(sound: list[Sound], tmp_path: Path) -> None:
+    """Without the others, a stack is executable, and relocated data stay writable."""
+    case = sound[-1]
+    tables = view(case.pair.library)
+    dynamic = next(row for row in tables.segments if row[0] == PT_DYNAMIC)
+    for number, row in enumerate(tables.segments):
+        # The dynamic section itself gets another size in memory.
+        changed = dynamic if row != dynamic else (*dynamic[:6], 0, dynamic[7])
+        if row[0] == PT_LOAD:
+            continue
+        at = tables.phoff + number * PHDR.size
+        library = put(case.pair.library, at, PHDR.pack(*changed))
+        done = case.ask(Pair(library, case.pair.spare), tmp_path)
+        assert f"of type {row[0]:#x} is another one" in done.stderr, row
+    without = put(case.pair.library, dynamic[2] + dynamic[5] - DYN.size, DYN.pack(1, 1))
+    assert "has no end" in case.ask(Pair(without, case.pair.spare), tmp_path).stderr
+
+
+def test_a_segment_of_no_size_maps_no_page_over_others(sound: list[Sound], tmp_path: Path) -> None:
+    """ld.so rounds its start down and its end up."""
+    case = sound[0]
+    tables = view(case.pair.library)
+    at = -(-len(case.pair.library) // 4096) * 4096
+    loads = [row for row in tables.segments if row[0] == PT_LOAD]
+    behind = -(-(loads[-1][3] + loads[-1][6]) // 4096) * 4096 + 64
+    for address, problem in ((loads[-1][3] + 64, "shares a page"), (behind, "has no size")):
+        empty = (PT_LOAD, 4, at + address % 4096, address, address, 0, 0, 4096)
+        rows = [*tables.segments, empty]
+        library = case.pair.library.ljust(at, b"\0")
+        library += b"".join(PHDR.pack(*row) for row in rows).ljust(4096, b"\0")
+        library = put(library, 32, at.to_bytes(8, "little"))
+        library = put(library, 56, len(rows).to_bytes(2, "little"))
+        done = case.ask(Pair(library), tmp_path)
+        assert (done.returncode, problem in done.stderr) == (1, True), done
+
+
+def test_without_sections_code_stays_executable(sound: list[Sound], tmp_path: Path) -> None:
+    """Nothing else names the code."""
+    case = sound[0]
+    tables = view(case.pair.library)
+    number, code = next(
+        (i, s) for i, s in enumerate(tables.segments) if s[0] == PT_LOAD and s[1] & 1
+    )
+    at = tables.phoff + number * PHDR.size
+    changed = put(case.pair.library, at, PHDR.pack(PT_LOAD, code[1] & ~1, *code[2:]))
+    files: list[Path] = []
+    for data in (case.original.read_bytes(), changed):
+        files.append(tmp_path / f"{len(files)}.so")
+        files[-1].write_bytes(put(put(data, 40, bytes(8)), 60, bytes(4)))
+    with pytest.raises(CheckError, match="has another protection"):
+        certify(*files, declared=case.declared)
 
 
 def loads_the_same(changed: Pair, sound: Pair, folder: Path) -> bool:
