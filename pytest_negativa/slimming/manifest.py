@@ -105,12 +105,6 @@ def begin_run(
     return manifest
 
 
-def end_run(manifest: SlimManifest, left: str | None = None) -> SlimManifest:
-    """The manifest when a run ends; ``left`` is its token if it may have left something."""
-    folders = () if left is None else manifest.run_spares
-    return msgspec.structs.replace(manifest, run=left, run_spares=folders)
-
-
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
     """Write the manifest, or remove it when nothing is left in it. It is on disk then.
 
