@@ -1,8 +1,4 @@
-"""The manifest of a slimmed folder: reads it, writes it, and compares files with it.
-
-The slimmer writes an entry before it renames the new file. So after a crash, the file of an entry
-may still be the old one, and the next run slims it. There is never a new file without an entry.
-"""
+"""The manifest of a slimmed folder: reads it, writes it, and compares files with it."""
 
 from __future__ import annotations
 
