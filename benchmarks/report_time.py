@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_negativa.analysis.finish import conclude
+from pytest_negativa.analysis.finish import plan_run
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
@@ -26,7 +26,7 @@ def _report(run: Path, folder: Path, cache: Path) -> float:
     settings = load_settings({}, {**os.environ, "NEGATIVA_CACHE_DIR": str(cache)}, root=folder)
     start = time.perf_counter()
     usage = merge_traces(Run(run).trace_files())
-    conclude(usage, settings, Run(folder / "run"), sound=True)
+    plan_run(usage, settings, Run(folder / "run"), sound=True)
     return time.perf_counter() - start
 
 

@@ -24,7 +24,7 @@ from pytest_negativa.models.environment import (
     ROUND_VARIABLE,
     SESSION_VARIABLE,
 )
-from pytest_negativa.settings.flags import add_pytest_options, idle_flag, pick_flags
+from pytest_negativa.settings.flags import add_pytest_options, flag_without_effect, pick_flags
 from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.overlooked import find_tables, find_variables
 
@@ -137,7 +137,7 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return None
     # In a round, the supervisor has checked this.
-    if not in_round and (idle := idle_flag(_typed(config), flags)) is not None:
+    if not in_round and (idle := flag_without_effect(_typed(config), flags)) is not None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
         return None

@@ -9,12 +9,14 @@ import sys
 from importlib.metadata import packages_distributions, requires
 from typing import Any
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 
 from tests.support.libraries import DOCS, EXAMPLES, ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+WHEEL = ROOT / ".ci" / "wheel"
 SETUP = (ROOT / "setup.py").read_text("utf-8")
 RECIPE: dict[str, Any] = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text("utf-8"))
 
@@ -49,6 +51,17 @@ def test_requirements() -> None:
     assert RECIPE["requirements"]["host"] == ["python", "pip", *conda_names([build[1]])]
 
 
+def c_parts() -> dict[str, str]:
+    """The file of each library and program that setup.py compiles."""
+    names = re.findall(r'^    "([\w.]+)": "[\w/]+\.c",$', SETUP, re.MULTILINE)
+    files = {name: name.replace(".", "/") + ".so" for name in names}
+    files["pytest_negativa.rewriting.compact._certify"] = (
+        "pytest_negativa/rewriting/compact/_certify"
+    )
+    files["pytest_negativa.spare._stub"] = "pytest_negativa/spare/_stub.bin"
+    return files
+
+
 def test_libraries() -> None:
     """All that setup.py compiles must be in the package."""
     (contents,) = (
@@ -58,14 +71,18 @@ def test_libraries() -> None:
     only = re.search(r"^X86_64_ONLY = \{([^}]+)\}$", SETUP, re.MULTILINE)
     assert only is not None
     x86_64_only = set(re.findall(r'"([\w.]+)"', only[1]))
-    libraries = set(re.findall(r'^    "([\w.]+)": "[\w/]+\.c",$', SETUP, re.MULTILINE))
-    files = {name: name.replace(".", "/") + ".so" for name in libraries}
-    files["pytest_negativa.rewriting.compact._certify"] = (
-        "pytest_negativa/rewriting/compact/_certify"
-    )
-    files["pytest_negativa.spare._stub"] = "pytest_negativa/spare/_stub.bin"
+    files = c_parts()
     assert {*special["then"]} == {files[name] for name in x86_64_only}
-    assert {*everywhere} == {files[name] for name in libraries - x86_64_only}
+    assert {*everywhere} == {files[name] for name in files.keys() - x86_64_only}
+
+
+@pytest.mark.skipif(not WHEEL.exists(), reason="a source distribution")
+def test_the_build_of_wheels_looks_for_all_c_parts() -> None:
+    (names,) = re.findall(
+        r"^for name in ((?:.*\\\n)?.*); do$", WHEEL.read_text("utf-8"), re.MULTILINE
+    )
+    in_wheel = names.replace("\\\n", " ").split()
+    assert {f"pytest_negativa/{name}" for name in in_wheel} == {*c_parts().values()}
 
 
 def test_actions_are_pinned() -> None:

@@ -41,7 +41,6 @@ BEGIN = time.monotonic()
 SMALLEST = 4 << 20  # bytes of a library that is cut
 PAIRS = 12
 STEPS, PARTS, WARM_UP = 10, 200, 20  # steps in a part, and parts of a process
-AT_ONCE = 3
 
 
 def say(text: str) -> None:

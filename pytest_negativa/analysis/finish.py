@@ -30,7 +30,7 @@ from pytest_negativa.storage.urls import Url
 _NOT_PLANNED = "nothing is planned from this run: {reason} (trace.accept_failed plans all the same)"
 
 
-def conclude(
+def plan_run(
     usage: Usage,
     settings: Settings,
     run: Run,

@@ -1,7 +1,7 @@
 """The command ``negativa``: its group, and how an error ends it.
 
 A command parses, calls a stage and prints; what decides lives below. A command is imported when it
-is asked for, and imports what only it needs when it runs, for a quick start.
+is asked for, for a quick start.
 """
 
 from __future__ import annotations

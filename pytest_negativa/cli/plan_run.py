@@ -13,7 +13,7 @@ from pytest_negativa.analysis.combine import (
     describe_parts,
     is_used_here,
 )
-from pytest_negativa.analysis.finish import conclude, killed_process
+from pytest_negativa.analysis.finish import killed_process, plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
     workers_for,
@@ -68,7 +68,7 @@ def plan_and_report(
         latest = copies is None or is_used_here(usage)
         if healed:
             save_healed(run, at_all_paths(healed, usage), ())
-        contents = conclude(
+        contents = plan_run(
             usage,
             settings,
             run,

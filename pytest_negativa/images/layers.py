@@ -25,6 +25,7 @@ from pytest_negativa.images.archives import (
     iter_archive,
     iter_tar,
 )
+from pytest_negativa.images.overlay import MAX_LINKS
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.base import UNDECODABLE
 
@@ -37,8 +38,6 @@ _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")
 _MAX_JSON = 4 << 20
 _MAX_JSONS = 256 << 20
 _MAX_DEPTH = 4
-# As many links in one path as Linux follows (path_resolution(7)).
-_MAX_LINKS = 40
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -275,7 +274,7 @@ def resolve_links(path: str, target_of: Callable[[str], str | None]) -> str | No
             found.append(part)
         else:
             links += 1
-            if links > _MAX_LINKS:
+            if links > MAX_LINKS:
                 return None
             waiting += reversed(PurePosixPath(target).parts)
     return "/".join(found)

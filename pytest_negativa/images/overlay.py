@@ -16,8 +16,8 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 """Name of an empty file which says that the folder's content in lower layers is gone."""
 
-# As many links in one path as Linux follows (path_resolution(7)).
-_MAX_LINKS = 40
+MAX_LINKS = 40
+"""As many links in one path as Linux follows (path_resolution(7))."""
 
 FileT = TypeVar("FileT")
 
@@ -119,7 +119,7 @@ class Overlay(Generic[FileT]):
                 del trail[max(1, len(trail) - 1) :]
             elif part not in ("", "."):
                 node = trail[-1].children.get(part)
-                if isinstance(node, Link) and links < _MAX_LINKS:
+                if isinstance(node, Link) and links < MAX_LINKS:
                     links += 1
                     del trail[1 if node.target.startswith("/") else len(trail) :]
                     waiting += node.target.split("/")[::-1]

@@ -34,7 +34,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.planning.give_back import give_back_spans
+from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.planning.reachable import Reach, launchable, reach
 from pytest_negativa.settings.globs import GlobSet
 
@@ -107,7 +107,7 @@ def plan_library(
         trimmed=tuple(sorted(trimmed, key=attrgetter("start"))),
         granularity=policy.granularity,
     )
-    return give_back_spans(plan, policy.healed)
+    return keep_needed_spans(plan, policy.healed)
 
 
 _Rule = Callable[[CodeBlock], str | None]

@@ -206,11 +206,11 @@ class Reporter:
         return self._with_incomplete_workers(usage)
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
-        from pytest_negativa.analysis.finish import conclude
+        from pytest_negativa.analysis.finish import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
         from pytest_negativa.reporting.progress_lines import ProgressLines
 
-        return conclude(
+        return plan_run(
             usage,
             self._settings,
             self._run,

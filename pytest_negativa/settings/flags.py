@@ -76,7 +76,7 @@ def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and value != ()}
 
 
-def idle_flag(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
+def flag_without_effect(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
     """Why a flag on a session's command line has no effect; None if all may have one.
 
     Args:

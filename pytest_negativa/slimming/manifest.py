@@ -1,8 +1,4 @@
-"""The manifest of a slimmed folder: reads it, writes it, and compares files with it.
-
-The slimmer writes an entry before it renames the new file. So after a crash, the file of an entry
-may still be the old one, and the next run slims it. There is never a new file without an entry.
-"""
+"""The manifest of a slimmed folder: reads it, writes it, and compares files with it."""
 
 from __future__ import annotations
 
@@ -103,12 +99,6 @@ def begin_run(
     manifest = msgspec.structs.replace(manifest, run=token, run_spares=folders)
     save_manifest(root, manifest, token)
     return manifest
-
-
-def end_run(manifest: SlimManifest, left: str | None = None) -> SlimManifest:
-    """The manifest when a run ends; ``left`` is its token if it may have left something."""
-    folders = () if left is None else manifest.run_spares
-    return msgspec.structs.replace(manifest, run=left, run_spares=folders)
 
 
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:

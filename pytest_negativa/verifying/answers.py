@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.planning.give_back import Part
+from pytest_negativa.planning.keep_needed import Part
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 

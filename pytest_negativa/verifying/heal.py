@@ -19,12 +19,12 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
-from pytest_negativa.planning.give_back import (
+from pytest_negativa.planning.keep_needed import (
     Part,
     functions_of,
-    give_back,
-    give_back_spans,
     iter_parts,
+    keep_needed,
+    keep_needed_spans,
     part_of,
 )
 from pytest_negativa.reporting.units import format_items
@@ -328,7 +328,7 @@ class _Trials:
         libraries lie.
         """
         planned = [
-            dataclasses.replace(p, plan=give_back(p.plan, kept, "probed"))
+            dataclasses.replace(p, plan=keep_needed(p.plan, kept, "probed"))
             for p in self.planned
             if p.plan.unused_bytes or p.plan.trimmed
         ]
@@ -359,7 +359,7 @@ def _without_unfinished(verification: Verification) -> _Plans:
     if not unhealed:
         return saved
     now = {plan.library.path: plan for plan in traced.plans}
-    if any(now.get(path) != give_back_spans(plan, spans) for path, plan in unhealed.items()):
+    if any(now.get(path) != keep_needed_spans(plan, spans) for path, plan in unhealed.items()):
         verification.say(
             "negativa: healing: the plan has changed since an unfinished search; the parts that "
             "the search had kept stay kept"
@@ -378,7 +378,7 @@ def _without_unfinished(verification: Verification) -> _Plans:
 def _save_healed_plans(run: Run, plans: _Plans, spans: Sequence[NeededSpan]) -> _Plans:
     """Give ``spans`` back in the plans, and make the result the run's plans."""
     planned = tuple(
-        dataclasses.replace(p, plan=give_back_spans(p.plan, spans)) for p in plans.planned
+        dataclasses.replace(p, plan=keep_needed_spans(p.plan, spans)) for p in plans.planned
     )
     left = {span.library for span in spans if not span.complete}
     unhealed = [p.plan for p in plans.planned if p.plan.library.path in left]

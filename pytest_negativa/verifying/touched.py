@@ -17,7 +17,7 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.spans import covers, minus, union
-from pytest_negativa.planning.give_back import Part
+from pytest_negativa.planning.keep_needed import Part
 from pytest_negativa.processes.page_watch import why_unwatchable
 from pytest_negativa.processes.redirect import make_table, write_table
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library

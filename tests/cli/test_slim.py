@@ -373,7 +373,7 @@ class TestSlim:
             f"{undo}, or install it again" in negativa("slim", "check", site.folder, code=1).stderr
         )
 
-    def test_inspect_and_image_report_tell_of_it(self, site: Made) -> None:
+    def test_inspect_tells_of_it(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         assert "Slimmed by negativa slim" in negativa("inspect", site.one).stdout
         report = json.loads(negativa("inspect", "--packages", "--json", site.folder).stdout)

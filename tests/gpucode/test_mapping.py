@@ -19,7 +19,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import LocalProcesses
-from pytest_negativa.models.library import Cubin, LibraryMap, Ptx, Scope
+from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.compacting import plan_of
 from tests.support.libraries import (
     IS_ROOT,
@@ -242,41 +242,6 @@ def test_library_that_may_not_be_read(tmp_path: Path) -> None:
     library.chmod(0)
     (mapped,) = map_libraries([library], ALL)
     assert str(mapped.error) == f"{library}: cannot be opened: Permission denied"
-
-
-def spelled_out(library_map: LibraryMap) -> list[object]:
-    """Contents with names for indices: in which order the names are numbered is no matter."""
-    names = library_map.names
-    rows: list[object] = []
-    for content in (block.content for block in library_map.iter_code()):
-        if isinstance(content, Cubin):
-            rows.append(
-                (
-                    [
-                        [(names[f.name], f.offset_in_cubin, f.code_size) for f in functions]
-                        for functions in (content.kernels, content.device_functions)
-                    ],
-                    [names[i] for i in content.externals],
-                    [
-                        [(names[d.name], d.size) for d in data]
-                        for data in (content.global_data, content.constant_data)
-                    ],
-                    [
-                        [(names[c.caller], names[c.callee]) for c in calls]
-                        for calls in (content.calls, content.references)
-                    ],
-                    [
-                        [(names[s.function], names[s.prototype]) for s in signatures]
-                        for signatures in (content.address_taken, content.indirect_calls)
-                    ],
-                    content.sha256,
-                )
-            )
-        elif isinstance(content, Ptx):
-            rows.append([[names[i] for i in content.kernels], content.target])
-        else:
-            rows.append(content)
-    return rows
 
 
 @pytest.mark.parametrize("kept", [0, 21])

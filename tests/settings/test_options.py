@@ -25,7 +25,7 @@ from pytest_negativa.settings.file import ConfigFile, load_config
 from pytest_negativa.settings.flags import (
     add_pytest_options,
     click_options,
-    idle_flag,
+    flag_without_effect,
     pick_flags,
 )
 from pytest_negativa.settings.options import (
@@ -463,11 +463,11 @@ def test_every_section_is_described() -> None:
     ],
 )
 def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
-    found = idle_flag(words, {})
+    found = flag_without_effect(words, {})
     assert (found and found.split()[0]) == idle
-    assert idle_flag(words, {"enabled": True}) is None
+    assert flag_without_effect(words, {"enabled": True}) is None
     # As what starts sessions of its own, untraced, adds to a user's command line.
-    assert idle_flag(words, {"verifying": False}) is None
+    assert flag_without_effect(words, {"verifying": False}) is None
 
 
 def test_all_together(file_of: Any) -> None:

@@ -57,7 +57,7 @@ def slim(site: Made, spares: Path) -> None:
 
 
 @pytest.mark.slow
-def test_diff_of_trees_has_the_code_that_image_report_has(site: Made, tmp_path: Path) -> None:
+def test_diff_of_trees_has_the_code_that_inspect_has(site: Made, tmp_path: Path) -> None:
     def pack(name: str) -> str:
         with tarfile.open(tmp_path / name, "w") as archive:
             archive.add(site.folder, "image")

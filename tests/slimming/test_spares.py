@@ -375,7 +375,7 @@ def test_check_reads_every_byte_of_a_spare(site: Made, tmp_path: Path, fault: Pl
     assert problem_of(site.one) is None
 
 
-def test_inspect_and_image_report_tell_what_is_left(site: Made, tmp_path: Path) -> None:
+def test_inspect_tells_what_is_left(site: Made, tmp_path: Path) -> None:
     slim(site, tmp_path)
     [entry] = [e for path, e in load_manifest(site.folder).slimmed.items() if path == ONE]
     done = CliRunner().invoke(main, ["inspect", "--json", str(site.one)])

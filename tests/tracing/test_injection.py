@@ -370,7 +370,6 @@ def test_the_first_process_of_a_namespace(injected: Injected) -> None:
     start = ("unshare", "-Urpf")
     if not works(*start, "true"):
         pytest.skip("no namespaces")
-    injected.environ["NEGATIVA_TRACED_PID"] = "1"
     injected.play(f"assert os.getpid() == 1\n{USES}os._exit(0)", *start)
     usage = injected.usage()
     assert usage.processes[0].header.pid == 1

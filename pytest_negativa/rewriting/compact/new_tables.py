@@ -64,13 +64,11 @@ class NewTables:
         segments: the program headers.
         sections: the section headers.
         dropped: names of the sections that are gone.
-        dropped_bytes: their size.
     """
 
     segments: tuple[ProgramHeader, ...]
     sections: list[SectionHeader] = field(default_factory=list)
     dropped: tuple[str, ...] = ()
-    dropped_bytes: int = 0
 
 
 def append_tables(
@@ -217,7 +215,7 @@ def _add_sections(
     kept = _kept_unloaded(tables, strip=strip)
     names = list(tables.names)
     later: list[tuple[bytes, SectionHeader]] = []
-    dropped = []
+    dropped: list[str] = []
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_NULL or (
             index == tables.header.e_shstrndx and not section.loaded
@@ -243,14 +241,13 @@ def _add_sections(
             new = _copy_unloaded(builder, section)
         else:
             new = _NO_SECTION
-            dropped.append((names[index].decode(errors="replace"), section))
+            dropped.append(names[index].decode(errors="replace"))
             names[index] = b""
         new_tables.sections.append(new)
     for name, piece in later:
         names.append(name)
         new_tables.sections.append(piece)
-    new_tables.dropped = tuple(name for name, _ in dropped)
-    new_tables.dropped_bytes = sum(s.sh_size for _, s in dropped if s.in_file)
+    new_tables.dropped = tuple(dropped)
     names.append(MARKER)
     text = _marker_text(tables, new_tables, source.size, spare)
     new_tables.sections.append(_unloaded(SHT_PROGBITS, builder.append(text), len(text)))

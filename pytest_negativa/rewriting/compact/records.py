@@ -37,6 +37,7 @@ class CompactOptions:
         min_gain: bytes; a library that would shrink by less is left as it is.
         load_check: load the result in a child process before it gets its name. Switch it off if the
             library is for another machine.
+        takes_place: of the original, so the result gets its owner, attributes and times, too.
     """
 
     strip: bool = True
@@ -57,9 +58,8 @@ class Compacted(Record, frozen=True, kw_only=True):
         original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of unused GPU code that are no longer in the file.
         gpu_code_zeroed: bytes of unused GPU code that share a page with kept bytes, and are zeros.
-        unloaded_removed: bytes of sections that are never loaded.
         holes: removed ranges; each reads as zeros at run time.
-        load_segments_before, load_segments: number of ``PT_LOAD`` headers.
+        load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
         load_check: ``loaded``, or why loading the result tells nothing.
         certificate: the word of the program that compared both files.
@@ -77,9 +77,7 @@ class Compacted(Record, frozen=True, kw_only=True):
     sha256: str
     gpu_code_removed: NonNegative
     gpu_code_zeroed: NonNegative
-    unloaded_removed: NonNegative
     holes: int
-    load_segments_before: int
     load_segments: int
     dropped_sections: tuple[str, ...]
     load_check: str

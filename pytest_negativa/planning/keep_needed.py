@@ -1,4 +1,4 @@
-"""Gives parts of a plan back that a test failed without."""
+"""Keeps parts of a plan that a test failed without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
         yield from (Part(path, anchor, cubin.start, code.start) for code in cubin.unused)
 
 
-def give_back(plan: LibraryPlan, parts: Collection[Part], detail: str) -> LibraryPlan:
+def keep_needed(plan: LibraryPlan, parts: Collection[Part], detail: str) -> LibraryPlan:
     """The plan with ``parts`` kept; parts of other libraries are ignored."""
     own = [part for part in parts if part.library == plan.library.path]
     whole = {part.start for part in own if part.code is None}
@@ -55,13 +55,13 @@ def give_back(plan: LibraryPlan, parts: Collection[Part], detail: str) -> Librar
     )
 
 
-def give_back_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
+def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
     """The plan with what healing gave back kept, for the reasons that the spans name."""
     by_detail: dict[str, list[Part]] = {}
     for span in spans:
         by_detail.setdefault(span.detail, []).append(part_of(span))
     for detail, parts in by_detail.items():
-        plan = give_back(plan, parts, detail)
+        plan = keep_needed(plan, parts, detail)
     return plan
 
 
