@@ -363,7 +363,7 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
         "--original", kit.library, library="libpages.so", functions=[name, "misspelled"]
     )
     assert "its original has no misspelled" in kept
-    # slim push sent the spare to a store, from which slim fetch brings it back.
+    # push sent the spare to a store, from which fetch brings it back.
     sent = {"format_version": 1, "slimmed": {}, "left": {}, "spares": "s3://store/spares"}
     (vex.site / "negativa-slim.json").write_text(json.dumps(sent))
     assert "its spare is at s3://store/spares" in vex.reason("--original", kit.library, **code)

@@ -235,8 +235,10 @@ def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: 
         process.stderr.close()
     assert process.wait() == 0
     assert spares_in(spares) == {"library.spare"}
-    with pytest.raises(OptionError, match="no folder of spares"):
+    with pytest.raises(OptionError, match="not written by slim --spare"):
         prune_spares(tmp_path, ())
+    with pytest.raises(OptionError, match="no such folder; name one that slim --spare wrote"):
+        prune_spares(tmp_path / "gone", ())
     mark = spares / ORIGINALS_MARK
     mark.unlink()
     os.mkfifo(mark)
