@@ -62,6 +62,8 @@ def history_of_lock(path: Path) -> tuple[HistoryPoint, ...]:
     """
     revisions = _git(path, "log", "--reverse", "--format=%h %cs", "--", path.name).decode()
     if not revisions:
+        if not path.exists():
+            raise StoreError(f"{path}: no such file, and git has no revision of it")
         raise StoreError(f"{path}: git has no revision of it; commit it first")
     points = tuple(_of_revision(path, *line.split()) for line in revisions.splitlines())
     if all(point.problem is not None for point in points):
@@ -112,5 +114,8 @@ def _git(path: Path, *words: str) -> bytes:
     except OSError as e:
         raise StoreError(f"{path}: git cannot be started: {e.strerror}") from e
     if done.returncode:
-        raise StoreError(f"{path}: git says: {done.stderr.decode(errors='replace').strip()}")
+        said = done.stderr.decode(errors="replace").strip()
+        raise StoreError(
+            f"{path}: git can't show its revisions: {said}; to compare it with another, name B, too"
+        )
     return done.stdout

@@ -76,7 +76,8 @@ def open_original(misses: Misses, places: Sequence[Path]) -> Iterator[tuple[Path
             return
     raise ReconstructError(
         f"{misses.name}: the library with this content (SHA-256 {misses.original.hex()[:12]}...) "
-        f"is not in {', '.join(map(str, places))}, slimmed or not; name its folder as PATH"
+        f"is not in {', '.join(map(str, places))}, slimmed or not; name its folder: "
+        "negativa misses FOLDER"
     )
 
 

@@ -82,7 +82,7 @@ def combine(
     listed = (line.strip() for line in input_list or ())
     names = dict.fromkeys((*runs, *filter(None, listed)))
     if not (names or carried):
-        raise click.UsageError("Name the runs to combine: RUN... or --input-list FILE.")
+        raise click.UsageError("name the runs to combine: RUN... or --input-list FILE")
     folder = RunsFolder(Path(settings.directory))
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}

@@ -109,7 +109,8 @@ def inspect(
     archive. In folders, archives and distributions, all such files are found by their first
     bytes.
 
-    --match, --top and --demangle shape the list of --kernels. With --json, it has all kernels.
+    --match, --top and --demangle shape the list of --kernels; --top also the tables of --packages.
+    With --json, the list has all kernels.
 
     With --packages, --run or --lock, the tables are by package, and show what a suite needs. PATH
     is one file tree: the root of an unpacked image, an environment of Python or conda, or an
@@ -128,7 +129,10 @@ def inspect(
         if len(libraries) > 1 or (run is not None and lock is not None):
             raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
         if required or dead or duplicates or deps or kernels or elements or headers_only or globs:
-            raise click.UsageError("--packages, --run and --lock go with --arch and --top alone")
+            raise click.UsageError(
+                "--packages, --run and --lock are for tables by package, which only --arch, --top "
+                "and --json shape"
+            )
         show_packages(
             Path(libraries[0]),
             run,
@@ -150,7 +154,9 @@ def inspect(
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
-        raise click.UsageError("--match, --top and --demangle go with --kernels")
+        raise click.UsageError(
+            "--match and --demangle go with --kernels; --top with --kernels or --packages"
+        )
     from pytest_negativa.analysis.arch_gates import missing_archs, too_much_dead
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,

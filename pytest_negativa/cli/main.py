@@ -86,7 +86,9 @@ class _Group(click.Group):
         word = args[0]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            ctx.fail(f"No such command {word!r}{did_you_mean(word, _COMMANDS) or '.'}")
+            # Below that, "heal" is like "schema".
+            hint = did_you_mean(word, _COMMANDS, at_least=0.65)
+            ctx.fail(f"No such command {word!r}{hint or '.'}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **extra: Any) -> click.Context:
@@ -99,6 +101,10 @@ class _Group(click.Group):
         try:
             with interruptible():
                 return super().invoke(ctx)
+        except click.NoSuchOption as e:
+            if any(e.option_name in option.opts for option in self.params):
+                ctx.exit(_refuse(click.UsageError(f"{e.option_name} goes before the command", ctx)))
+            ctx.exit(_refuse(e))
         except click.UsageError as e:
             ctx.exit(_refuse(e))
         except (NegativaError, OSError) as e:

@@ -34,7 +34,7 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     "--log",
     "logs",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="LOG",
     help=f"Read this log, or a folder of logs. (default: that of {_LOGS})",
 )
@@ -83,6 +83,7 @@ def misses(
     places = logs or _default_logs()
     if pid is not None:
         log = encode_misses(pid, pages_of_process(pid))
+        places[0].mkdir(parents=True, exist_ok=True)
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
     report = report_misses(read_misses(places), folders or default_paths())
     if as_json:

@@ -65,11 +65,11 @@ def _further_columns(report: ImageReport) -> Iterator[str]:
     """Tell the options that add the columns that this report lacks."""
     if report.run_id is None and not report.devices:
         yield (
-            "--run DIR (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
+            "--run RUN (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
             "--arch sm_90 adds slimmable alone."
         )
     elif report.run_id is None:
-        yield "--run DIR (a traced run) or --lock FILE adds the column by the suite."
+        yield "--run RUN (a traced run) or --lock FILE adds the column by the suite."
 
 
 def _slimmed(paths: Sequence[str], top: int) -> Iterator[str]:

@@ -73,7 +73,12 @@ def prune_spares(
         NegativaError: a file can't be read or removed.
     """
     if not (folder / ORIGINALS_MARK).is_file():
-        raise OptionError(f"{folder}: no folder of spares: it has no {ORIGINALS_MARK}")
+        if not folder.is_dir():
+            raise OptionError(f"{folder}: no such folder; name one that slim --spare wrote")
+        raise OptionError(
+            f"{folder}: not written by slim --spare: it has no {ORIGINALS_MARK}; the spares in it "
+            "stay"
+        )
     with hold_alone(folder):
         found = find_unneeded(folder, paths, is_alone=True)
         if not dry_run:

@@ -170,6 +170,11 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             spares = {spare.folder for task in self.work.tasks if (spare := task.recipe.spare)}
+            if journal.is_copy and self.options.spare is not None:
+                # prune would not know that a copy of what was slimmed before needs these, too.
+                anew = {name for task in self.work.tasks for name in task.names}
+                entries = journal.manifest.slimmed.values()
+                spares |= folders_of_spares(one for one in entries if anew.isdisjoint(one.names))
             for folder in sorted(spares):
                 self._hold_spares(folder, held, on_done)
             spares |= folders_of_spares(journal.manifest.slimmed.values())

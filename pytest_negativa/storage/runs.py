@@ -582,7 +582,9 @@ class RunsFolder:
         if named is not None:
             if is_run_id(named) and (self.folder / named).is_dir():
                 return run_at((self.folder / named).resolve())
-            raise OptionError(f"{folder}: no such folder; expected that of a traced run")
+            raise OptionError(
+                f"{named}: no such run; negativa runs list prints those in {self.folder}"
+            )
         if folder.is_symlink():
             gone = f"{folder}: leads to {folder.readlink()}, which is gone"
             raise StoreError(f"{gone}; {self.advice()}")

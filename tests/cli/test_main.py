@@ -83,11 +83,19 @@ def test_debloat_says_what_it_does_not_do() -> None:
     assert "race" in shown and "report" in shown and "slim removes" in shown
 
 
+def test_an_option_of_the_group_after_the_command() -> None:
+    done = CliRunner().invoke(main, ["inspect", "--dir=x", "y"], prog_name="negativa")
+    assert done.exit_code == 2
+    assert done.stderr == "negativa: error: --dir goes before the command (see negativa --help)\n"
+
+
 def test_a_mistyped_command() -> None:
     done = CliRunner().invoke(main, ["inspct"])
     assert done.exit_code == 2
     assert "No such command 'inspct'; did you mean inspect?" in done.stderr
     assert "No such command 'zzzz' (see " in CliRunner().invoke(main, ["zzzz"]).stderr
+    heal = CliRunner().invoke(main, ["heal"])
+    assert "No such command 'heal' (see " in heal.stderr
     schema = CliRunner().invoke(main, ["schema", "lcok"])
     assert schema.exit_code == 2 and "; did you mean lock? (see " in schema.stderr
     # All errors begin alike.

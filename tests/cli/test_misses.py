@@ -110,6 +110,8 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
 def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
     assert project.negativa("misses", "--log", tmp_path).stdout.startswith("Nothing came back")
     assert "no --log LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
+    gone = project.negativa("misses", "--log", tmp_path / "gone", status=1).stderr
+    assert "gone: no such log, nor a folder of logs" in gone
     (tmp_path / "a.pages").write_bytes(b"")
     assert (
         "a.pages: has no record" in project.negativa("misses", "--log", tmp_path, status=1).stderr
@@ -135,7 +137,6 @@ def test_a_running_process(tmp_path: Path) -> None:
     cut = build_kit(tmp_path).cut(tmp_path / "cut")
     code = f"import ctypes; print(ctypes.CDLL({str(cut.library)!r}).sum(100, 101)); input()"
     words = ["misses", "--json", str(cut.library.parent), "--pid"]
-    (tmp_path / "logs").mkdir()
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

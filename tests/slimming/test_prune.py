@@ -132,6 +132,22 @@ def test_copies_that_are_named_keep_theirs(site: Made, spares: Path, tmp_path: P
     assert spares_in(spares) == {find_spare(tmp_path / "libone.so.1").name}
 
 
+def test_a_slimmed_copy_of_what_was_slimmed_before_has_a_folder_of_its_own(
+    site: Made, spares: Path, tmp_path: Path
+) -> None:
+    """Otherwise, undo of the first and prune would leave the copy without its spares."""
+    slim(site.folder, spares)
+    copy = tmp_path / "copy"
+    with pytest.raises(ReconstructError, match="name another folder"):
+        slim(site.folder, spares, target=copy)
+    assert not copy.exists()
+    slim(site.folder, tmp_path / "others", target=copy)
+    undo_trees((site.folder,))
+    prune(spares)
+    assert SlimStatus.UNDONE in statuses(undo_trees((copy,))).values()
+    assert digests(copy) == digests(site.folder)
+
+
 def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(
     site: Made, spares: Path, tmp_path: Path
 ) -> None:
@@ -253,8 +269,10 @@ def test_nothing_goes_while_slim_is_at_work(site: Made, spares: Path, tmp_path: 
         process.stderr.close()
     assert process.wait() == 0
     assert spares_in(spares) == {"library.spare"}
-    with pytest.raises(OptionError, match="no folder of spares"):
+    with pytest.raises(OptionError, match="not written by slim --spare"):
         prune_spares(tmp_path, ())
+    with pytest.raises(OptionError, match="no such folder; name one that slim --spare wrote"):
+        prune_spares(tmp_path / "gone", ())
     mark = spares / ORIGINALS_MARK
     mark.unlink()
     os.mkfifo(mark)
