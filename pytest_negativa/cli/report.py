@@ -48,7 +48,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
 
     \b
     terminal, terminal-missing, github   printed
-    json, markdown, csv, html            written to PATH, by default in .negativa
+    json, markdown, html                 written to PATH, by default in .negativa
     lcov, cobertura                      kernel coverage, for coverage tools
     baseline                             figures to compare later runs with (--compare)
     markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -30,13 +30,16 @@ from pytest_negativa.models.listing import (
 )
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
-    Likeness,
     compare_groups,
     kernel_runs,
     launches_by_range,
 )
-from pytest_negativa.reporting.launches import render_ranges, render_tests, total_of
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.launches import (
+    render_ranges,
+    render_tests,
+    similarity_table,
+    total_of,
+)
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import matches
 from pytest_negativa.storage.results import load_plans
@@ -91,23 +94,20 @@ def tests(
     top = settings.reports.top
     if similar is not None:
         groups = _groups(similar, run)
-        pairs = _pairs(_kernels_alike(run, groups, glob), f"{similar}s")
+        pairs = _compare(run, groups, glob)
+        if not pairs:
+            raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
         if as_json:
             compared = SimilarityList(
                 format_version=LISTING_VERSION,
                 run_id=run.run_id,
                 compared=similar,
-                code="kernels",
-                pairs=pairs,
+                pairs=tuple(pairs),
             )
             click.echo(encode_json(compared), nl=False)
             return
-        shown = [
-            (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.similarity:.2f}")
-            for one in pairs[: top or None]
-        ]
-        headers = (similar, "", "shared", "either", "similarity")
-        show(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
+        shown = pairs[: top or None]
+        show(similarity_table(similar, shown))
         _tell_rest(len(pairs) - len(shown), "rows")
         return
     usage = usage_of(run)
@@ -237,9 +237,7 @@ def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
     }
 
 
-def _kernels_alike(
-    run: Run, groups: Mapping[str, Sequence[str]], glob: str | None
-) -> list[Likeness]:
+def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) -> list[SimilarPair]:
     usage = usage_of(run)
     require_launches(run, usage)
     runs = kernel_runs(usage, usage.iter_images())
@@ -249,19 +247,3 @@ def _kernels_alike(
             for group in groups.get(one.test, ()):  # none: a fixture or a phase of the session
                 found[group].add(name)
     return compare_groups(found)
-
-
-def _pairs(alike: Iterable[Likeness], what: str) -> tuple[SimilarPair, ...]:
-    pairs = tuple(
-        SimilarPair(
-            left=one.left,
-            right=one.right,
-            shared=one.shared,
-            either=one.either,
-            similarity=one.jaccard,
-        )
-        for one in alike
-    )
-    if not pairs:
-        raise OptionError(f"--similar: fewer than two of these {what} ran any kernels")
-    return pairs

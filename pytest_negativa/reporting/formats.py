@@ -21,7 +21,6 @@ from pytest_negativa.reporting.coverage_files import (
     render_cobertura,
     render_lcov,
 )
-from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
@@ -76,10 +75,6 @@ def _markdown(contents: ReportContents, _options: Reports) -> bytes:
     return render_markdown(contents.report).encode()
 
 
-def _csv(contents: ReportContents, _options: Reports) -> bytes:
-    return render_csv(contents.report).encode()
-
-
 def _html(contents: ReportContents, _options: Reports) -> bytes:
     return render_html(contents)
 
@@ -104,7 +99,6 @@ _TO_SCREEN: Mapping[ReportFormat, Callable[[ReportContents, Reports], Iterator[s
 _TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
     ReportFormat.JSON: _json,
     ReportFormat.MARKDOWN: _markdown,
-    ReportFormat.CSV: _csv,
     ReportFormat.HTML: _html,
     ReportFormat.BASELINE: _baseline,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.models.listing import LaunchedKernel, LaunchRange, ListedTest
+from pytest_negativa.models.listing import LaunchedKernel, LaunchRange, ListedTest, SimilarPair
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_count, format_items, format_time
@@ -22,6 +22,16 @@ def render_tests(tests: Sequence[ListedTest]) -> str:
     ]
     headers = ("test", "kernels", "launches", "GPU time")
     return format_table("lrrr", headers, rows, drop=(2, 1))
+
+
+def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
+    """A table with a row for each two; ``compared`` is what they are, such as ``test``."""
+    rows = [
+        (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.similarity:.2f}")
+        for one in pairs
+    ]
+    headers = (compared, "", "shared", "either", "similarity")
+    return format_table("llrrr", headers, rows, drop=(3, 2), names=(0, 1))
 
 
 def render_ranges(tests: Sequence[ListedTest], *, top: int, demangled: bool) -> Iterator[str]:

@@ -32,9 +32,9 @@ def located(project: Project) -> Project:
 
 @pytest.mark.slow
 def test_listings_of_runs(located: Project) -> None:
-    report = listed(located, "report", "locate", "--report=terminal,csv")
+    report = listed(located, "report", "locate", "--report=terminal,markdown")
     assert report["libraries"][0]["kernels"] == 13
-    assert (located.results / "report.csv").exists()
+    assert (located.results / "report.md").exists()
 
     [run] = listed(located, "runs", "runs", "list")["runs"]
     assert run["is_latest"] and run["state"] == "planned (replay)"

@@ -18,8 +18,8 @@ from tests.oracle.product import FIXTURES, INPUTS, OLD, QUICKSTART, TRACES, Box,
 Case = Callable[[Box], None]
 
 LIBRARIES = sorted(path.name[: -len(".xz")] for path in INPUTS.glob("lib*.so.xz"))
-REPORTS = ("terminal", "terminal-missing", "github", "json", "markdown", "csv", "html", "lcov")
-REPORT_FILES = ("report.json", "report.md", "report.csv", "report.html")
+REPORTS = ("terminal", "terminal-missing", "github", "json", "markdown", "html", "lcov")
+REPORT_FILES = ("report.json", "report.md", "report.html")
 KERNEL_FILES = ("usage.json", "plan/", "spans/")
 
 
