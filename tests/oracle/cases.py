@@ -24,7 +24,7 @@ KERNEL_FILES = ("usage.json", "plan/", "spans/")
 
 
 def inspect(box: Box) -> None:
-    """All fixtures and libraries: maps, gates, duplicates, differences."""
+    """All fixtures and libraries: maps, gates, differences."""
     box.copy(FIXTURES, "bin")
     box.copy(QUICKSTART / "quickstart" / "libquickstart.so", "bin/libquickstart.so")
     box.negativa("inspect", "bin")
@@ -36,7 +36,6 @@ def inspect(box: Box) -> None:
     box.negativa("inspect", "--arch", "sm_86", "--json", "bin/libmultiarch.so")
     box.negativa("inspect", "--require-arch", "sm_90,sm_75", "bin")
     box.negativa("inspect", "--dead", "--arch", "sm_90", "bin")
-    box.negativa("inspect", "--duplicates", "bin")
     box.negativa("inspect", "--headers-only", "bin/libquickstart.so", "bin/libframes.so")
     box.negativa("diff", "bin/libcuda11.so", "bin/libmultiarch.so")
     box.negativa("diff", "--json", "bin/libcallgraph.so", "bin/libcallgraph_rdc.so")
