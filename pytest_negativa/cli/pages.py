@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,
-    named_run,
     run_of,
+    runs_of,
     settings_of,
     show,
 )
@@ -48,7 +48,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     run = run_of(settings)
     usage = require_usage(run)
     if others:
-        named = [run, *(named_run(other, settings) for other in others)]
+        named = [run, *(runs_of(settings).find(other) for other in others)]
         if len({one.run_id for one in named}) < len(named):
             raise click.BadParameter("name another run than the one shown", param_hint="--similar")
         show(_compare({one.run_id: require_usage(one) for one in named}))

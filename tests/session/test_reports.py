@@ -79,7 +79,7 @@ def test_all_types(project: Project) -> None:
 
 @pytest.mark.slow
 def test_what_is_no_report(project: Project) -> None:
-    assert "no traced run" in project.negativa("report", "json", status=1).stderr
+    assert "no traced run" in project.negativa("report", "json", status=2).stderr
     assert "no such type of report" in project.negativa("report", "elsewhere", status=2).stderr
     wrong = project.negativa("report", "jsn:a", status=2).stderr
     assert "found 'jsn:a'" in wrong and "did you mean json?" in wrong

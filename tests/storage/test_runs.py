@@ -199,11 +199,11 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
 
 def test_a_run_is_found_by_its_own_name(run: Run) -> None:
     runs = RunsFolder(run.folder.parent)
-    with pytest.raises(StoreError, match="latest: no traced run here; make one with"):
+    with pytest.raises(OptionError, match="latest: no traced run here; make one with"):
         runs.find()
     run.make_latest()
     assert runs.find() == runs.find(str(runs.latest)) == runs.find(str(run)) == run
-    with pytest.raises(OptionError, match="nowhere: no such folder"):
+    with pytest.raises(OptionError, match="nowhere: no such run"):
         runs.find(str(runs.folder / "nowhere"))
 
 
@@ -217,7 +217,7 @@ def test_an_id_alone_names_a_run_of_this_folder(tmp_path: Path) -> None:
 
     assert runs.find(named(run.run_id)) == run
     assert runs.find(named(f".negativa/{run.run_id}")) == run
-    with pytest.raises(OptionError, match=f"/elsewhere/{run.run_id}: no such folder"):
+    with pytest.raises(OptionError, match=f"/elsewhere/{run.run_id}: no such run"):
         runs.find(named(f"elsewhere/{run.run_id}"))
 
 
