@@ -16,7 +16,7 @@ from pytest_negativa.cli.common import (
     show,
 )
 from pytest_negativa.cli.run_facts import how_to_trace, recorded_tests, require_launches, usage_of
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import (
@@ -35,7 +35,6 @@ from pytest_negativa.planning.by_tests import (
     launches_by_range,
 )
 from pytest_negativa.reporting.launches import (
-    render_ranges,
     render_tests,
     similarity_table,
     total_of,
@@ -63,18 +62,16 @@ _BUILT_IN_MARKERS = frozenset(
 @click.command()
 @click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
 @click.option("--test", "test_glob", metavar="GLOB", help="List only tests whose node id matches.")
-@click.option("--ranges", is_flag=True, help="Print the ranges, libraries and kernels of each.")
 @click.option(
     "--similar",
     type=click.Choice(["test", "module", "marker"]),
     help="Compare each two of them by the kernels that they ran.",
 )
 @as_json_option("tests")
-@click_options("run", "reports.top", "reports.demangle")
+@click_options("run", "reports.top")
 def tests(
     glob: str | None,
     test_glob: str | None,
-    ranges: bool,
     similar: str | None,
     as_json: bool,
     **flags: Any,
@@ -83,9 +80,9 @@ def tests(
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
     test that looked it up first. So are the kernels of child processes, whose launches no level
-    counts. --ranges prints a tree: test, NVTX ranges, library, kernel. It takes a trace at level
-    launch, and only one at level range tells the ranges. --similar prints the Jaccard similarity:
-    1.00 for the same kernels, 0.00 for none in common; its --json has the schema similarity.
+    counts. --json has the NVTX ranges, libraries and kernels of each test, too; only a trace at
+    level range tells the ranges. --similar prints the Jaccard similarity: 1.00 for the same
+    kernels, 0.00 for none in common; its --json has the schema similarity.
 
     Exit status: 0, or 1 if the run can't be read.
     """
@@ -111,29 +108,18 @@ def tests(
         _tell_rest(len(pairs) - len(shown), "rows")
         return
     usage = usage_of(run)
-    if ranges and not usage.launches:
-        raise StoreError(
-            f"{run}: counted no launches, which have the ranges; {how_to_trace(usage, 'range')}"
-        )
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
         listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
         click.echo(encode_json(listing), nl=False)
         return
     first = listed[: top or None]
-    if ranges:
-        for line in render_ranges(first, top=top, demangled=settings.reports.demangle):
-            click.echo(line)
-    else:
-        show(render_tests(first))
+    show(render_tests(first))
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         how = how_to_trace(usage, "launch")
         show(f"A test is listed with the kernels that it looked up first; {how} for all.")
         return
-    if ranges and not usage.ranges:
-        how = how_to_trace(usage, "range")
-        show(f"The trace has no ranges; {how}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if any(kernel.launches is None for kernel in kernels):
         show(

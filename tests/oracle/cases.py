@@ -183,7 +183,6 @@ def launches(box: Box) -> None:
     box.latest(*KERNEL_FILES, "report.json", project="project")
     box.negativa("tests", **at)
     box.negativa("tests", "--json", **at)
-    box.negativa("tests", "--ranges", **at)
     box.negativa("tests", "--similar", "test", **at)
     box.negativa("kernels", "--test", "test_app.py::TestMatrices::test_multiply", **at)
     reports(box, at)
