@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from pytest_negativa.analysis.arch_gates import dead_code, is_checked, what_devices_load
-from pytest_negativa.analysis.duplicates import find_duplicates
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries, size_of
-from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
 from pytest_negativa.storage.records import encode_hook, utf8
@@ -51,12 +49,11 @@ class InspectionRequest:
     demangled: bool = False
     required: tuple[ComputeCapability, ...] = ()
     dead: bool = False
-    duplicates: bool = False
 
     @property
     def answers_alone(self) -> bool:
         """Whether single questions are asked, which need no code unpacked."""
-        return self.dead or self.duplicates or bool(self.required)
+        return self.dead or bool(self.required)
 
     @property
     def details(self) -> bool:
@@ -82,7 +79,6 @@ class InspectionRequest:
                 if self.required
                 else None
             ),
-            with_content=self.duplicates,
             any_file=True,
         )
 
@@ -214,7 +210,6 @@ def render_json(
         libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
         dead=dead_code(inspected) if request.dead else (),
-        duplicates=_duplicates(inspected) if request.duplicates else None,
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
     begin, libraries, end = msgspec.json.format(data, indent=1).decode().partition(_NO_LIBRARIES)
@@ -228,10 +223,6 @@ def render_json(
     if paths:
         yield "\n ]"
     yield f"{end}\n"
-
-
-def _duplicates(inspected: Sequence[InspectedSet]) -> Duplicates:
-    return find_duplicates(m.content for s in inspected for m in s.mapped if m.content is not None)
 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
@@ -277,7 +268,6 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
 
 def _render_answers(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     from pytest_negativa.reporting import arch_gates
-    from pytest_negativa.reporting.duplicates import render_duplicates
 
     summaries = {
         m.summary.path: m.summary
@@ -296,8 +286,6 @@ def _render_answers(inspected: Sequence[InspectedSet], request: InspectionReques
         yield from arch_gates.render_loadable(loadable)
     if request.dead:
         yield from arch_gates.render_dead(tuple(summaries.values()), dead_code(inspected))
-    if request.duplicates:
-        yield from render_duplicates(_duplicates(inspected))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_negativa.gpucode.workers import Workers
     from pytest_negativa.models.plan import LibraryPlan
     from pytest_negativa.models.settings import Settings
-    from pytest_negativa.storage.runs import Run
+    from pytest_negativa.storage.runs import Run, RunsFolder
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -228,12 +228,19 @@ def run_of(settings: Settings) -> Run:
     """The run that a command works on: that of ``--run``, else the last one.
 
     Raises:
-        OptionError: the named one is not there.
-        StoreError: there is no run.
+        OptionError: there is no such run.
+        StoreError: it can't be fetched.
     """
+    from pytest_negativa.storage.runs import run_at
+
+    return run_at(runs_of(settings).find(settings.run).folder)
+
+
+def runs_of(settings: Settings) -> RunsFolder:
+    """The folder of all runs."""
     from pytest_negativa.storage.runs import RunsFolder
 
-    return RunsFolder(Path(settings.directory)).find(settings.run)
+    return RunsFolder(Path(settings.directory))
 
 
 def show(text: str) -> None:
@@ -267,28 +274,6 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
-
-
-def named_run(name: str, settings: Settings, instead: str = "") -> Run:
-    """The run of an id, a folder or a URL; the message names what could stand ``instead``.
-
-    Raises:
-        OptionError: it does not exist.
-        StoreError: it can't be fetched.
-    """
-    from pytest_negativa.storage.runs import Run, RunsFolder
-
-    if is_url(name):
-        return RunsFolder(Path(settings.directory)).fetch(Url(name))
-    folder = RunsFolder(Path(settings.directory)).folder / name
-    if folder.is_dir() and "/" not in name and name not in ("", ".", ".."):
-        return Run(folder.resolve())
-    if name and Path(name).is_dir():
-        return Run(Path(name).resolve())
-    raise OptionError(
-        f"{name or repr(name)}: no such run{instead}; negativa runs list prints those in "
-        f"{folder.parent}"
-    )
 
 
 def warn_of_hooks(runs: Sequence[Run]) -> None:

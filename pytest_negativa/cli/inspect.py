@@ -56,7 +56,6 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
     callback=_parse_percent,
     help="Fail (exit 1) if more of a distribution is dead (with --dead).",
 )
-@click.option("--duplicates", is_flag=True, help="Show what is stored more than once.")
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @MATCH
@@ -85,7 +84,6 @@ def inspect(
     required: tuple[ComputeCapability, ...],
     dead: bool,
     max_dead: float | None,
-    duplicates: bool,
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
@@ -119,16 +117,16 @@ def inspect(
     then calls code slimmable that no such device loads; without it, the devices are those of the
     run or the lock. The JSON has the schema image-report.
 
-    With --require-arch, --dead or --duplicates, the command answers these questions alone. It
-    unpacks no code. The table of --require-arch counts the regions without code for an arch:
-    libraries may have regions for other GPUs alone.
+    With --require-arch or --dead, the command answers these questions alone. It unpacks no code.
+    The table of --require-arch counts the regions without code for an arch: libraries may have
+    regions for other GPUs alone.
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
     if packages or run is not None or lock is not None:
         if len(libraries) > 1 or (run is not None and lock is not None):
             raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
-        if required or dead or duplicates or deps or kernels or elements or headers_only or globs:
+        if required or dead or deps or kernels or elements or headers_only or globs:
             raise click.UsageError(
                 "--packages, --run and --lock are for tables by package, which only --arch, --top "
                 "and --json shape"
@@ -149,8 +147,6 @@ def inspect(
         raise click.UsageError("--dead needs --arch, which names the deployed GPUs")
     if max_dead is not None and not dead:
         raise click.UsageError("--max-dead goes with --dead")
-    if duplicates and (kernels or elements):
-        raise click.UsageError("--duplicates goes without --kernels and --elements")
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
@@ -180,7 +176,6 @@ def inspect(
         demangled=demangle,
         required=required,
         dead=dead,
-        duplicates=duplicates,
     )
     cache = None
     if not no_cache:

@@ -9,7 +9,7 @@ import click
 
 from pytest_negativa.analysis.unplanned import find_unplanned
 from pytest_negativa.analysis.widen import widen_by_use, widen_lock
-from pytest_negativa.cli.common import PathOrUrl, named_run, run_of, settings_of
+from pytest_negativa.cli.common import PathOrUrl, run_of, runs_of, settings_of
 from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -163,7 +163,7 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
 
 def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
     """Keep in the lock what other runs used."""
-    runs = [named_run(name, settings) for name in names]
+    runs = [runs_of(settings).find(name) for name in names]
     traces = [trace for run in runs for trace in run.require_traces()]
     found = filter(None, map(load_opened, runs))
     opened = [one for files in found for one in files.distributions]

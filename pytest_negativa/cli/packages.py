@@ -10,8 +10,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     encode_json,
-    named_run,
     note_unopened,
+    runs_of,
     settings_of,
     show,
     workers_for,
@@ -46,7 +46,7 @@ def show_packages(
     settings = settings_of()
     suite = None
     if run is not None:
-        suite = load_suite(named_run(run, settings))
+        suite = load_suite(runs_of(settings).find(run))
     elif lock is not None:
         suite = suite_of_lock(load_lock(lock))
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:

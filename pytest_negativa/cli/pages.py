@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,
-    named_run,
     run_of,
+    runs_of,
     settings_of,
     show,
 )
@@ -21,7 +21,7 @@ from pytest_negativa.hostcode.summary import list_variants, summarize, touched_f
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.planning.by_tests import compare_groups
 from pytest_negativa.reporting.host_pages import render_host_report
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.launches import similarity_table
 from pytest_negativa.settings.flags import click_options
 
 
@@ -48,7 +48,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     run = run_of(settings)
     usage = require_usage(run)
     if others:
-        named = [run, *(named_run(other, settings) for other in others)]
+        named = [run, *(runs_of(settings).find(other) for other in others)]
         if len({one.run_id for one in named}) < len(named):
             raise click.BadParameter("name another run than the one shown", param_hint="--similar")
         show(_compare({one.run_id: require_usage(one) for one in named}))
@@ -62,11 +62,5 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:
     """A table of each two runs and how alike the functions are that they touched."""
-    alike = compare_groups({name: set(touched_functions(usage)) for name, usage in usages.items()})
-    rows = [
-        (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.jaccard:.2f}")
-        for one in alike
-    ]
-    return format_table(
-        "llrrr", ("run", "", "shared", "either", "similarity"), rows, drop=(3, 2), names=(0, 1)
-    )
+    touched = {name: set(touched_functions(usage)) for name, usage in usages.items()}
+    return similarity_table("run", compare_groups(touched))

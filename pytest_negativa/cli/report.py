@@ -9,7 +9,7 @@ import click
 
 from pytest_negativa.analysis.finish import write_reports
 from pytest_negativa.analysis.reported import load_contents, with_limits
-from pytest_negativa.cli.common import fail_for_limits, named_run, run_of, settings_of
+from pytest_negativa.cli.common import fail_for_limits, run_of, runs_of, settings_of
 from pytest_negativa.errors import did_you_mean
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import Reports
@@ -48,7 +48,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
 
     \b
     terminal, terminal-missing, github   printed
-    json, markdown, csv, html            written to PATH, by default in .negativa
+    json, markdown, html                 written to PATH, by default in .negativa
     lcov, cobertura                      kernel coverage, for coverage tools
     baseline                             figures to compare later runs with (--compare)
     markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
@@ -68,7 +68,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     settings = settings_of(flags)
     if named:
         near = did_you_mean(named[0], _TYPES)
-        run = named_run(named[0], settings, f", and no such type of report{near}")
+        run = runs_of(settings).find(named[0], f", and no such type of report{near}")
     else:
         run = run_of(settings)
     contents = with_limits(load_contents(run), settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, named_run, run_of, settings_of
+from pytest_negativa.cli.common import as_json_option, encode_json, run_of, runs_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, RunDetails, RunList, RunRow
 from pytest_negativa.reporting.rows import code_files_rows
@@ -43,7 +43,7 @@ def list_runs(as_json: bool) -> None:
 
     Exit status: 0.
     """
-    folder = RunsFolder(Path(settings_of().directory))
+    folder = runs_of(settings_of())
     listing = RunList(
         format_version=LISTING_VERSION,
         runs=tuple(map(_row, folder.runs())),
@@ -74,7 +74,7 @@ def show(run: str | None, as_json: bool) -> None:
     the run can't be read.
     """
     settings = settings_of()
-    named = run_of(settings) if run is None else named_run(run, settings)
+    named = run_of(settings) if run is None else runs_of(settings).find(run)
     if named.is_empty:
         raise StoreError(f"{named}: no trace here; expected the folder of a run")
     details = _details(named)
@@ -98,8 +98,8 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
     Exit status: 0, or 1 if a run could not be deleted.
     """
     settings = settings_of()
-    folder = RunsFolder(Path(settings.directory))
-    doomed = [named_run(run, settings) for run in runs]
+    folder = runs_of(settings)
+    doomed = [runs_of(settings).find(run) for run in runs]
     if keep is not None:
         doomed += [run for run in folder.runs()[keep:] if run not in doomed]
     if not doomed and not copies:

@@ -9,15 +9,14 @@ import click
 from pytest_negativa.cli.common import (
     as_json_option,
     interruptible,
-    named_run,
     run_of,
+    runs_of,
     settings_of,
 )
 from pytest_negativa.cli.slim_output import GOES_ON, absolute, finish, places
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
-from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import require_ended
 
@@ -61,7 +60,7 @@ def _push_spares(paths: tuple[Path, ...], url: Url, *, as_json: bool) -> None:
 
 def _push_run(named: list[str], url: Url) -> None:
     settings = settings_of()
-    run = named_run(named[0], settings) if named else run_of(settings)
+    run = runs_of(settings).find(named[0]) if named else run_of(settings)
     require_ended(run.trace_files())
     done = run.publish(url)
     sizes = f"{format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
@@ -106,7 +105,7 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
         return
     if len(urls) < len(words) or as_json:
         raise click.UsageError("PATH and --json go with spares, which have no URL here")
-    runs = RunsFolder(Path(settings_of().directory))
+    runs = runs_of(settings_of())
     for url in urls:
         click.echo(printable(str(runs.fetch(Url(url)))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from pytest_negativa.cli.common import (
     show,
 )
 from pytest_negativa.cli.run_facts import how_to_trace, recorded_tests, require_launches, usage_of
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import (
@@ -30,13 +30,15 @@ from pytest_negativa.models.listing import (
 )
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
-    Likeness,
     compare_groups,
     kernel_runs,
     launches_by_range,
 )
-from pytest_negativa.reporting.launches import render_ranges, render_tests, total_of
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.launches import (
+    render_tests,
+    similarity_table,
+    total_of,
+)
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import matches
 from pytest_negativa.storage.results import load_plans
@@ -60,18 +62,16 @@ _BUILT_IN_MARKERS = frozenset(
 @click.command()
 @click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
 @click.option("--test", "test_glob", metavar="GLOB", help="List only tests whose node id matches.")
-@click.option("--ranges", is_flag=True, help="Print the ranges, libraries and kernels of each.")
 @click.option(
     "--similar",
     type=click.Choice(["test", "module", "marker"]),
     help="Compare each two of them by the kernels that they ran.",
 )
 @as_json_option("tests")
-@click_options("run", "reports.top", "reports.demangle")
+@click_options("run", "reports.top")
 def tests(
     glob: str | None,
     test_glob: str | None,
-    ranges: bool,
     similar: str | None,
     as_json: bool,
     **flags: Any,
@@ -80,9 +80,9 @@ def tests(
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
     test that looked it up first. So are the kernels of child processes, whose launches no level
-    counts. --ranges prints a tree: test, NVTX ranges, library, kernel. It takes a trace at level
-    launch, and only one at level range tells the ranges. --similar prints the Jaccard similarity:
-    1.00 for the same kernels, 0.00 for none in common; its --json has the schema similarity.
+    counts. --json has the NVTX ranges, libraries and kernels of each test, too; only a trace at
+    level range tells the ranges. --similar prints the Jaccard similarity: 1.00 for the same
+    kernels, 0.00 for none in common; its --json has the schema similarity.
 
     Exit status: 0, or 1 if the run can't be read.
     """
@@ -91,49 +91,35 @@ def tests(
     top = settings.reports.top
     if similar is not None:
         groups = _groups(similar, run)
-        pairs = _pairs(_kernels_alike(run, groups, glob), f"{similar}s")
+        pairs = _compare(run, groups, glob)
+        if not pairs:
+            raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
         if as_json:
             compared = SimilarityList(
                 format_version=LISTING_VERSION,
                 run_id=run.run_id,
                 compared=similar,
-                code="kernels",
-                pairs=pairs,
+                pairs=tuple(pairs),
             )
             click.echo(encode_json(compared), nl=False)
             return
-        shown = [
-            (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.similarity:.2f}")
-            for one in pairs[: top or None]
-        ]
-        headers = (similar, "", "shared", "either", "similarity")
-        show(format_table("llrrr", headers, shown, drop=(3, 2), names=(0, 1)))
+        shown = pairs[: top or None]
+        show(similarity_table(similar, shown))
         _tell_rest(len(pairs) - len(shown), "rows")
         return
     usage = usage_of(run)
-    if ranges and not usage.launches:
-        raise StoreError(
-            f"{run}: counted no launches, which have the ranges; {how_to_trace(usage, 'range')}"
-        )
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
         listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
         click.echo(encode_json(listing), nl=False)
         return
     first = listed[: top or None]
-    if ranges:
-        for line in render_ranges(first, top=top, demangled=settings.reports.demangle):
-            click.echo(line)
-    else:
-        show(render_tests(first))
+    show(render_tests(first))
     _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         how = how_to_trace(usage, "launch")
         show(f"A test is listed with the kernels that it looked up first; {how} for all.")
         return
-    if ranges and not usage.ranges:
-        how = how_to_trace(usage, "range")
-        show(f"The trace has no ranges; {how}, in a program that names them.")
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if any(kernel.launches is None for kernel in kernels):
         show(
@@ -237,9 +223,7 @@ def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
     }
 
 
-def _kernels_alike(
-    run: Run, groups: Mapping[str, Sequence[str]], glob: str | None
-) -> list[Likeness]:
+def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) -> list[SimilarPair]:
     usage = usage_of(run)
     require_launches(run, usage)
     runs = kernel_runs(usage, usage.iter_images())
@@ -249,19 +233,3 @@ def _kernels_alike(
             for group in groups.get(one.test, ()):  # none: a fixture or a phase of the session
                 found[group].add(name)
     return compare_groups(found)
-
-
-def _pairs(alike: Iterable[Likeness], what: str) -> tuple[SimilarPair, ...]:
-    pairs = tuple(
-        SimilarPair(
-            left=one.left,
-            right=one.right,
-            shared=one.shared,
-            either=one.either,
-            similarity=one.jaccard,
-        )
-        for one in alike
-    )
-    if not pairs:
-        raise OptionError(f"--similar: fewer than two of these {what} ran any kernels")
-    return pairs

@@ -6,9 +6,7 @@ take about the same time.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +35,6 @@ from pytest_negativa.gpucode.workers import (
     this_worker,
 )
 from pytest_negativa.models.archive import Member
-from pytest_negativa.models.duplicates import CodeDigest, LibraryContent
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import LibrarySummary
@@ -68,7 +65,6 @@ class MapRequest:
         with_digest: whether the maps of libraries with GPU code hold the digest of the file.
         slimmed: whether to read slimmed libraries, too, whose maps have addresses for offsets.
             Otherwise such a library is an error, unless no GPU code is left.
-        with_content: whether the results of libraries with GPU code have digests of their content.
         any_file: whether to read archives and files that are GPU code themselves, too. Otherwise
             each is an error.
     """
@@ -80,7 +76,6 @@ class MapRequest:
     with_digest: bool = False
     slimmed: bool = False
     left_scope: Scope | None = None
-    with_content: bool = False
     any_file: bool = False
 
 
@@ -90,7 +85,6 @@ class MappedLibrary(NamedTuple):
     Attributes:
         path: the library's; that of a file in an archive is as if the archive were a folder.
         removed: what slim took out, of a slimmed library.
-        content: see ``MapRequest.with_content``.
         cached: whether it came from the cache.
     """
 
@@ -100,7 +94,6 @@ class MappedLibrary(NamedTuple):
     removed: Removed | None = None
     error: NegativaError | None = None
     cached: bool = False
-    content: LibraryContent | None = None
 
     def at(self, path: Path) -> MappedLibrary:
         """The same for another name of the file."""
@@ -113,7 +106,6 @@ class MappedLibrary(NamedTuple):
             path=path,
             summary=self.summary and replace(self.summary, path=shown),
             library_map=library_map,
-            content=self.content and replace(self.content, path=shown),
         )
 
 
@@ -139,7 +131,7 @@ def map_libraries(
         WorkerError: a cluster can't be reached, or one of its workers can't do its part.
     """
     workers = workers or LocalProcesses()
-    files = _Files(paths, join=not request.with_content)
+    files = _Files(paths)
     known: dict[Path | Member, _Tables | None] = dict.fromkeys(files.once)
     if files.are_worth(known, min_parallel_size):
         for path in filter(files.is_large, files.once):
@@ -191,21 +183,18 @@ class _Seen(NamedTuple):
 class _Files:
     """The files to map, and which of them are the same.
 
-    Args:
-        join: whether the result of one may stand for another one.
-
     Attributes:
         once: the files to read, the largest first: otherwise one process could read it alone at
             the end.
         seen: all files.
     """
 
-    def __init__(self, paths: Iterable[Path | Member], *, join: bool) -> None:
+    def __init__(self, paths: Iterable[Path | Member]) -> None:
         self.seen = {path: _Seen.at(path) for path in paths}
         self._twins: dict[Path | Member, list[Path]] = {}
         firsts: dict[object, Path | Member] = {}
         for path, seen in self.seen.items():
-            first = firsts.setdefault(seen if join and self.is_large(path) else path, path)
+            first = firsts.setdefault(seen if self.is_large(path) else path, path)
             if first != path and isinstance(path, Path):
                 self._twins.setdefault(first, []).append(path)
         self.once = sorted(firsts.values(), key=self.size, reverse=True)
@@ -373,7 +362,7 @@ def _look_up_alone(
     path: Path | Member, request: MapRequest, cache: MapCache | None
 ) -> MappedLibrary | _Tables | None:
     """Look a library up in the cache; on a miss, return the tables that were read for the key."""
-    if cache is None or isinstance(path, Member) or request.with_content:
+    if cache is None or isinstance(path, Member):
         return None
     try:
         with ByteSource(path) as source:
@@ -466,8 +455,6 @@ def map_source(
         known: its tables, if they were read before.
     """
     try:
-        if request.with_content:
-            return _with_content(path, source, request, cache, known)
         _check_name(path, source.path)
         if has_marker(source):
             return _read_slimmed(path, source, request)
@@ -478,37 +465,6 @@ def map_source(
         )
     except NegativaError as e:
         return MappedLibrary(path, error=e)
-
-
-def _with_content(
-    path: Path,
-    source: ByteSource,
-    request: MapRequest,
-    cache: MapCache | None,
-    known: _Tables | None,
-) -> MappedLibrary:
-    without = dataclasses.replace(request, with_map=True, with_content=False)
-    mapped = map_source(path, source, without, cache, known)
-    library_map = mapped.library_map
-    if library_map is None or not library_map.sections:
-        return mapped
-    spans = [region.span for region in library_map.iter_regions()]
-    spans += [frame.span for frame in library_map.iter_frames()]
-    content = LibraryContent(
-        path=source.path,
-        size=source.size,
-        sha256=source.sha256(),
-        # The offsets in the map of a slimmed library are addresses.
-        code=()
-        if mapped.removed is not None
-        else tuple(
-            CodeDigest(span.size, hashlib.sha256(source.read(span.start, span.size)).digest())
-            for span in spans
-        ),
-    )
-    if not source.is_unchanged():
-        raise FormatError(path, None, "changed while it was read; run the command again")
-    return mapped._replace(library_map=library_map if request.with_map else None, content=content)
 
 
 def _read(

@@ -233,8 +233,8 @@ class TestList(Record, frozen=True, kw_only=True):
     tests: tuple[ListedTest, ...]
 
 
-class SimilarPair(Record, frozen=True, kw_only=True):
-    """Two tests, modules or markers, compared by the kernels or functions that they ran.
+class SimilarPair(Record, frozen=True):
+    """Two tests, modules or markers, compared by the kernels that they ran; or two runs.
 
     Attributes:
         left, right: their names.
@@ -257,14 +257,12 @@ class SimilarityList(Record, frozen=True, kw_only=True):
         format_version: of this form.
         run_id: the run.
         compared: what is compared: ``test``, ``module`` or ``marker``.
-        code: what they are compared by: ``kernels``, or ``functions`` of CPU code.
         pairs: the most alike first.
     """
 
     format_version: int
     run_id: str
     compared: str
-    code: str
     pairs: tuple[SimilarPair, ...]
 
 

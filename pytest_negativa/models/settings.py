@@ -57,7 +57,6 @@ class ReportFormat(str, enum.Enum):
     JSON = "json"
     MARKDOWN = "markdown"
     MARKDOWN_APPEND = "markdown-append"
-    CSV = "csv"
     LCOV = "lcov"
     COBERTURA = "cobertura"
     JUNIT = "junit"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Record
-from pytest_negativa.models.duplicates import Duplicates
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import ForeignCode, LibraryMap
 from pytest_negativa.models.slimmed import Removed
@@ -205,11 +204,9 @@ class Inspection(Record, frozen=True, kw_only=True):
         libraries: those that could be read, in the order asked for.
         errors: one message for each file that could not be read.
         dead: with ``--dead``, the code that no device loads, by distribution.
-        duplicates: with ``--duplicates``, what is stored more than once.
     """
 
     format_version: int
     libraries: tuple[InspectedLibrary, ...]
     errors: tuple[str, ...]
     dead: tuple[DeadCode, ...] = ()
-    duplicates: Duplicates | None = None

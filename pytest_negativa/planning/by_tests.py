@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelRun
+from pytest_negativa.models.listing import SimilarPair
 from pytest_negativa.models.trace import (
     FirstUse,
     ImageUse,
@@ -144,36 +145,16 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
     )
 
 
-class Likeness(NamedTuple):
-    """How alike the kernels or functions of two groups of tests are, or the functions of two runs.
-
-    Attributes:
-        left, right: the groups.
-        shared: how many kernels or functions both ran.
-        either: how many at least one of them ran.
-    """
-
-    left: str
-    right: str
-    shared: int
-    either: int
-
-    @property
-    def jaccard(self) -> float:
-        """The Jaccard similarity: 1 if both ran the same kernels, 0 if they share none."""
-        return self.shared / self.either
-
-
-def compare_groups(groups: Mapping[str, Collection[Hashable]]) -> list[Likeness]:
+def compare_groups(groups: Mapping[str, Collection[Hashable]]) -> list[SimilarPair]:
     """Compare each two groups, the most alike first.
 
     Args:
         groups: what each group ran, by the group's name; without anything, it is left out.
     """
     sets = sorted((name, frozenset(ran)) for name, ran in groups.items())
-    found = [
-        Likeness(left, right, len(of_left & of_right), len(of_left | of_right))
-        for (left, of_left), (right, of_right) in itertools.combinations(sets, 2)
-        if of_left and of_right
-    ]
-    return sorted(found, key=lambda one: (-one.jaccard, one.left, one.right))
+    found = []
+    for (left, of_left), (right, of_right) in itertools.combinations(sets, 2):
+        if of_left and of_right:
+            shared, either = len(of_left & of_right), len(of_left | of_right)
+            found.append(SimilarPair(left, right, shared, either, shared / either))
+    return sorted(found, key=lambda one: (-one.similarity, one.left, one.right))

@@ -17,9 +17,6 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<>#|~&]|(?<!\w)_|_(?!\w))")
 _MENTION = re.compile(r"@(?=\w)")
 _BACKTICKS = re.compile(r"`+")
 
-# OWASP, "CSV Injection"; a spreadsheet takes the full-width forms, too.
-_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-
 
 def escape_markdown(text: str) -> str:
     """``text`` as a line of Markdown that shows it as it is, also in a table."""
@@ -34,12 +31,6 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
     span = f"{fence}{pad}{text}{pad}{fence}"
     # GFM 4.10: only in a table, a pipe is escaped even inside a code span.
     return span.replace("|", "\\|") if in_table else span
-
-
-def escape_csv(text: str) -> str:
-    """``text`` as a cell that no spreadsheet takes for a formula."""
-    text = printable(text)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
 def escape_github(text: str) -> str:

@@ -21,7 +21,6 @@ from pytest_negativa.reporting.coverage_files import (
     render_cobertura,
     render_lcov,
 )
-from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
@@ -59,58 +58,31 @@ def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
         yield from render_report(contents.report, options, terminal_width())
 
 
-def _missing(contents: ReportContents, options: Reports) -> Iterator[str]:
-    return render_missing(contents.report.coverage, options, terminal_width())
-
-
 def _github(contents: ReportContents, _options: Reports) -> Iterator[str]:
     if lines := tuple(render_annotations(contents.report)):
         yield "\n".join(lines)
 
 
-def _json(contents: ReportContents, _options: Reports) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(contents.report), indent=1) + b"\n"
-
-
-def _markdown(contents: ReportContents, _options: Reports) -> bytes:
-    return render_markdown(contents.report).encode()
-
-
-def _csv(contents: ReportContents, _options: Reports) -> bytes:
-    return render_csv(contents.report).encode()
-
-
-def _html(contents: ReportContents, _options: Reports) -> bytes:
-    return render_html(contents)
-
-
-def _baseline(contents: ReportContents, _options: Reports) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(contents.baseline), indent=1) + b"\n"
-
-
-def _lcov(files: Sequence[SourceFile]) -> bytes:
-    return render_lcov(files).encode()
-
-
-def _cobertura(files: Sequence[SourceFile]) -> bytes:
-    return render_cobertura(files, time.time_ns() // 1_000_000)
+def _json(record: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
 _TO_SCREEN: Mapping[ReportFormat, Callable[[ReportContents, Reports], Iterator[str]]] = {
     ReportFormat.TERMINAL: _terminal,
-    ReportFormat.TERMINAL_MISSING: _missing,
+    ReportFormat.TERMINAL_MISSING: lambda contents, options: render_missing(
+        contents.report.coverage, options, terminal_width()
+    ),
     ReportFormat.GITHUB: _github,
 }
-_TO_FILE: Mapping[ReportFormat, Callable[[ReportContents, Reports], bytes]] = {
-    ReportFormat.JSON: _json,
-    ReportFormat.MARKDOWN: _markdown,
-    ReportFormat.CSV: _csv,
-    ReportFormat.HTML: _html,
-    ReportFormat.BASELINE: _baseline,
+_TO_FILE: Mapping[ReportFormat, Callable[[ReportContents], bytes]] = {
+    ReportFormat.JSON: lambda contents: _json(contents.report),
+    ReportFormat.MARKDOWN: lambda contents: render_markdown(contents.report).encode(),
+    ReportFormat.HTML: render_html,
+    ReportFormat.BASELINE: lambda contents: _json(contents.baseline),
 }
 _OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
-    ReportFormat.LCOV: _lcov,
-    ReportFormat.COBERTURA: _cobertura,
+    ReportFormat.LCOV: lambda files: render_lcov(files).encode(),
+    ReportFormat.COBERTURA: lambda files: render_cobertura(files, time.time_ns() // 1_000_000),
 }
 
 
@@ -139,12 +111,10 @@ def render_to_files(contents: ReportContents, options: Reports) -> Iterator[Repo
     """The files of all wanted reports that are files."""
     for wanted in options.formats:
         if wanted.path is not None:
-            yield from _files_of(wanted, place_of(wanted.path), contents, options)
+            yield from _files_of(wanted, place_of(wanted.path), contents)
 
 
-def _files_of(
-    wanted: Report, path: Path | Url, contents: ReportContents, options: Reports
-) -> Iterator[ReportFile]:
+def _files_of(wanted: Report, path: Path | Url, contents: ReportContents) -> Iterator[ReportFile]:
     if wanted.format in _OF_COVERAGE:
         files = group_by_file(contents.report.coverage, Path(contents.report.directory).absolute())
         for file in files:
@@ -155,7 +125,7 @@ def _files_of(
         make = _appended(contents, path, wanted.limit)
         yield ReportFile(path, make, is_appended=not wanted.replaces)
     else:
-        yield _whole(path, _TO_FILE[wanted.format](contents, options))
+        yield _whole(path, _TO_FILE[wanted.format](contents))
 
 
 def _whole(path: Path | Url, data: bytes) -> ReportFile:

@@ -1,4 +1,4 @@
-"""Growth of GPU code from run to run, as a table with bars for the terminal."""
+"""Growth of GPU code from run to run, as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable, terminal_width
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_growth
 from pytest_negativa.settings.globs import LibraryNames, matches_library
-
-_LONGEST, _SHORTEST = 30, 8  # bars
-_GAP = "  "
-_USED, _UNUSED = "█", "░"
 
 
 def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator[str]:
@@ -40,14 +36,13 @@ def render_history(points: Sequence[HistoryPoint], glob: str | None) -> Iterator
     left = [n for n, _ in enumerate(headers) if n != 1 or glob is not None]
     if not any(row[2] for row in cells):
         left.remove(2)
-    table = format_table(
+    yield format_table(
         "".join("lllrrr"[n] for n in left),
         [headers[n] for n in left],
         [[row[n] for n in left] for row in cells],
         drop=[left.index(n) for n in (2, 5) if n in left],
         names=[left.index(1)] if 1 in left else (),
     )
-    yield _with_bars(table, [one for _, one in rows])
     for point in points:
         if point.problem is not None:
             yield f"{point.label}: left out: {printable(point.problem)}"
@@ -61,22 +56,3 @@ def is_named(glob: str, name: str) -> bool:
 def _total(libraries: Sequence[HistoryLibrary]) -> HistoryLibrary:
     code, unused = sum(one.code for one in libraries), sum(one.unused for one in libraries)
     return HistoryLibrary("total", None, code, unused)
-
-
-def _with_bars(table: str, rows: Sequence[HistoryLibrary]) -> str:
-    """The table with a bar beside each row, if the terminal has room for them."""
-    header, rule, *lines = table.split("\n")
-    width = terminal_width()
-    longest = min(_LONGEST, width - len(rule) - len(_GAP)) if width else _LONGEST
-    if longest < _SHORTEST:
-        return table
-    most = max((one.code for one in rows), default=0)
-    bars = (_bar(one, most, longest) for one in rows)
-    lines = [f"{line:{len(rule)}}{_GAP}{bar}" for line, bar in zip(lines, bars, strict=True)]
-    return "\n".join([header, f"{rule}{_GAP}{'-' * longest}", *lines])
-
-
-def _bar(one: HistoryLibrary, most: int, longest: int) -> str:
-    length = round(longest * one.code / most) if most else 0
-    unused = round(length * one.unused / one.code) if one.code else 0
-    return _USED * (length - unused) + _UNUSED * unused

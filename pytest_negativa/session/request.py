@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.runs import RunsFolder, run_at
 
 if TYPE_CHECKING:
     import pytest
@@ -177,7 +177,8 @@ def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
         # A session that traces verifies its own run, whatever the environment names.
         traces = settings.enabled
-        run = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
+        found = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
+        run = found and run_at(found.folder)
         return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
     return run_supervisor(verify)

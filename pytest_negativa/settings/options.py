@@ -25,7 +25,6 @@ REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
     "markdown-append": "summary.md",
-    "csv": "report.csv",
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
@@ -378,11 +377,10 @@ OPTIONS: tuple[Option, ...] = (
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. "
         "markdown. markdown-append: the same at the end of a file, by default of "
-        "`GITHUB_STEP_SUMMARY`. csv: a row for each library. lcov, cobertura: kernel "
-        "coverage for coverage tools. junit: properties in the file of pytest's "
-        "`--junitxml`. html: one page with pictures and tables. baseline: figures by "
-        "which later runs are compared. Without a PATH, a file lies in the folder for "
-        "reports. `-` is standard output.",
+        "`GITHUB_STEP_SUMMARY`. lcov, cobertura: kernel coverage for coverage tools. junit: "
+        "properties in the file of pytest's `--junitxml`. html: one page with pictures and "
+        "tables. baseline: figures by which later runs are compared. Without a PATH, a file lies "
+        "in the folder for reports. `-` is standard output.",
         is_repeated=True,
         has_commas=True,
         requires=_TESTED,

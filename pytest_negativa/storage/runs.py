@@ -564,33 +564,35 @@ class RunsFolder:
         """A folder, not made yet, for the files of a measurement."""
         return self.folder / "measure" / new_run_id()
 
-    def find(self, named: str | None = None) -> Run:
+    def find(self, named: str | None = None, instead: str = "") -> Run:
         """The named run, else the last one; by its own name, which messages are to say.
 
         Args:
-            named: a run's folder, the URL of one, see ``fetch``, or the id of a run in this folder.
+            named: a run's folder, its id, or its URL, see ``fetch``.
+            instead: what else the name could be, for the message.
 
         Raises:
-            OptionError: the named folder does not exist, or the URL can't be used.
-            StoreError: there is no run.
+            OptionError: there is no such run, or the URL can't be used.
+            StoreError: it can't be fetched.
         """
-        if named is not None and is_url(named):
-            return self.fetch(Url(named))
-        folder = self.latest if named is None else Path(named)
-        if folder.is_dir():
-            return run_at(folder.resolve())
-        if named is not None:
-            if is_run_id(named) and (self.folder / named).is_dir():
-                return run_at((self.folder / named).resolve())
+        if named is None and self.latest.is_dir():
+            return Run(self.latest.resolve())
+        if named is None:
+            if self.latest.is_symlink():
+                gone = f"{self.latest}: leads to {self.latest.readlink()}, which is gone"
+                raise OptionError(f"{gone}; {self.advice()}")
             raise OptionError(
-                f"{named}: no such run; negativa runs list prints those in {self.folder}"
+                f"{self.latest}: no traced run here; make one with pytest --negativa, or with "
+                "negativa debloat -- COMMAND"
             )
-        if folder.is_symlink():
-            gone = f"{folder}: leads to {folder.readlink()}, which is gone"
-            raise StoreError(f"{gone}; {self.advice()}")
-        raise StoreError(
-            f"{folder}: no traced run here; make one with pytest --negativa, or with "
-            "negativa debloat -- COMMAND"
+        if is_url(named):
+            return self.fetch(Url(named))
+        for folder in (Path(named), self.folder / named):
+            if named and folder.is_dir():
+                return Run(folder.resolve())
+        raise OptionError(
+            f"{named or repr(named)}: no such run{instead}; negativa runs list prints those in "
+            f"{self.folder}"
         )
 
     def advice(self) -> str:

@@ -32,9 +32,9 @@ def located(project: Project) -> Project:
 
 @pytest.mark.slow
 def test_listings_of_runs(located: Project) -> None:
-    report = listed(located, "report", "locate", "--report=terminal,csv")
+    report = listed(located, "report", "locate", "--report=terminal,markdown")
     assert report["libraries"][0]["kernels"] == 13
-    assert (located.results / "report.csv").exists()
+    assert (located.results / "report.md").exists()
 
     [run] = listed(located, "runs", "runs", "list")["runs"]
     assert run["is_latest"] and run["state"] == "planned (replay)"
@@ -49,7 +49,6 @@ def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> Non
     project.pytest("-q", "--negativa", "--negativa-level=launch")
     how = "this run replays a recording, so make a new recording with --negativa-level="
     assert f"{how}launch" in project.negativa("needs", "-k", "passes", status=1).stderr
-    assert f"{how}range" in project.negativa("tests", "--ranges", status=1).stderr
     assert f"{how}launch" in " ".join(project.negativa("tests").stdout.split())
 
 
@@ -93,21 +92,14 @@ def test_slimmed_libraries(project: Project) -> None:
 
 @pytest.mark.slow
 def test_launches_of_children_are_not_counted(project: Project) -> None:
-    """The tree of a trace without ranges has no line for what is outside of ranges."""
     folder = project.folder / "run" / "trace"
     launched = LaunchRecord(name="counted", count=2, context=2)
     write(folder, header(), [*records("counted"), launched])
     project.negativa("locate", "--run", "run", "--accept-failed")
-    alone = project.negativa("tests", "--ranges", "--run", "run").stdout.splitlines()
-    assert alone == [
-        "test_a.py::test_a  (2 launches)",
-        "    (no library of the run)  (2 launches)",
-        "      counted  (2 launches)",
-        "The trace has no ranges; trace with --negativa-level=range, in a program that names them.",
-    ]
+    assert "test_a.py::test_a" in project.negativa("tests", "--run", "run").stdout
 
     write(folder, header(pid=8, role=Role.CHILD), records("of_a_child", nodeid="test_a.py::test_b"))
     project.negativa("locate", "--run", "run", "--accept-failed")
-    shown = project.negativa("tests", "--ranges", "--run", "run").stdout
-    assert "      of_a_child  (used first; launches not counted)\n" in shown
+    shown = project.negativa("tests", "--run", "run").stdout
+    assert shown.splitlines()[3].split() == ["test_a.py::test_b", "1", "-", "-"]
     assert "Launches of child processes are not counted: their kernels are listed with" in shown

@@ -87,11 +87,11 @@ def test_results_that_cannot_be_written(project: Project) -> None:
 
 
 def test_locate_without_a_run(project: Project) -> None:
-    done = project.negativa("locate", status=1)
+    done = project.negativa("locate", status=2)
     latest = project.results / "latest"
     assert done.stderr.startswith(f"negativa: error: {latest}: no traced run here; make one with ")
     named = project.negativa("locate", "--run", "nowhere", status=2)
-    assert f"{project.folder / 'nowhere'}: no such folder" in named.stderr
+    assert f"{project.folder / 'nowhere'}: no such run" in named.stderr
     (project.folder / "empty").mkdir()
     empty = project.negativa("locate", "--run", "empty", status=1)
     assert "no trace files (*.jsonl) here or in its folder trace" in empty.stderr
@@ -205,7 +205,7 @@ def test_a_last_run_that_is_gone(recorded: Project, command: str) -> None:
     recorded.negativa("locate", "--run", ".negativa/20260101T000001Z-0123ab")
     (recorded.results / "latest").unlink()
     (recorded.results / "latest").symlink_to("20260101T000002Z-0123ab")
-    error = recorded.negativa(command, status=1).stderr
+    error = recorded.negativa(command, status=2).stderr
     assert "latest: leads to 20260101T000002Z-0123ab, which is gone; trace again, or" in error
     assert f"--run {recorded.results / '20260101T000001Z-0123ab'}" in error
 

@@ -18,13 +18,13 @@ from tests.oracle.product import FIXTURES, INPUTS, OLD, QUICKSTART, TRACES, Box,
 Case = Callable[[Box], None]
 
 LIBRARIES = sorted(path.name[: -len(".xz")] for path in INPUTS.glob("lib*.so.xz"))
-REPORTS = ("terminal", "terminal-missing", "github", "json", "markdown", "csv", "html", "lcov")
-REPORT_FILES = ("report.json", "report.md", "report.csv", "report.html")
+REPORTS = ("terminal", "terminal-missing", "github", "json", "markdown", "html", "lcov")
+REPORT_FILES = ("report.json", "report.md", "report.html")
 KERNEL_FILES = ("usage.json", "plan/", "spans/")
 
 
 def inspect(box: Box) -> None:
-    """All fixtures and libraries: maps, gates, duplicates, differences."""
+    """All fixtures and libraries: maps, gates, differences."""
     box.copy(FIXTURES, "bin")
     box.copy(QUICKSTART / "quickstart" / "libquickstart.so", "bin/libquickstart.so")
     box.negativa("inspect", "bin")
@@ -36,7 +36,6 @@ def inspect(box: Box) -> None:
     box.negativa("inspect", "--arch", "sm_86", "--json", "bin/libmultiarch.so")
     box.negativa("inspect", "--require-arch", "sm_90,sm_75", "bin")
     box.negativa("inspect", "--dead", "--arch", "sm_90", "bin")
-    box.negativa("inspect", "--duplicates", "bin")
     box.negativa("inspect", "--headers-only", "bin/libquickstart.so", "bin/libframes.so")
     box.negativa("diff", "bin/libcuda11.so", "bin/libmultiarch.so")
     box.negativa("diff", "--json", "bin/libcallgraph.so", "bin/libcallgraph_rdc.so")
@@ -184,7 +183,6 @@ def launches(box: Box) -> None:
     box.latest(*KERNEL_FILES, "report.json", project="project")
     box.negativa("tests", **at)
     box.negativa("tests", "--json", **at)
-    box.negativa("tests", "--ranges", **at)
     box.negativa("tests", "--similar", "test", **at)
     box.negativa("kernels", "--test", "test_app.py::TestMatrices::test_multiply", **at)
     reports(box, at)

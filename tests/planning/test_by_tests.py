@@ -247,4 +247,4 @@ def test_jaccard_similarity() -> None:
         ("a", "c", 1, 2),
         ("b", "c", 1, 3),
     ]
-    assert found[1].jaccard == 0.5
+    assert found[1].similarity == 0.5

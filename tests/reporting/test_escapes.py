@@ -12,8 +12,7 @@ from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCo
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
-from pytest_negativa.reporting.csv_table import render_csv
-from pytest_negativa.reporting.escapes import escape_csv, escape_markdown, markdown_code
+from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.missing import render_missing
@@ -77,7 +76,7 @@ def test_no_format_acts_on_a_name(name: str) -> None:
     files = group_by_file(one.coverage, Path("/out"))
     lcov = render_lcov(files)
 
-    for output in (screen, markdown, render_csv(one), lcov, *annotations):
+    for output in (screen, markdown, lcov, *annotations):
         assert all(c.isprintable() or c in "\r\n" for c in output), output
     for line in (*screen.splitlines(), *markdown.splitlines()):
         assert not line.lstrip().startswith("::")
@@ -90,13 +89,6 @@ def test_no_format_acts_on_a_name(name: str) -> None:
     root = ET.fromstring(render_cobertura(files, 0))
     assert printable(name) in {found.get("filename") for found in root.iter("class")}
     assert printable(name) in {found.get("name") for found in root.iter("method")}
-
-
-@pytest.mark.parametrize("cell", ["=1", "+1", "-1", "@a", " =1", "\t=1", "\uff1d1"])
-def test_no_cell_is_a_formula(cell: str) -> None:
-    assert not escape_csv(cell).lstrip().startswith(("=", "+", "-", "@", "\uff1d"))
-    assert escape_csv(cell).endswith(printable(cell))
-    assert escape_csv("/lib/liba.so") == "/lib/liba.so"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
-from pytest_negativa.reporting.csv_table import render_csv
 from pytest_negativa.reporting.formats import ReportFile, render_to_files, render_to_screen
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
@@ -22,14 +21,6 @@ from tests.support.reports import OURS, report, row
 from tests.support.usages import usage_of
 
 OPTIONS = Reports(formats=(), top=20, demangle=True)
-
-
-def test_csv() -> None:
-    assert render_csv(report(row())) == (
-        "library,size,gpu_code,unused,unused_wrong_arch,unused_no_used_kernel,elements,"
-        "kept_elements,kernels,used_kernels\r\n"
-        "/lib/libours.so,4000,1750,1650,1600,50,5,2,1200,3\r\n"
-    )
 
 
 def test_lcov(tmp_path: Path) -> None:
@@ -206,18 +197,18 @@ def test_the_places_of_the_files_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     contents = ReportContents(report(row()), (), usage_of())
 
     def shown(*paths: str) -> list[str]:
-        wanted = tuple(Report(format=ReportFormat.CSV, path=path) for path in paths)
+        wanted = tuple(Report(format=ReportFormat.JSON, path=path) for path in paths)
         return list(render_to_screen(contents, replace(OPTIONS, formats=wanted)))
 
-    own = f"{tmp_path}/.negativa/report.csv"
-    assert shown(own, "/a\n.csv", own) == ["Reports: .negativa/report.csv, /a\\n.csv"]
+    own = f"{tmp_path}/.negativa/report.json"
+    assert shown(own, "/a\n.json", own) == ["Reports: .negativa/report.json, /a\\n.json"]
     assert shown() == shown(own, "-") == shown("/dev/stdout") == []
     nothing = replace(contents.report, gpu_used=False)
     assert not any(
         "Reports" in line
         for line in render_to_screen(
             ReportContents(nothing, (), usage_of()),
-            replace(OPTIONS, formats=(Report(format=ReportFormat.CSV, path=own),)),
+            replace(OPTIONS, formats=(Report(format=ReportFormat.JSON, path=own),)),
         )
     )
 

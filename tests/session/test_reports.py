@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -22,7 +21,7 @@ def test_use():
     assert FAULT != "fail"
 """
 ALL = (
-    "terminal,terminal-missing,github,json,markdown,markdown-append,markdown-append:own.md,csv,"
+    "terminal,terminal-missing,github,json,markdown,markdown-append,markdown-append:own.md,"
     "html,lcov,cobertura,junit"
 )
 
@@ -53,8 +52,6 @@ def test_all_types(project: Project) -> None:
     assert "| `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% |" in markdown
     assert summary.read_text() == f"# Another step\n{markdown}"
     assert (project.folder / "own.md").read_text() == markdown
-    [row] = csv.DictReader((project.results / "report.csv").read_text().splitlines())
-    assert (row["gpu_code"], row["unused"]) == ("67200", "60216")
     page = read_page(project.results / "report.html")
     tests, history = dict(page["tables"]["tests"]), dict(page["tables"]["history"])
     assert page["texts"][tests["name"][0]] == "test_a.py::test_passes"
@@ -71,8 +68,8 @@ def test_all_types(project: Project) -> None:
     root = ET.parse(project.results / "kernels.xml").getroot()
     assert (root.get("lines-covered"), root.get("lines-valid")) == ("4", "13")
 
-    again = project.negativa("report", "terminal", "csv:-", "markdown-append:own.md")
-    assert headline in again.stdout and "library,size,gpu_code" in again.stdout
+    again = project.negativa("report", "terminal", "lcov:-", "markdown-append:own.md")
+    assert headline in again.stdout and "FNDA:1," in again.stdout
     assert (project.folder / "own.md").read_text() == markdown * 2
     [run] = project.runs()
     assert project.negativa("report", run.name, "json:-").stdout.startswith("{")
@@ -82,7 +79,7 @@ def test_all_types(project: Project) -> None:
 
 @pytest.mark.slow
 def test_what_is_no_report(project: Project) -> None:
-    assert "no traced run" in project.negativa("report", "json", status=1).stderr
+    assert "no traced run" in project.negativa("report", "json", status=2).stderr
     assert "no such type of report" in project.negativa("report", "elsewhere", status=2).stderr
     wrong = project.negativa("report", "jsn:a", status=2).stderr
     assert "found 'jsn:a'" in wrong and "did you mean json?" in wrong

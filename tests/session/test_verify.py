@@ -527,8 +527,8 @@ def test_without_the_native_library_it_is_said(traced: VerifiedProject, tmp_path
 
 def test_without_a_traced_run(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_a():\n    pass\n")
-    assert "negativa: error:" in project.verify(status=1)
-    assert "no traced run here" in project.verify(status=1)
+    assert "negativa: error:" in project.verify(status=4)
+    assert "no traced run here" in project.verify(status=4)
 
 
 def test_a_replayed_run_proves_nothing(project: Project) -> None:

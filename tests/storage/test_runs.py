@@ -199,7 +199,7 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
 
 def test_a_run_is_found_by_its_own_name(run: Run) -> None:
     runs = RunsFolder(run.folder.parent)
-    with pytest.raises(StoreError, match="latest: no traced run here; make one with"):
+    with pytest.raises(OptionError, match="latest: no traced run here; make one with"):
         runs.find()
     run.make_latest()
     assert runs.find() == runs.find(str(runs.latest)) == runs.find(str(run)) == run
