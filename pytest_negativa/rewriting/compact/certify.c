@@ -1,11 +1,12 @@
 /* certify: whether a slim library means the same as its original.
  *
- * It trusts no program that made the library, and shares no code with one. It reads the original (or
- * its digest, and puts the original together from library and spare), the slim library, its spare, and
- * what was declared as unused. All of them may be hostile: sizes are checked before they are used.
+ * It trusts no program that made the library, and shares no code with one. It reads the original
+ * (or its digest, and puts the original together from library and spare), the slim library, its
+ * spare, and what was declared as unused. All of them may be hostile: sizes are checked before they
+ * are used.
  *
- * - Each byte that a segment of the original loads is at its address, with its protection; or a page
- *   that the spare has, by the note's word; or within GPU code that was declared as unused.
+ * - Each byte that a segment of the original loads is at its address, with its protection; or a
+ * page that the spare has, by the note's word; or within GPU code that was declared as unused.
  * - Library and spare give the original, byte by byte.
  * - What ld.so, unwinders, debuggers and the stub read means the same: dynamic section, strings,
  *   relocations, segments, sections, and the places of symbols in the file.
@@ -94,7 +95,8 @@ static Elf original, slim;
 static File spare;
 static Note note;
 static Hole *holes;
-static Ranges declared, checked, gone; /* the last by address, the others by offset in the original */
+static Ranges declared, checked,
+    gone; /* the last by address, the others by offset in the original */
 static bool is_cut, is_overwritten;
 static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
 
@@ -141,8 +143,9 @@ static void open_file(File *file, const char *path) {
 static void push(Ranges *ranges, uint64_t start, uint64_t end, enum Kind kind) {
     if (ranges->count == ranges->room) {
         ranges->room = ranges->room * 2 + 64;
-        ranges->rows = realloc(ranges->rows, ranges->room * sizeof(Range));
-        if (!ranges->rows) give_up("no memory");
+        Range *rows = realloc(ranges->rows, ranges->room * sizeof(Range));
+        if (!rows) give_up("no memory");
+        ranges->rows = rows;
     }
     ranges->rows[ranges->count++] = (Range){.start = start, .end = end, .kind = kind};
 }
@@ -229,8 +232,8 @@ static void sha_add(Sha *sha, const void *bytes, uint64_t size) {
 }
 
 static Sha sha_start(void) {
-    return (Sha){.state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab,
-                           0x5be0cd19}};
+    return (Sha){.state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
+                           0x1f83d9ab, 0x5be0cd19}};
 }
 
 static void sha_end(Sha *sha, uint8_t digest[32]) {
@@ -250,7 +253,8 @@ static void sha_of(const void *data, uint64_t size, uint8_t digest[32]) {
 }
 
 static void read_digest(const char *text, uint8_t digest[32]) {
-    if (strlen(text) != 64 || strspn(text, "0123456789abcdef") != 64) give_up("%s is no SHA-256", text);
+    if (strlen(text) != 64 || strspn(text, "0123456789abcdef") != 64)
+        give_up("%s is no SHA-256", text);
     for (int i = 0; i < 32; i++) {
         char pair[3] = {text[2 * i], text[2 * i + 1], 0};
         digest[i] = (uint8_t)strtoul(pair, NULL, 16);
@@ -260,8 +264,10 @@ static void read_digest(const char *text, uint8_t digest[32]) {
 /* ---- ELF ---- */
 
 /* A copy of rows of a file, which may lie at any offset. */
-static void *rows_of(const Elf *elf, uint64_t offset, uint64_t count, uint64_t size, const char *name) {
-    if (!within(offset, count * size, elf->file.size)) fail("%s: %s leave the file", elf->file.path, name);
+static void *rows_of(const Elf *elf, uint64_t offset, uint64_t count, uint64_t size,
+                     const char *name) {
+    if (!within(offset, count * size, elf->file.size))
+        fail("%s: %s leave the file", elf->file.path, name);
     void *rows = room_for(count, size);
     memcpy(rows, elf->file.data + offset, count * size);
     return rows;
@@ -302,6 +308,7 @@ static bool gets_bytes(const Elf *elf, uint64_t address, uint64_t offset, uint64
 static uint64_t tag(const Elf *elf, int64_t wanted) {
     uint64_t value = 0;
     for (size_t i = 0; i < elf->dynamic_count; i++)
+        // NOLINTNEXTLINE(clang-analyzer-security.ArrayBound): rows were counted up to DT_NULL
         if (elf->dynamic[i].d_tag == wanted) value = elf->dynamic[i].d_un.d_val;
     return value;
 }
@@ -333,7 +340,8 @@ static void read_loads(Elf *elf) {
         if (row->p_vaddr >= limit || row->p_memsz >= limit || row->p_filesz > row->p_memsz ||
             (row->p_filesz && !within(row->p_offset, row->p_filesz, elf->file.size)))
             fail("%s: PT_LOAD %zu leaves the file or the address space", elf->file.path, i);
-        if (row->p_align < PAGE || row->p_align & (row->p_align - 1) || (row->p_vaddr - row->p_offset) % PAGE)
+        if (row->p_align < PAGE || row->p_align & (row->p_align - 1) ||
+            (row->p_vaddr - row->p_offset) % PAGE)
             fail("%s: PT_LOAD %zu has an offset that can't be mapped", elf->file.path, i);
         /* ld.so maps whole pages, also for a segment of no size. */
         if (row->p_vaddr / PAGE * PAGE < end)
@@ -351,17 +359,21 @@ static void read_elf(Elf *elf) {
     Elf64_Ehdr *header = &elf->header;
     if (elf->file.size < sizeof *header) fail("%s: is no ELF file", elf->file.path);
     memcpy(header, elf->file.data, sizeof *header);
-    if (memcmp(header->e_ident, ELFMAG "\2\1", SELFMAG + 2) || header->e_phentsize != sizeof(Elf64_Phdr) ||
+    if (memcmp(header->e_ident, ELFMAG "\2\1", SELFMAG + 2) != 0 ||
+        header->e_phentsize != sizeof(Elf64_Phdr) ||
         (header->e_shnum && header->e_shentsize != sizeof(Elf64_Shdr)))
         fail("%s: is no ELF file of a 64-bit little-endian machine", elf->file.path);
-    elf->segments = rows_of(elf, header->e_phoff, header->e_phnum, sizeof(Elf64_Phdr), "program headers");
+    elf->segments =
+        rows_of(elf, header->e_phoff, header->e_phnum, sizeof(Elf64_Phdr), "program headers");
     elf->section_count = header->e_shnum;
-    elf->sections = rows_of(elf, header->e_shoff, header->e_shnum, sizeof(Elf64_Shdr), "section headers");
+    elf->sections =
+        rows_of(elf, header->e_shoff, header->e_shnum, sizeof(Elf64_Shdr), "section headers");
     if (elf->section_count && header->e_shstrndx >= elf->section_count)
         fail("%s: its sections have no names", elf->file.path);
     read_loads(elf);
     const Elf64_Phdr *segment = elf->dynamic_segment;
-    if (!segment || segment->p_filesz > elf->file.size) fail("%s: has no dynamic section", elf->file.path);
+    if (!segment || segment->p_filesz > elf->file.size)
+        fail("%s: has no dynamic section", elf->file.path);
     const uint8_t *rows = bytes_at(elf, segment->p_vaddr, segment->p_filesz);
     if (!rows) fail("%s: its dynamic section is not loaded", elf->file.path);
     size_t count = segment->p_filesz / sizeof(Elf64_Dyn);
@@ -374,7 +386,8 @@ static void read_elf(Elf *elf) {
 
 /* ---- What the segments load ---- */
 
-/* Compares bytes of the original, by offset, with what the library has in their place; NULL: zeros. */
+/* Compares bytes of the original, by offset, with what the library has in their place; NULL: zeros.
+ */
 static void compare(uint64_t offset, const uint8_t *now, uint64_t size) {
     static const uint8_t zeros[1 << 16];
     for (uint64_t next, end = offset + size; offset < end; offset = next) {
@@ -383,7 +396,8 @@ static void compare(uint64_t offset, const uint8_t *now, uint64_t size) {
         next = end - offset < sizeof zeros ? end : offset + sizeof zeros;
         if (known && next > (is_known ? known->end : known->start))
             next = is_known ? known->end : known->start;
-        if (hole && next > (is_hole ? hole->end : hole->start)) next = is_hole ? hole->end : hole->start;
+        if (hole && next > (is_hole ? hole->end : hole->start))
+            next = is_hole ? hole->end : hole->start;
         const uint8_t *was = original.file.data + offset, *is = now ? now : zeros;
         if (now) now += next - offset;
         if (memcmp(was, is, next - offset) == 0) continue;
@@ -391,7 +405,8 @@ static void compare(uint64_t offset, const uint8_t *now, uint64_t size) {
         if (is_known || (is_hole && hole->kind == TRIMMED)) continue;
         for (uint64_t i = 0; i < next - offset; i++)
             if (was[i] != is[i] && !(is_hole && is[i] <= 1))
-                fail("offset %#" PRIx64 " of the original has %#x instead of %#x", offset + i, is[i], was[i]);
+                fail("offset %#" PRIx64 " of the original has %#x instead of %#x", offset + i,
+                     is[i], was[i]);
     }
 }
 
@@ -445,21 +460,23 @@ static void check_load(const Elf64_Phdr *before, const Elf64_Phdr *now) {
             code->sh_addr < place + now->p_filesz && place < code->sh_addr + code->sh_size)
             fail("the code at %#" PRIx64 " would not be executable", place);
     }
-    if (lost && now->p_flags & PF_X) fail("the zeros behind %#" PRIx64 " would be executable", place);
+    if (lost && now->p_flags & PF_X)
+        fail("the zeros behind %#" PRIx64 " would be executable", place);
     compare(before->p_offset + delta, slim.file.data + now->p_offset, now->p_filesz);
     compare(before->p_offset + delta + now->p_filesz, NULL, lost);
 }
 
 static void check_hole(const Elf64_Phdr *before, const Hole *hole) {
     uint64_t inside = hole->start - before->p_vaddr, size = hole->end - hole->start;
-    uint32_t bits = (before->p_flags & PF_R ? PROT_READ : 0) | (before->p_flags & PF_W ? PROT_WRITE : 0) |
+    uint32_t bits = (before->p_flags & PF_R ? PROT_READ : 0) |
+                    (before->p_flags & PF_W ? PROT_WRITE : 0) |
                     (before->p_flags & PF_X ? PROT_EXEC : 0);
-    if (hole->start % PAGE || hole->end % PAGE || hole->end <= hole->start || hole->protection != bits ||
-        !within(inside, size, before->p_filesz) || hole->offset != before->p_offset + inside ||
-        hole->reserved)
+    if (hole->start % PAGE || hole->end % PAGE || hole->end <= hole->start ||
+        hole->protection != bits || !within(inside, size, before->p_filesz) ||
+        hole->offset != before->p_offset + inside || hole->reserved)
         fail("the hole at %#" PRIx64 " is not described as the original has it", hole->start);
     if (!within(hole->offset, size, spare.size) ||
-        memcmp(original.file.data + hole->offset, spare.data + hole->offset, size))
+        memcmp(original.file.data + hole->offset, spare.data + hole->offset, size) != 0)
         fail("the spare has other bytes for the hole at %#" PRIx64, hole->start);
     push(&gone, hole->start, hole->end, UNUSED);
 }
@@ -487,9 +504,12 @@ static void check_image(void) {
 static void check_headers(void) {
     Elf64_Ehdr now = slim.header;
     const Elf64_Ehdr *before = &original.header;
-    now.e_phoff = before->e_phoff, now.e_phnum = before->e_phnum, now.e_shentsize = before->e_shentsize;
-    now.e_shoff = before->e_shoff, now.e_shnum = before->e_shnum, now.e_shstrndx = before->e_shstrndx;
-    if (memcmp(&now, before, sizeof now)) fail("its ELF header differs in machine, entry or flags");
+    now.e_phoff = before->e_phoff, now.e_phnum = before->e_phnum,
+    now.e_shentsize = before->e_shentsize;
+    now.e_shoff = before->e_shoff, now.e_shnum = before->e_shnum,
+    now.e_shstrndx = before->e_shstrndx;
+    if (memcmp(&now, before, sizeof now) != 0)
+        fail("its ELF header differs in machine, entry or flags");
     push(&checked, offsetof(Elf64_Ehdr, e_phoff), offsetof(Elf64_Ehdr, e_flags), CHECKED);
     push(&checked, offsetof(Elf64_Ehdr, e_phnum), sizeof now, CHECKED);
     uint64_t largest[2] = {0, 0}, start = slim.header.e_phoff,
@@ -498,9 +518,11 @@ static void check_headers(void) {
         if (original.loads[i].p_align > largest[0]) largest[0] = original.loads[i].p_align;
     for (size_t i = 0; i < slim.load_count; i++) {
         const Elf64_Phdr *load = &slim.loads[i];
-        uint64_t mapped = load->p_offset + load->p_filesz + -(load->p_vaddr + load->p_filesz) % page_size();
+        uint64_t mapped =
+            load->p_offset + load->p_filesz + -(load->p_vaddr + load->p_filesz) % page_size();
         if (load->p_align > largest[1]) largest[1] = load->p_align;
-        if (!(is_cut && i == slim.load_count - 1) && load->p_filesz && load->p_offset < end && start < mapped)
+        if (!(is_cut && i == slim.load_count - 1) && load->p_filesz && load->p_offset < end &&
+            start < mapped)
             fail("its program headers share a page with the PT_LOAD at %#" PRIx64, load->p_vaddr);
     }
     if (largest[0] != largest[1]) fail("its load address is aligned to another size");
@@ -514,9 +536,10 @@ static void check_headers(void) {
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
         /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
-        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
+        bool is_ours =
+            is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
         if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
-        if (!is_placed || memcmp(&is, was, sizeof is))
+        if (!is_placed || memcmp(&is, was, sizeof is) != 0)
             fail("segment %zu of type %#x is another one", i, was->p_type);
     }
     while (next < slim.header.e_phnum)
@@ -545,15 +568,16 @@ static void check_unloaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *no
     if (now->sh_type == SHT_NULL && was->sh_type != SHT_NULL &&
         (!strcmp(name, ".symtab") || !strcmp(name, ".strtab") || !strncmp(name, ".debug", 6)))
         return;
-    if (!same_section(was, now) || strcmp(name, section_name(&slim, i)) ||
-        (has_bytes &&
-         (!within(was->sh_offset, was->sh_size, original.file.size) ||
-          !within(now->sh_offset, now->sh_size, slim.file.size) ||
-          memcmp(original.file.data + was->sh_offset, slim.file.data + now->sh_offset, was->sh_size))))
+    if (!same_section(was, now) || strcmp(name, section_name(&slim, i)) != 0 ||
+        (has_bytes && (!within(was->sh_offset, was->sh_size, original.file.size) ||
+                       !within(now->sh_offset, now->sh_size, slim.file.size) ||
+                       memcmp(original.file.data + was->sh_offset, slim.file.data + now->sh_offset,
+                              was->sh_size) != 0)))
         fail("section %zu, %s, is gone or another one", i, name);
 }
 
-/* A loaded section: its bytes, or none and a place behind the file, so that no symbol names other code. */
+/* A loaded section: its bytes, or none and a place behind the file, so that no symbol names other
+ * code. */
 static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
     const char *name = section_name(&original, i), *named = section_name(&slim, i);
     int64_t moved = moved_tag(was), size_tag = moved == DT_STRTAB ? DT_STRSZ : DT_RELASZ;
@@ -563,7 +587,8 @@ static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
     if (moved >= 0) {
         uint64_t size = slim.dynamic_segment->p_filesz, place = slim.dynamic_segment->p_vaddr;
         if (moved) place = tag(&slim, moved), size = tag(&slim, size_tag);
-        if (now.sh_addr != place || now.sh_size != size || !gets_bytes(&slim, place, now.sh_offset, size))
+        if (now.sh_addr != place || now.sh_size != size ||
+            !gets_bytes(&slim, place, now.sh_offset, size))
             fail("section %zu, %s, is not where the dynamic section has it", i, name);
         now.sh_addr = was->sh_addr, now.sh_size = was->sh_size;
     } else if (has_bytes && !is_lost
@@ -572,7 +597,8 @@ static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
         fail("section %zu, %s, has another place in the file than in memory", i, name);
     }
     now.sh_type = is_lost ? was->sh_type : now.sh_type;
-    if (!same_section(was, &now) || strcmp(is_lost && !strncmp(named, ".whole", 6) ? named + 6 : named, name))
+    if (!same_section(was, &now) ||
+        strcmp(is_lost && !strncmp(named, ".whole", 6) ? named + 6 : named, name) != 0)
         fail("section %zu, %s, is another one", i, name);
     return is_lost;
 }
@@ -591,19 +617,23 @@ static uint64_t bytes_of(const Elf64_Shdr *section) {
 static void check_sections(void) {
     size_t count = original.section_count;
     if (slim.section_count < count || (!count && slim.section_count)) fail("it has other sections");
-    uint64_t *left = room_for(count, sizeof *left); /* bytes of sections with holes, for their pieces */
+    uint64_t *left =
+        room_for(count, sizeof *left); /* bytes of sections with holes, for their pieces */
     for (size_t i = 0; i < count; i++) {
         const Elf64_Shdr *was = &original.sections[i], *now = &slim.sections[i];
         if (was->sh_flags & SHF_ALLOC)
             left[i] = check_loaded(i, was, *now) ? bytes_of(was) : 0;
         else if (i != original.header.e_shstrndx)
             check_unloaded(i, was, now);
-        if (left[i] && strncmp(section_name(&slim, i), ".whole", 6)) fail("section %zu has its old name", i);
+        if (left[i] && strncmp(section_name(&slim, i), ".whole", 6) != 0)
+            fail("section %zu has its old name", i);
     }
-    for (size_t i = count; i < slim.section_count; i++) { /* pieces of sections with holes, and our own */
+    for (size_t i = count; i < slim.section_count;
+         i++) { /* pieces of sections with holes, and our own */
         const Elf64_Shdr *piece = &slim.sections[i];
         const char *name = section_name(&slim, i);
-        if (!(piece->sh_flags & SHF_ALLOC) && (!strcmp(name, ".negativa") || i == slim.header.e_shstrndx))
+        if (!(piece->sh_flags & SHF_ALLOC) &&
+            (!strcmp(name, ".negativa") || i == slim.header.e_shstrndx))
             continue;
         uint64_t start = piece->sh_addr, end = start + piece->sh_size;
         const Elf64_Shdr *whole = original.sections;
@@ -613,7 +643,7 @@ static void check_sections(void) {
             whole++;
         /* As much of the section as is there: tools find GPU code by its name. */
         if (whole == original.sections + count || piece->sh_type != whole->sh_type ||
-            strcmp(name, section_name(&original, (size_t)(whole - original.sections))) ||
+            strcmp(name, section_name(&original, (size_t)(whole - original.sections))) != 0 ||
             piece->sh_flags != whole->sh_flags ||
             !gets_bytes(&slim, start, piece->sh_offset, piece->sh_size) ||
             (start > whole->sh_addr && bytes_at(&slim, start - 1, 1)) ||
@@ -630,7 +660,8 @@ static void check_sections(void) {
 
 static void use(uint64_t start, uint64_t size, const char *what) {
     const Range *lost = range_behind(&gone, start);
-    if (size && lost && (lost->start <= start || lost->start - start < size)) fail("%s at %#" PRIx64 " is gone", what, start);
+    if (size && lost && (lost->start <= start || lost->start - start < size))
+        fail("%s at %#" PRIx64 " is gone", what, start);
 }
 
 static void use_relocations(int64_t place, int64_t size_tag) {
@@ -651,7 +682,8 @@ static void use_packed_relocations(void) {
     for (uint64_t at = 0; at + 8 <= size; at += 8) {
         memcpy(&entry, rows + at, 8);
         if (entry & 1)
-            for (int bit = 0; bit < 63; bit++) use(place + 8 * bit, entry >> (bit + 1) & 1 ? 8 : 0, "a word");
+            for (int bit = 0; bit < 63; bit++)
+                use(place + 8 * bit, entry >> (bit + 1) & 1 ? 8 : 0, "a word");
         else
             use(entry, 8, "a word");
         place = entry & 1 ? place + 63 * 8 : entry + 8;
@@ -663,17 +695,22 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
         Elf64_Sym row;
         memcpy(&row, original.file.data + table->sh_offset + at, sizeof row);
         int type = ELF64_ST_TYPE(row.st_info);
-        if (row.st_shndx == SHN_UNDEF || type == STT_TLS || type == STT_SECTION || type == STT_FILE) continue;
+        if (row.st_shndx == SHN_UNDEF || type == STT_TLS || type == STT_SECTION || type == STT_FILE)
+            continue;
         if (is_dynamic && is_cut && type == STT_GNU_IFUNC)
             fail("it exports an IFUNC, which may run before its spare is there");
         if (is_dynamic && !is_cut && row.st_shndx != SHN_ABS)
             use(row.st_value, row.st_size + !row.st_size, "a symbol");
-        if (row.st_shndx >= original.section_count || moved_tag(&original.sections[row.st_shndx]) >= 0)
+        if (row.st_shndx >= original.section_count ||
+            moved_tag(&original.sections[row.st_shndx]) >= 0)
             continue;
-        const Elf64_Phdr *was = load_of(&original, row.st_value), *now = load_of(&slim, row.st_value);
-        if (type == STT_FUNC && was && was->p_flags & PF_X && !(now && now->p_flags & PF_X) && !is_cut)
+        const Elf64_Phdr *was = load_of(&original, row.st_value),
+                         *now = load_of(&slim, row.st_value);
+        if (type == STT_FUNC && was && was->p_flags & PF_X && !(now && now->p_flags & PF_X) &&
+            !is_cut)
             fail("the function at %#" PRIx64 " is not executable", row.st_value);
-        const Elf64_Shdr *before = &original.sections[row.st_shndx], *after = &slim.sections[row.st_shndx];
+        const Elf64_Shdr *before = &original.sections[row.st_shndx],
+                         *after = &slim.sections[row.st_shndx];
         uint64_t place = row.st_value - before->sh_addr + before->sh_offset;
         uint64_t placed = row.st_value - after->sh_addr + after->sh_offset;
         if (placed < slim.file.size && gets_bytes(&original, row.st_value, place, 1) &&
@@ -683,11 +720,13 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
 }
 
 static void check_uses(void) {
-    static const int64_t tables[] = {DT_HASH,       DT_SYMTAB,   DT_INIT,   DT_FINI,   DT_INIT_ARRAY,
-                                     DT_FINI_ARRAY, DT_GNU_HASH, DT_VERSYM, DT_VERDEF, DT_VERNEED,
-                                     DT_PLTGOT,     DT_RELR,     DT_STRTAB, DT_RELA,   DT_JMPREL};
+    static const int64_t tables[] = {DT_HASH,       DT_SYMTAB,     DT_INIT,     DT_FINI,
+                                     DT_INIT_ARRAY, DT_FINI_ARRAY, DT_GNU_HASH, DT_VERSYM,
+                                     DT_VERDEF,     DT_VERNEED,    DT_PLTGOT,   DT_RELR,
+                                     DT_STRTAB,     DT_RELA,       DT_JMPREL};
     sort(&gone, "holes");
-    use_relocations(DT_RELA, DT_RELASZ), use_relocations(DT_JMPREL, DT_PLTRELSZ), use_packed_relocations();
+    use_relocations(DT_RELA, DT_RELASZ), use_relocations(DT_JMPREL, DT_PLTRELSZ),
+        use_packed_relocations();
     if (tag(&original, DT_REL)) fail("relocations without addends are not known");
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         bool may_go = is_cut && (i >= 12 || tables[i] == DT_INIT || tables[i] == DT_FINI);
@@ -703,8 +742,9 @@ static void check_uses(void) {
         const char *name = section_name(&original, i);
         bool is_table =
             row->sh_type != SHT_PROGBITS && row->sh_type != SHT_X86_64_UNWIND && moved_tag(row) < 0;
-        bool is_host = !is_cut && (row->sh_flags & (SHF_EXECINSTR | SHF_TLS) ||
-                                   !strncmp(name, ".eh_frame", 9) || !strcmp(name, ".gcc_except_table"));
+        bool is_host =
+            !is_cut && (row->sh_flags & (SHF_EXECINSTR | SHF_TLS) ||
+                        !strncmp(name, ".eh_frame", 9) || !strcmp(name, ".gcc_except_table"));
         if (row->sh_flags & SHF_ALLOC && row->sh_type != SHT_NOBITS && (is_table || is_host))
             use(row->sh_addr, row->sh_size, name);
         bool is_kept = slim.sections[i].sh_type == row->sh_type;
@@ -727,14 +767,15 @@ static const char *text_at(const char *start, uint64_t size, uint64_t place) {
 static void read_note(void) {
     uint64_t address = tag(&slim, NEGATIVA_NOTE);
     const Elf64_Phdr *load = load_of(&slim, address);
-    uint64_t size =
-        load && address - load->p_vaddr < load->p_filesz ? load->p_filesz - (address - load->p_vaddr) : 0;
+    uint64_t size = load && address - load->p_vaddr < load->p_filesz
+                        ? load->p_filesz - (address - load->p_vaddr)
+                        : 0;
     note_text = (const char *)bytes_at(&slim, address, size);
     if (!note_text || size < sizeof note) fail("its note is not loaded");
     memcpy(&note, note_text, sizeof note);
-    if (memcmp(note.magic, "NEGSPARE", 8) || note.version != NOTE_VERSION || note.flags || note.reserved ||
-        note.holes != sizeof note || !note.hole_count || note.hole_count > MAX_ROWS ||
-        !within(note.holes, note.hole_count * sizeof(Hole), size))
+    if (memcmp(note.magic, "NEGSPARE", 8) != 0 || note.version != NOTE_VERSION || note.flags ||
+        note.reserved || note.holes != sizeof note || !note.hole_count ||
+        note.hole_count > MAX_ROWS || !within(note.holes, note.hole_count * sizeof(Hole), size))
         fail("its note is damaged or of another version");
     holes = room_for(note.hole_count, sizeof *holes);
     memcpy(holes, note_text + note.holes, note.hole_count * sizeof *holes);
@@ -753,10 +794,12 @@ static void read_note(void) {
         folders += strlen(note_text + folders) + 1;
     }
     text_at(note_text, size, folders + 1); /* the remedy */
-    if (memcmp(pair, note.pair, 32) || note.name != note.holes + note.hole_count * sizeof *holes ||
-        note.spare != note.name + strlen(name) + 1 || note.folders != note.spare + strlen(spare_name) + 1 ||
-        note.remedy != folders + 1 || strncmp(spare_name, name, strlen(name)) ||
-        strcmp(spare_name + strlen(name), wanted))
+    if (memcmp(pair, note.pair, 32) != 0 ||
+        note.name != note.holes + note.hole_count * sizeof *holes ||
+        note.spare != note.name + strlen(name) + 1 ||
+        note.folders != note.spare + strlen(spare_name) + 1 || note.remedy != folders + 1 ||
+        strncmp(spare_name, name, strlen(name)) != 0 ||
+        strcmp(spare_name + strlen(name), wanted) != 0)
         fail("its note is damaged: holes, digest and names do not agree");
 }
 
@@ -764,8 +807,9 @@ static void read_note(void) {
 static void put(uint8_t *target, uint64_t offset, const uint8_t *bytes, uint64_t size) {
     if (target)
         memcpy(target + offset, bytes, size);
-    else if (memcmp(original.file.data + offset, bytes, size))
-        fail("library and spare do not give the original back: see offset %#" PRIx64 " and behind", offset);
+    else if (memcmp(original.file.data + offset, bytes, size) != 0)
+        fail("library and spare do not give the original back: see offset %#" PRIx64 " and behind",
+             offset);
 }
 
 static void check_spare(uint8_t *target) {
@@ -774,14 +818,15 @@ static void check_spare(uint8_t *target) {
     if (note.original_size > spare.size || !within(end, sizeof trailer, spare.size))
         fail("its spare is too short");
     memcpy(&trailer, spare.data + end, sizeof trailer);
-    if (memcmp(trailer.magic, "NEGSPARE", 8) || trailer.version != NOTE_VERSION ||
-        trailer.original_size != note.original_size || memcmp(trailer.pair, note.pair, 32) ||
-        memcmp(trailer.original, note.original, 32) || trailer.kept_count > MAX_ROWS ||
+    if (memcmp(trailer.magic, "NEGSPARE", 8) != 0 || trailer.version != NOTE_VERSION ||
+        trailer.original_size != note.original_size || memcmp(trailer.pair, note.pair, 32) != 0 ||
+        memcmp(trailer.original, note.original, 32) != 0 || trailer.kept_count > MAX_ROWS ||
         spare.size != end + sizeof trailer + trailer.kept_count * UINT64_C(24))
         fail("its spare is that of another library or is damaged");
     for (uint64_t i = 0; i <= trailer.kept_count; i++) {
         uint64_t row[3] = {note.original_size, note.original_size, 0}; /* start, end, place */
-        if (i < trailer.kept_count) memcpy(row, spare.data + end + sizeof trailer + 24 * i, sizeof row);
+        if (i < trailer.kept_count)
+            memcpy(row, spare.data + end + sizeof trailer + 24 * i, sizeof row);
         if (row[0] < position || row[1] < row[0] || row[1] > note.original_size ||
             !within(row[2], row[1] - row[0], slim.file.size))
             fail("the rows of its spare are damaged");
@@ -801,28 +846,34 @@ static void check_dynamic(void) {
     Elf64_Rela ours[2];
     for (size_t i = 0; i < original.dynamic_count; i++) {
         if (is_ours(original.dynamic[i].d_tag)) continue;
-        if (at == slim.dynamic_count || memcmp(&slim.dynamic[at++], &original.dynamic[i], sizeof(Elf64_Dyn)))
+        if (at == slim.dynamic_count ||
+            memcmp(&slim.dynamic[at], &original.dynamic[i], sizeof(Elf64_Dyn)) != 0)
             fail("row %zu of its dynamic section is another one", i);
+        at++;
     }
     for (; at < slim.dynamic_count; at++, extra++)
         if (!is_ours(slim.dynamic[at].d_tag)) fail("its dynamic section has more rows");
-    if (extra != 6 + (tag(&original, DT_JMPREL) != 0)) fail("its dynamic section has more rows of a kind");
+    if (extra != 6 + (tag(&original, DT_JMPREL) != 0))
+        fail("its dynamic section has more rows of a kind");
     uint64_t strings = tag(&original, DT_STRSZ),
              rows = tag(&original, DT_RELA) ? tag(&original, DT_RELASZ) : 0;
     uint64_t jumps = tag(&original, DT_JMPREL) ? tag(&original, DT_PLTRELSZ) : 0;
-    uint64_t before = tag(&original, DT_RELACOUNT) * sizeof(Elf64_Rela), own = 2 * sizeof(Elf64_Rela);
-    if (tag(&slim, DT_STRSZ) < strings ||
-        memcmp(table(&original, DT_STRTAB, strings), table(&slim, DT_STRTAB, strings), strings))
+    uint64_t before = tag(&original, DT_RELACOUNT) * sizeof(Elf64_Rela),
+             own = 2 * sizeof(Elf64_Rela);
+    if (tag(&slim, DT_STRSZ) < strings || memcmp(table(&original, DT_STRTAB, strings),
+                                                 table(&slim, DT_STRTAB, strings), strings) != 0)
         fail("its dynamic strings are others");
     const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
-    if (before > rows || tag(&slim, DT_RELASZ) != rows + own || tag(&slim, DT_RELAENT) != sizeof *ours ||
-        memcmp(was, now, before) || memcmp(was + before, now + before + own, rows - before))
+    if (before > rows || tag(&slim, DT_RELASZ) != rows + own ||
+        tag(&slim, DT_RELAENT) != sizeof *ours || memcmp(was, now, before) != 0 ||
+        memcmp(was + before, now + before + own, rows - before) != 0)
         fail("its relocations are others");
-    if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps))
+    if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps) != 0)
         fail("its jump slots are others");
     uint64_t inside = tag(&original, DT_JMPREL) - tag(&original, DT_RELA),
              is_inside = tag(&slim, DT_JMPREL) - tag(&slim, DT_RELA);
-    if (jumps && (inside < rows ? is_inside != inside + (inside < before ? 0 : own) : is_inside < rows + own))
+    if (jumps && (inside < rows ? is_inside != inside + (inside < before ? 0 : own)
+                                : is_inside < rows + own))
         fail("its jump slots are a part of other relocations than before");
     for (size_t i = 0; i < original.dynamic_count; i++)
         if (original.dynamic[i].d_tag == DT_TEXTREL || tag(&original, DT_FLAGS) & DF_TEXTREL)
@@ -839,7 +890,8 @@ static void check_dynamic(void) {
         fail("its dynamic section is elsewhere");
 }
 
-/* The four segments behind those of the original: note and tables, stub, dynamic section, headers. */
+/* The four segments behind those of the original: note and tables, stub, dynamic section, headers.
+ */
 static void check_added(void) {
     static const uint32_t flags[ADDED] = {PF_R, PF_R | PF_X, PF_R | PF_W, PF_R};
     const Elf64_Phdr *added = &slim.loads[slim.load_count - ADDED],
@@ -861,26 +913,27 @@ static void check_added(void) {
     wanted.symbols_size =
         (symbols->p_vaddr + symbols->p_filesz + PAGE - 1) / PAGE * PAGE - wanted.symbols_start;
     uint64_t place = tag(&original, DT_STRSZ), size = tag(&slim, DT_STRSZ);
-    const char *strings = (const char *)table(&slim, DT_STRTAB, size), *name = note_text + note.spare,
-               *remedy = note_text + note.remedy;
+    const char *strings = (const char *)table(&slim, DT_STRTAB, size),
+               *name = note_text + note.spare, *remedy = note_text + note.remedy;
     for (int i = 0; i < MESSAGES; i++) {
         static const char start[] = "[negativa] its spare ";
         const char *message = text_at(strings, size, place);
         wanted.messages[i] = (uint32_t)place;
         size_t length = strlen(message), end = strlen(remedy);
-        if (strncmp(message, start, sizeof start - 1) ||
-            strncmp(message + sizeof start - 1, name, strlen(name)) || length < end ||
-            strcmp(message + length - end, remedy))
+        if (strncmp(message, start, sizeof start - 1) != 0 ||
+            strncmp(message + sizeof start - 1, name, strlen(name)) != 0 || length < end ||
+            strcmp(message + length - end, remedy) != 0)
             fail("message %d about its spare is damaged", i);
         place += length + 1;
     }
     memcpy(&has, stub, sizeof has);
-    if (memcmp(&has, &wanted, sizeof has) || place != size)
+    if (memcmp(&has, &wanted, sizeof has) != 0 || place != size)
         fail("the parameters of the code that maps its spare are damaged");
     uint8_t digest[32], known[32];
     sha_of(stub + PARAMETERS, PAGE - PARAMETERS, digest);
     read_digest(STUB_SHA256, known);
-    if (memcmp(digest, known, 32)) fail("the code that maps its spare is not that of this release");
+    if (memcmp(digest, known, 32) != 0)
+        fail("the code that maps its spare is not that of this release");
 }
 
 /* ---- Declared unused GPU code ---- */
@@ -896,7 +949,8 @@ static bool is_declared(uint64_t start, uint64_t end) {
     return found && found->kind == UNUSED && found->start == start && found->end == end;
 }
 
-/* A region: a reader that follows its headers finds each kept element at its place, and no other one. */
+/* A region: a reader that follows its headers finds each kept element at its place, and no other
+ * one. */
 static void check_region(const Range *region) {
     uint8_t was[HEADER], now[HEADER], dead[HEADER];
     uint64_t place = region->start + 16, end = region->end;
@@ -906,14 +960,15 @@ static void check_region(const Range *region) {
     read_slim(region->start, now, 16);
     uint64_t size = number(now + 8, 8);
     bool is_there = !is_zero(now, 16);
-    if (memcmp(data + region->start, "\x50\xed\x55\xba\1\0\x10\0", 8) ||
+    if (memcmp(data + region->start, "\x50\xed\x55\xba\1\0\x10\0", 8) != 0 ||
         number(data + region->start + 8, 8) != end - place ||
-        (is_there && (memcmp(now, data + region->start, 8) || size > end - place)))
+        (is_there && (memcmp(now, data + region->start, 8) != 0 || size > end - place)))
         fail("the region at offset %#" PRIx64 " is another one", region->start);
     push(&checked, region->start, place, CHECKED);
     uint64_t next = place, last = is_there ? place + size : 0;
     for (uint64_t after; place < end; place = after) {
-        if (end - place < HEADER) fail("an element at offset %#" PRIx64 " leaves its region", place);
+        if (end - place < HEADER)
+            fail("an element at offset %#" PRIx64 " leaves its region", place);
         memcpy(was, data + place, HEADER), memcpy(dead, was, HEADER), read_slim(place, now, HEADER);
         uint64_t header = number(was + 4, 4), payload = number(was + 8, 8);
         if (header < HEADER || !within(header, payload, end - place))
@@ -922,7 +977,7 @@ static void check_region(const Range *region) {
         bool is_reached = place == next && next < last, is_same = !memcmp(now, was, HEADER);
         memcpy(dead, "\0", 2), memcpy(dead + 28, "\xe7\3\0", 4); /* of no kind, for sm_999 */
         if (!is_declared(place, after)) {
-            if (!is_reached || memcmp(now + 2, was + 2, 14))
+            if (!is_reached || memcmp(now + 2, was + 2, 14) != 0)
                 fail("the driver no longer finds the kept element at offset %#" PRIx64, place);
             next = after;
             continue;
@@ -933,14 +988,16 @@ static void check_region(const Range *region) {
         if (!is_reached) continue;
         bool is_filler = !memcmp(now, "\0\0\1\1\x40\0\0\0", 8) && is_zero(now + 16, HEADER - 16) &&
                          number(now + 8, 8) <= last - place - HEADER;
-        if (!is_filler && !is_same && memcmp(now, dead, HEADER))
+        if (!is_filler && !is_same && memcmp(now, dead, HEADER) != 0)
             fail("the header at offset %#" PRIx64 " is damaged", place);
         next = is_filler ? place + HEADER + number(now + 8, 8) : after;
     }
-    if (is_there && next != last) fail("the region at offset %#" PRIx64 " has another end", region->start);
+    if (is_there && next != last)
+        fail("the region at offset %#" PRIx64 " has another end", region->start);
 }
 
-/* Kernels were taken out of a cubin: the library has what its maker declared, which is not certified. */
+/* Kernels were taken out of a cubin: the library has what its maker declared, which is not
+ * certified. */
 static void check_trimmed(const Range *row) {
     uint8_t bytes[1 << 14], digest[32];
     Sha sha = sha_start();
@@ -950,7 +1007,7 @@ static void check_trimmed(const Range *row) {
         sha_add(&sha, bytes, part);
     }
     sha_end(&sha, digest);
-    if (memcmp(digest, row->digest, 32))
+    if (memcmp(digest, row->digest, 32) != 0)
         fail("the trimmed cubin at offset %#" PRIx64 " is another one", row->start);
 }
 
@@ -963,14 +1020,17 @@ static void read_declared(const char *path) {
     int found;
     if (!file) give_up("can't read %s", path);
     while ((found = fscanf(file, "%15s %" SCNu64 " %" SCNu64, kind, &start, &end)) == 3) {
-        enum Kind is = !strcmp(kind, "unused") ? UNUSED : !strcmp(kind, "trimmed") ? TRIMMED : REGION;
-        if ((is == REGION && strcmp(kind, "region")) || start >= end)
+        enum Kind is = !strcmp(kind, "unused")    ? UNUSED
+                       : !strcmp(kind, "trimmed") ? TRIMMED
+                                                  : REGION;
+        if ((is == REGION && strcmp(kind, "region") != 0) || start >= end)
             give_up("%s has a line that is not known", path);
         push(is == REGION ? &regions : &declared, start, end, is);
         char digest[65];
         if (is == TRIMMED && fscanf(file, "%64s", digest) == 1)
             read_digest(digest, declared.rows[declared.count - 1].digest);
     }
+    if (file != stdin) fclose(file);
     if (found != EOF) give_up("%s has a line that is not known", path);
     sort(&regions, "declared regions"), sort(&declared, "declared ranges");
 }
@@ -998,8 +1058,8 @@ static void certify_cut(const char *digest, const char *hashed) {
     if (digest) {
         original.file = (File){"the original", NULL, note.original_size};
         if (note.original_size > spare.size) fail("its spare is too short");
-        uint8_t *bytes =
-            mmap(NULL, note.original_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *bytes = mmap(NULL, note.original_size + 1, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (bytes == MAP_FAILED) give_up("no memory");
         check_spare(bytes);
         original.file.data = bytes;
@@ -1007,11 +1067,12 @@ static void certify_cut(const char *digest, const char *hashed) {
     if (original.file.size != note.original_size) fail("it is not of this original");
     sha_of(original.file.data, hashed ? 0 : original.file.size, wanted);
     if (hashed) read_digest(hashed, wanted);
-    if (memcmp(wanted, note.original, 32)) fail("it is not of this original");
+    if (memcmp(wanted, note.original, 32) != 0) fail("it is not of this original");
     if (digest) read_digest(digest, wanted);
-    if (memcmp(wanted, note.original, 32)) fail("it is of another original than the digest's");
+    if (memcmp(wanted, note.original, 32) != 0) fail("it is of another original than the digest's");
     read_elf(&original);
-    if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED || !original.section_count)
+    if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED ||
+        !original.section_count)
         fail("such libraries are not cut");
     if (!digest) check_spare(NULL);
     check_headers(), sort(&checked, "headers"), check_image(), check_dynamic(), check_added();
@@ -1024,8 +1085,8 @@ static void certify_cut(const char *digest, const char *hashed) {
 static void certify_other(void) {
     if (spare.path) fail("it has no note, so no spare belongs to it");
     read_elf(&original);
-    is_overwritten =
-        original.file.size == slim.file.size && !memcmp(&original.header, &slim.header, sizeof slim.header);
+    is_overwritten = original.file.size == slim.file.size &&
+                     !memcmp(&original.header, &slim.header, sizeof slim.header);
     for (size_t i = 0; i < regions.count; i++) check_region(&regions.rows[i]);
     for (size_t i = 0; i < declared.count; i++)
         if (declared.rows[i].kind == TRIMMED) check_trimmed(&declared.rows[i]);
@@ -1043,7 +1104,7 @@ int main(int count, char **words) {
     int at = 1;
     for (; at + 1 < count && !strncmp(words[at], "--", 2); at += 2) {
         size_t i = 0;
-        while (i < 4 && strcmp(words[at], names[i])) i++;
+        while (i < 4 && strcmp(words[at], names[i]) != 0) i++;
         if (i == 4) break;
         options[i] = words[at + 1];
     }
@@ -1066,7 +1127,8 @@ int main(int count, char **words) {
     uint64_t bytes = 0, trimmed = 0;
     for (size_t i = 0; i < gone.count; i++) bytes += gone.rows[i].end - gone.rows[i].start;
     for (size_t i = 0; i < declared.count; i++)
-        trimmed += declared.rows[i].kind == TRIMMED ? declared.rows[i].end - declared.rows[i].start : 0;
+        trimmed +=
+            declared.rows[i].kind == TRIMMED ? declared.rows[i].end - declared.rows[i].start : 0;
     printf("certified: means the same as its original without %" PRIu64 " bytes %s", bytes,
            is_cut ? "that its spare has" : "of unused GPU code");
     if (trimmed) printf("; not certified: %" PRIu64 " bytes of trimmed cubins", trimmed);
