@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -325,8 +326,16 @@ def _own(folder: Path, tree: Path | None, together: Collection[Path]) -> None:
     if tree in known:
         return
     if others := [owner for owner in known if owner not in together]:
+        moved = (
+            ""
+            if others[0].exists()
+            else (
+                ". If that folder was moved: negativa slim prune --force "
+                f"{shlex.quote(str(folder))} PATH"
+            )
+        )
         raise ReconstructError(
-            f"{folder}: has the spares of the libraries in {others[0]}; name another folder"
+            f"{folder}: has the spares of the libraries in {others[0]}; name another folder{moved}"
         )
     _note_owners(folder, [*known, *([tree] if tree else [])])
 

@@ -169,6 +169,20 @@ def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(
     assert owners_of(spares) == [other]
 
 
+def test_a_folder_that_was_moved(site: Made, spares: Path, tmp_path: Path) -> None:
+    slim(site.folder, spares, site)
+    moved = site.folder.rename(tmp_path / "moved")
+    kept = spares_in(spares)
+    command = ["slim", "--arch=sm_90", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    done = CliRunner().invoke(main, [*command, str(moved)])
+    advice = f"negativa slim prune --force {spares} PATH"
+    assert done.exit_code == 1 and advice in done.stderr
+    done = CliRunner().invoke(main, ["slim", "prune", "--force", str(spares), str(moved)])
+    assert done.exit_code == 0 and spares_in(spares) == kept, done.output
+    done = CliRunner().invoke(main, [*command, str(moved)])
+    assert done.exit_code == 0 and "another folder" not in done.output, done.output
+
+
 def test_notes_of_an_earlier_version_count(site: Made, spares: Path, tmp_path: Path) -> None:
     """It had an empty mark, and a note for each folder of libraries."""
     slim(site.folder, spares, site)

@@ -15,6 +15,8 @@ from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckE
 from pytest_negativa.rewriting.edits import Edits
 
 PROGRAM = Path(__file__).with_name("_certify")
+# Its exit status; 2 is that it can't know, such as without memory.
+_WRONG = 1
 
 
 def certify(
@@ -40,7 +42,8 @@ def certify(
 
     Raises:
         CheckError: the library means something else: the writer has a bug, or the disk is faulty.
-        CannotCompactError: the program can't be run; without a C compiler it was not built.
+        CannotCompactError: the program can't be run (without a C compiler it was not built), or
+            can't read a file, or was killed.
     """
     known = ["--hashed", sha256] if sha256 is not None else []
     known += ["--page", str(page_size)] if page_size is not None else []
@@ -60,11 +63,12 @@ def certify(
             f"{PROGRAM}, which certifies results, can't be run: {e.strerror}; install "
             "pytest-negativa again, from a wheel or with a C compiler",
         ) from e
-    if done.returncode:
+    if done.returncode == _WRONG:
         problem = done.stderr.strip().partition(": not certified: ")[2]
-        raise CheckError(
-            original, f"the result fails its check: {problem or f'status {done.returncode}'}"
-        )
+        raise CheckError(original, f"the result fails its check: {problem}")
+    if done.returncode:
+        why = done.stderr.strip() or f"status {done.returncode}"
+        raise CannotCompactError(original, f"the result could not be checked: {why}")
     return done.stdout.strip()
 
 

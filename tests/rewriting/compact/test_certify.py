@@ -18,6 +18,7 @@ from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import (
+    CannotCompactError,
     CheckError,
     Compacted,
     CompactOptions,
@@ -50,7 +51,7 @@ from tests.support.corrupting import (
     view,
 )
 from tests.support.cutting import compile_library, needs_stub
-from tests.support.libraries import ROOT, SHARED_OBJECTS
+from tests.support.libraries import QUICKSTART_LIBRARY, ROOT, SHARED_OBJECTS
 
 pytestmark = [
     needs_compiler,
@@ -320,3 +321,9 @@ def test_hostile_files_under_sanitizers(sound: list[Sound], tmp_path: Path) -> N
             spare[at] = chance.choice((0, 255))
         done = case.ask(Pair(bytes(library), bytes(spare)), tmp_path, program)
         assert done.returncode in (0, 1, 2), (seed, done.stderr[-3000:])
+
+
+def test_a_file_that_cannot_be_read_is_no_fault_of_the_writer(tmp_path: Path) -> None:
+    with pytest.raises(CannotCompactError, match=r"can't read .*missing\.so") as refused:
+        certify(QUICKSTART_LIBRARY, tmp_path / "missing.so")
+    assert not isinstance(refused.value, CheckError)
