@@ -136,7 +136,7 @@ def test_a_run_to_verify_and_one_to_trace(project: Project) -> None:
     words = ("--negativa", "--negativa-verify", "--negativa-run=.")
     assert "--negativa-run has no effect with --negativa" in project.pytest(*words, status=4).stderr
     done = project.pytest("--negativa-verify", "--negativa-run=nowhere", status=4)
-    assert "nowhere: no such folder" in done.stderr
+    assert "nowhere: no such run" in done.stderr
 
 
 @pytest.mark.slow
