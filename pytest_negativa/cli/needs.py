@@ -115,7 +115,7 @@ def needs(
 
 
 def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[NeededLibrary, ...]:
-    """What the plans for the chosen tests keep, compared with the plans for all tests."""
+    """The code that the chosen tests need, beside that of all tests."""
     by_all = {plan.library.path: plan.kept_bytes for plan in whole}
     needed = (
         NeededLibrary(

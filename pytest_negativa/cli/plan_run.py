@@ -1,4 +1,4 @@
-"""What the commands that plan a run share: locate, debloat, combine."""
+"""Planning a run, for the commands locate, debloat and combine."""
 
 from __future__ import annotations
 

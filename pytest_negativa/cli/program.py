@@ -1,4 +1,4 @@
-"""What the commands that run a program share: trace, debloat."""
+"""Running a program under the tracer, for the commands trace and debloat."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
  * It trusts no program that made the library, and shares no code with one. It reads the original
  * (or its digest, and puts the original together from library and spare), the slim library, its
  * spare, and what was declared as unused. All of them may be hostile: sizes are checked before they
- * are used.
+ * are used. Its SHA-256 and its layout of the note stand elsewhere, too: shared code would share a
+ * fault with the writer.
  *
  * - Each byte that a segment of the original loads is at its address, with its protection; or a
  * page that the spare has, by the note's word; or within GPU code that was declared as unused.
