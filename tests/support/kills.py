@@ -71,8 +71,10 @@ def run(
         log = Path(folder) / "log"
         fault = {"below": str(below), "log": str(log), "at": at, "signal": int(by)}
         inherited = os.environ if env is None else env
+        # Before Python 3.12, threads can't install trace functions beside an audit hook that is
+        # written in Python: coverage then prints a traceback of its own.
         variables = {
-            **inherited,
+            **{name: inherited[name] for name in inherited if not name.startswith("COVERAGE_")},
             "TESTS_FAULT": json.dumps(fault),
             "PYTHONPATH": os.pathsep.join([str(_HOOK), inherited.get("PYTHONPATH", "")]),
         }
