@@ -153,5 +153,5 @@ def test_every_ci_job_that_proves_fails_without_a_gpu() -> None:
         for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
         if "pytest --negativa --negativa-verify" in block
     ]
-    assert len(found) >= 3
+    assert len(found) >= 2
     assert all(re.search(r'NEGATIVA_REQUIRE_GPU: "1"', block) for block in found)
