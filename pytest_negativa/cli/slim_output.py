@@ -20,7 +20,6 @@ LOCK = "negativa.lock"
 GOES_ON = "what is done stays done, and the same command goes on from there"
 NOTHING = "nothing was changed"
 PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
-_COMPACTED = "compacted"
 
 
 def absolute(folder: Path) -> Path:
@@ -38,13 +37,6 @@ def show_proof(lock: Lock) -> None:
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
-    elif _COMPACTED not in lock.proof.copies:
-        click.echo(
-            "negativa: note: this lock was proved on overwritten copies alone, and slim writes "
-            "compacted files; to prove both, use pytest --negativa-verify --negativa-copies=both "
-            "(or negativa verify --copies both) and lock again",
-            err=True,
-        )
     if lock.proof.proved and doubts:
         first = printable(": ".join(doubts[0]))
         more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""

@@ -15,7 +15,7 @@ from pytest_negativa.models.plan import KeepReason
 LOCK_VERSION = 3
 """Of the lock file.
 
-History: 3 has totals and digests, which are checked, and the kinds of copies that were proved;
+History: 3 has totals and digests, which are checked, and the copies that were proved on;
 2 tells of all that the run loaded, or may have loaded; 1 is the first.
 """
 
@@ -67,8 +67,6 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
             release that finds other elements in the file than the one that made the lock must not
             take them for unused.
         not_proved: why this library is here although it was not proved.
-        copies: the kinds of its copies if they are others than the lock's, because the proof could
-            not compact it.
         digest: of all other fields, see ``digest_of``.
         kept: by offset.
     """
@@ -90,7 +88,6 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     unused_functions: NonNegative = 0
     code_sha256: Sha256
     not_proved: str | None = None
-    copies: tuple[str, ...] = ()
     digest: Sha256
     kept: tuple[KeptCode, ...]
 
@@ -186,7 +183,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
         run: id of the traced run.
         date: when it was verified, UTC, as ISO 8601 has it.
         granularity: ``element`` or ``kernel``.
-        copies: the kinds of copies that the tests ran on: ``overwritten``, ``compacted``.
+        copies: what the tests ran on: ``overwritten`` or ``compacted``.
         fill: the byte that unused code was overwritten with.
         tests: how many ended how, on the copies.
         devices: the GPUs.
@@ -199,7 +196,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     run: str
     date: str | None = None
     granularity: str
-    copies: tuple[str, ...] = ()
+    copies: str | None = None
     fill: Annotated[int, msgspec.Meta(ge=0, le=255)]
     tests: dict[str, NonNegative]
     devices: tuple[ProvingDevice, ...]

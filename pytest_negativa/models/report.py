@@ -136,7 +136,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
         proved: whether the tests end as before without the unused code.
         reasons: why it is not proved; empty if it is.
         proved_bytes: bytes in libraries, and in files that are GPU code, that are proved unused.
-        copies: what the tests ran on: ``overwritten``, ``compacted`` or ``both``.
+        copies: what the tests ran on: ``overwritten`` or ``compacted``.
     """
 
     proved: bool

@@ -123,14 +123,6 @@ class CopyKind(str, enum.Enum):
 
     OVERWRITTEN = "overwritten"
     COMPACTED = "compacted"
-    BOTH = "both"
-
-    @property
-    def kinds(self) -> tuple[CopyKind, ...]:
-        """The kinds of copies that the tests run on, in this order."""
-        if self is CopyKind.BOTH:
-            return CopyKind.OVERWRITTEN, CopyKind.COMPACTED
-        return (self,)
 
 
 class OpenedPolicy(str, enum.Enum):

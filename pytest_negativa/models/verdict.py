@@ -334,7 +334,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         command: the words that started the tests.
         exit_status: that of the first round on the copies, negative for a signal.
         fill: the byte that unused spans were filled with.
-        copies: ``overwritten``; ``compacted``: without the unused code; or ``both``.
+        copies: ``overwritten``, or ``compacted``: without the unused code.
         granularity: ``element`` or ``kernel``.
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
@@ -346,7 +346,6 @@ class Verdict(Record, frozen=True, kw_only=True):
         healing: how healing went; None without it.
         changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; not compared if their outcomes differ.
-        parts: the verdict on each kind of copies if the tests ran on both kinds.
         files: files that are GPU code themselves and that the traced run did not open.
     """
 
@@ -369,13 +368,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     healing: Healing | None = None
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
-    parts: tuple[Verdict, ...] = ()
     files: tuple[ProvedFiles, ...] = ()
-
-    @property
-    def each_kind(self) -> tuple[Verdict, ...]:
-        """The verdict on each kind of copies; the verdict itself if there is one kind."""
-        return self.parts or (self,)
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""

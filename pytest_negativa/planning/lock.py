@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,7 +46,6 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles, ProvedLib
 from pytest_negativa.planning.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
-_OVERWRITTEN = "overwritten"
 _COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
 _PLANNED_ANEW = "planned anew since it was proved: prove it again"
@@ -156,8 +154,8 @@ def _lock_files(
     """The files of a distribution as the lock has them; None if all of them stay."""
     doubt = why_files_stay(plans, verdict)
     kept = {name for plan in plans for name in plan.kept}
-    for plan, part in itertools.product(plans, () if verdict is None else verdict.each_kind):
-        if (row := _row_of_files(part, plan)) is not None:
+    for plan in plans:
+        if verdict is not None and (row := _row_of_files(verdict, plan)) is not None:
             kept.update(row.opened)
     unused = {n: size for plan in plans for n, size in plan.unused.items() if n not in kept}
     if (doubt is not None and not unproved) or not unused:
@@ -186,8 +184,8 @@ def why_files_stay(plans: Sequence[FilesPlan], verdict: Verdict | None) -> str |
         return _NOT_VERIFIED
     if not verdict.proved:
         return LibraryStatus.NOT_PROVED.value
-    for plan, part in itertools.product(plans, verdict.each_kind):
-        row = _row_of_files(part, plan)
+    for plan in plans:
+        row = _row_of_files(verdict, plan)
         if row is None:
             return _PLANNED_ANEW
         if row.unseen is not None:
@@ -210,32 +208,14 @@ def _lock_or_leave(
     """
     plan, doubt = one.plan, _doubt(one.plan, verdict)
     if doubt is None and verdict is not None:
-        for part in verdict.each_kind:
-            plan = _proved_part(plan, part.row_of(plan.library.path))
+        plan = _proved_part(plan, verdict.row_of(plan.library.path))
         if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
             plan, doubt = one.plan, _ALL_SPARED
     plan = _with_all_that_stays(plan, one.library_map)
     reason = _why_never(plan) or (None if unproved else doubt)
     if reason is not None:
         return _left_out(place, reason, plan.library.soname)
-    locked = _lock_library(plan, one.library_map, place, doubt)
-    if verdict is None or doubt is not None:
-        return locked
-    return replace(locked, copies=_other_copies(verdict, plan))
-
-
-def _other_copies(verdict: Verdict, plan: LibraryPlan) -> tuple[str, ...]:
-    """The kinds of copies of a library if they are others than the verdict's."""
-    kinds = [part.copies for part in verdict.each_kind]
-    found = [_kind_of(part, plan.library.path) for part in verdict.each_kind]
-    return () if found == kinds else tuple(dict.fromkeys(found))
-
-
-def _kind_of(verdict: Verdict, path: str) -> str:
-    """The kind of a library's copy: if it can't be compacted, it is overwritten."""
-    row = verdict.row_of(path)
-    compacted = row is not None and row.copy_size is not None and row.copy_size < row.size
-    return verdict.copies if compacted else _OVERWRITTEN
+    return _lock_library(plan, one.library_map, place, doubt)
 
 
 def code_digest(spans: Sequence[tuple[int, int]]) -> str:
@@ -371,14 +351,6 @@ def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
     """Why a library's plan is not proved."""
     if verdict is None:
         return _NOT_VERIFIED
-    doubts = [_doubt_of_kind(plan, part) for part in verdict.each_kind]
-    if not verdict.proved:
-        doubts.append(LibraryStatus.NOT_PROVED.value)
-    return next(filter(None, doubts), None)
-
-
-def _doubt_of_kind(plan: LibraryPlan, verdict: Verdict) -> str | None:
-    """Why a library's plan is not proved on one kind of copies."""
     row = verdict.row_of(plan.library.path)
     if row is None:
         return _NOT_VERIFIED
@@ -393,7 +365,7 @@ def _doubt_of_kind(plan: LibraryPlan, verdict: Verdict) -> str | None:
         return _PLANNED_ANEW
     if plan.trimmed and verdict.granularity != "kernel":
         return _PLANNED_ANEW
-    return None
+    return None if verdict.proved else LibraryStatus.NOT_PROVED.value
 
 
 def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
@@ -555,7 +527,7 @@ def _proof(
         run=run_id,
         date=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
         granularity=verdict.granularity,
-        copies=tuple(part.copies for part in verdict.each_kind),
+        copies=verdict.copies,
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
         devices=tuple(devices[key] for key in sorted(devices, key=str)),

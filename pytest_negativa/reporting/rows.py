@@ -85,9 +85,8 @@ def describe_proof(row: ProofRow) -> str:
     """A verdict as a sentence."""
     if not row.proved:
         return f"Not proved: {'; '.join(row.reasons)}."
-    kinds = "overwritten and compacted" if row.copies == "both" else row.copies
     size = format_bytes(row.proved_bytes)
-    return f"Proved: the tests end as before without {size} of GPU code, on {kinds} copies."
+    return f"Proved: the tests end as before without {size} of GPU code, on {row.copies} copies."
 
 
 def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:

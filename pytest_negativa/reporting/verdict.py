@@ -36,10 +36,7 @@ _MAX_TEXT = 160
 def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
     """The verdict, a paragraph at a time; ``path`` is that of its record."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
-    for part in verdict.each_kind:
-        if verdict.parts:
-            yield f"On {part.copies} copies: {'proved' if part.proved else 'not proved'}"
-        yield from _libraries_of(part)
+    yield from _libraries_of(verdict)
     if verdict.changes:
         lines = "".join(f"\n  {printable(change)}" for change in verdict.changes)
         yield f"Started otherwise than when traced:{lines}"
@@ -186,10 +183,8 @@ def _conclusion(verdict: Verdict) -> str:
             outcomes += ", but for flaky tests"
         if any(c.tolerated for t in verdict.tests for c in t.changes):
             outcomes += ", but for tolerated differences"
-        kinds = " and ".join(part.copies for part in verdict.parts)
-        kinds = f" on {kinds} copies" if kinds else ""
         text = (
-            f"PROVED{kinds}: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
+            f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({_small_share(left, code)}) is left."

@@ -307,11 +307,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.copies",
         flag_name="copies",
-        value="{overwritten,compacted,both}",
+        value="{overwritten,compacted}",
         default="overwritten",
-        help="Overwrite unused GPU code in copies, remove it, or prove on both kinds.",
-        detail="`both` proves on overwritten copies, then on the compacted files that slim "
-        "writes. `negativa reconstruct` writes compacted copies for it.",
+        help="Overwrite unused GPU code in copies, or remove it as slim does.",
         requires=_PROVED,
     ),
     Option(

@@ -45,8 +45,6 @@ from pytest_negativa.slimming.spares import SparePolicy, cut, plan_cut
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
 
-_OVERWRITTEN = "overwritten"
-_NOT_COMPACTED = "proved on an overwritten copy alone: the proof could not compact it"
 
 NOT_LOADED = "not loaded by any test"
 """Tells of a result whose spare has all that can come back."""
@@ -183,7 +181,7 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) 
             raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
         library_map = _with_digest(map_library(source, read_host_elf(source), scope), locked.sha256)
         plan = plan_from_lock(locked, library_map)
-        notes = [_NOT_COMPACTED] if locked.copies == (_OVERWRITTEN,) else []
+        notes: list[str] = []
         # The code within a cubin comes back with the cubin or not at all.
         if not plan.trimmed or recipe.spare is not None:
             return Removal(library_map, plan, notes=tuple(notes))

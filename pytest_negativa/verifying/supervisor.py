@@ -18,7 +18,8 @@ from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.verifying.copy_kinds import verify_kinds
+from pytest_negativa.verifying.heal import verify_and_heal
+from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
@@ -90,7 +91,10 @@ def verify_program(
         return _prove_pages(run, program, settings, None)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
-    verdict = verify_kinds(verification, settings)
+    if settings.healing:
+        verdict = verify_and_heal(verification)
+    else:
+        verdict = judge(verification.attempt(verification.traced.planned))
     path = verification.write(verdict)
     for paragraph in render_verdict(verdict, path, settings.reports):
         _say(paragraph)

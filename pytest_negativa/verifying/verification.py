@@ -13,8 +13,6 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
-
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.libraries import size_of
 from pytest_negativa.installed.record import find_by_content
@@ -120,12 +118,6 @@ class Verification:
                 "negativa: the traced run counted no launches, so launches are not compared; trace "
                 "with --negativa-level=launch"
             )
-
-    def go_on_with(self, kind: CopyKind, traced: TracedRun) -> None:
-        """Go on with another kind of copies, and with the plans as they are now."""
-        self.traced = traced
-        verify = msgspec.structs.replace(self.settings.verify, copies=kind)
-        self.settings = msgspec.structs.replace(self.settings, verify=verify)
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict.

@@ -101,19 +101,6 @@ class TestSlim:
         assert digests(site.folder) == before
 
     @pytest.mark.planted_fault(
-        "A lock that only overwritten copies proved is applied, and slim writes compacted files.",
-        says="this lock was proved on overwritten copies alone",
-    )
-    def test_lock_of_overwritten_copies(
-        self, site: Made, tmp_path: Path, fault: PlantedFault
-    ) -> None:
-        arguments = ("slim", "--dry-run", site.folder, "--lock")
-        fault.check(negativa(*arguments, site.lock_file).stderr)
-        proof = replace(site.lock.proof, copies=("overwritten", "compacted"))
-        save_lock(seal(replace(site.lock, proof=proof)), tmp_path / "both.lock")
-        assert "overwritten" not in negativa(*arguments, tmp_path / "both.lock").stderr
-
-    @pytest.mark.planted_fault(
         "slim applies a lock that lost a kept line in a merge.",
         says="kept_elements says 2, and kept lists 1",
     )

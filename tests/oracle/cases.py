@@ -201,9 +201,9 @@ def launches(box: Box) -> None:
 
 
 def proved(box: Box, granularity: str) -> dict[str, Any]:
-    """A run that is proved on both kinds of copies, and its lock."""
+    """A run that is proved, and its lock."""
     at = suite(box, f"--negativa-granularity={granularity}")
-    box.pytest("--negativa-verify", "--negativa-copies=both", **at)
+    box.pytest("--negativa-verify", **at)
     box.latest("plan/", "spans/", "verdict.json", project="project")
     box.negativa("lock", **at)
     box.file("negativa.lock", box.folder / "project" / "negativa.lock")

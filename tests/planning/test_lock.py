@@ -83,7 +83,7 @@ class TestMaking:
         assert proof.tests == {"passed": 1, "skipped": 1}
         assert proof.devices[0].driver == "580.1"
         assert proof.granularity == "element"
-        assert proof.copies == ("overwritten",)
+        assert proof.copies == "overwritten"
 
     def test_unproved_run_is_refused_unless_asked_for(self) -> None:
         one = planned()
@@ -172,21 +172,6 @@ class TestMaking:
         assert [(d.start, d.end) for d in plan.decisions if not d.kept] == [
             (s.start, s.end) for s in proved
         ]
-
-    def test_a_library_that_the_proof_could_not_compact(self) -> None:
-        one, two = planned(), planned(BIN / "libnames.so")
-        verdict = verdict_of(one, two)
-        first, second = verdict.libraries
-        assert second.copy_size == second.size
-        rows = (replace(first, copy_size=first.size - 1), second)
-        compacted = replace(verdict, copies="compacted", libraries=rows)
-        both = replace(compacted, copies="both", parts=(verdict, compacted))
-        for given_verdict in (compacted, both):
-            made = make_lock("run", [one, two], given_verdict, place)
-            assert "compacted" in made.proof.copies
-            assert [library.copies for library in made.libraries] == [(), ("overwritten",)]
-        [library, _] = make_lock("run", [one, two], verdict, place).libraries
-        assert library.copies == ()
 
     def test_all_was_spared(self) -> None:
         one = planned()

@@ -101,7 +101,7 @@ def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
 
 
 def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
-    proof = ProofRow(proved=False, reasons=("a test failed",), proved_bytes=0, copies="both")
+    proof = ProofRow(proved=False, reasons=("a test failed",), proved_bytes=0, copies="compacted")
     page = build_page(replace_fields(contents, report=replace(contents.report, proof=proof)))
     assert page.proof == "Not proved: a test failed."
     assert unpacked(pack(page))["proof"] == page.proof

@@ -25,7 +25,7 @@ def test_use():
 @pytest.mark.nightly
 def test_rounds_and_a_search_are_told_as_they_begin(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE).trace()
-    words = ("-m", "pytest", "-q", "--negativa-heal", "--negativa-copies=both")
+    words = ("-m", "pytest", "-q", "--negativa-heal")
 
     with project.start(sys.executable, *words) as session:
         assert session.stdout is not None
@@ -36,8 +36,6 @@ def test_rounds_and_a_search_are_told_as_they_begin(tmp_path: Path) -> None:
                 project.write("seen", "")
 
     shown = [line for line in told if line.startswith("negativa: ")]
-    assert shown[0] == "negativa: proving on overwritten copies (1 of 2)"
-    assert shown[2] == "negativa: 1 test differs; rerunning on the originals (1 of at most 3)"
+    assert shown[1] == "negativa: 1 test differs; rerunning on the originals (1 of at most 3)"
     assert "negativa: healing: 1 test differs on the copies; searching 27 removed parts" in shown
     assert "negativa: healing: run 1 of at most 200, 1 part given back: pass" in shown
-    assert any(line.startswith("negativa: proving on compacted copies (2 of 2)") for line in shown)

@@ -118,7 +118,10 @@ def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
         (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
         (("--negativa-verify", "--negativa-heal-runs=2"), "--negativa-heal"),
         (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
-        (("--negativa-measure", "--negativa-copies=both"), "--negativa-verify or --negativa-heal"),
+        (
+            ("--negativa-measure", "--negativa-copies=compacted"),
+            "--negativa-verify or --negativa-heal",
+        ),
     ],
 )
 def test_a_flag_without_effect_stops_the_session(

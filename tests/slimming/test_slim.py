@@ -32,7 +32,6 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.journal import Journal
@@ -709,18 +708,6 @@ def lock_with_unknown(site: Made) -> Lock:
     digest = hashlib.sha256(b"unknown").hexdigest()
     unknown = msgspec.structs.replace(first, sha256=digest, path="gone/libgone.so")
     return msgspec.structs.replace(site.lock, libraries=(unknown, *others))
-
-
-@pytest.mark.planted_fault(
-    "The proof could not compact a library, and slim compacts it.",
-    says="proved on an overwritten copy alone: the proof could not compact it",
-)
-def test_library_that_was_not_compacted_for_the_proof(site: Made, fault: PlantedFault) -> None:
-    libraries = tuple(
-        msgspec.structs.replace(library, copies=("overwritten",)) for library in site.lock.libraries
-    )
-    report = run(site, lock=msgspec.structs.replace(site.lock, libraries=libraries))
-    fault.check(render_rows(report.rows, "nothing"))
 
 
 class TestCheck:
