@@ -23,7 +23,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.listing import LISTING_VERSION, DifferenceList, HistoryList
-from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
+from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.coverage import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
@@ -140,7 +140,7 @@ def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_jso
         show("\n\n".join(render_history(points, glob)))
 
 
-def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:
+def _only(glob: str | None, points: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
     """The points with the libraries alone whose names match."""
     if glob is None:
         return points

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.slimming import SlimRow
-from pytest_negativa.models.snapshot import HistoryPoint, SnapshotDifference
+from pytest_negativa.models.snapshot import Snapshot, SnapshotDifference
 
 LISTING_VERSION = 1
 """Of the listings. History: 1 is the first."""
@@ -315,7 +315,7 @@ class HistoryList(Record, frozen=True, kw_only=True):
     """
 
     format_version: int
-    points: tuple[HistoryPoint, ...]
+    points: tuple[Snapshot, ...]
 
 
 class DifferenceList(Record, frozen=True, kw_only=True):

@@ -307,7 +307,7 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     assert "+0.0%" in runs[1]
     points = json.loads(project.negativa("diff", "--json", "--library", "libquick*").stdout)
     jsonschema.validate(points, json.loads(schema_text("history")))
-    assert [point["label"] for point in points["points"]] == [run.name for run in project.runs()]
+    assert [point["title"] for point in points["points"]] == [run.name for run in project.runs()]
     assert [one["name"] for one in points["points"][1]["libraries"]] == ["libquickstart.so"]
     lock = project.negativa("diff", "negativa.lock").stdout
     assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
