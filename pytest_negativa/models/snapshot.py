@@ -11,6 +11,9 @@ from pytest_negativa.models.base import NonNegative, Record, Row
 SNAPSHOT_VERSION = 1
 """Of the file of a baseline. History: 1 is the first."""
 
+DIFFERENCE_VERSION = 1
+"""Of ``negativa diff --json``. History: 1 is the first."""
+
 
 class SnapshotRow(Row, frozen=True):
     """Code of a library that shares arch and reason: ``[arch, reason, elements, bytes]``.
@@ -66,6 +69,8 @@ class Snapshot(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Libraries by name.
 
     Attributes:
+        format_version: of this form.
+        libraries: those with GPU code.
         title: what it is of. In a history: id of the run, or date and revision of the lock file.
         problem: why its libraries are left out of a history; None if they are here.
     """
@@ -153,16 +158,18 @@ class LibraryChange(msgspec.Struct, frozen=True):
     size: Change
 
 
-class SnapshotDifference(msgspec.Struct, frozen=True):
+class SnapshotDifference(Record, frozen=True, kw_only=True):
     """How two snapshots differ; each list has the largest changes first.
 
     Attributes:
+        format_version: of this form.
         before, after: titles.
         libraries: all of them.
         code: what changed by library, arch and reason.
         kernels: by library.
     """
 
+    format_version: int
     before: str
     after: str
     libraries: tuple[LibraryChange, ...]

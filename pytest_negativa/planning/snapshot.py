@@ -15,6 +15,7 @@ from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import CodeFilesRow, LibraryRow, name_of_files
 from pytest_negativa.models.snapshot import (
+    DIFFERENCE_VERSION,
     SNAPSHOT_VERSION,
     Change,
     CodeChange,
@@ -259,6 +260,7 @@ def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
     names = sorted({*old, *new})
     libraries = [_compare_library(name, old.get(name), new.get(name)) for name in names]
     return SnapshotDifference(
+        format_version=DIFFERENCE_VERSION,
         before=before.title,
         after=after.title,
         libraries=tuple(sorted(libraries, key=lambda one: (-abs(one.code.growth), one.name))),
