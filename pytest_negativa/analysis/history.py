@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_negativa.analysis.snapshots import below_site
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import LockedLibrary
-from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
-from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
-from pytest_negativa.planning.snapshot import code_files_of, short_names
+from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.snapshot import Snapshot
+from pytest_negativa.planning.snapshot import snapshot_figures, snapshot_lock
 from pytest_negativa.storage.lockfile import decode_lock
 from pytest_negativa.storage.results import load_report
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 
-def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
+def history_of_runs(runs: RunsFolder) -> tuple[Snapshot, ...]:
     """The runs that have a report, the oldest first.
 
     A run without a plan, with one for a part of the tests, or whose report can't be read has
@@ -36,7 +35,7 @@ def history_of_runs(runs: RunsFolder) -> tuple[HistoryPoint, ...]:
     return points
 
 
-def _of_run(run: Run) -> HistoryPoint | None:
+def _of_run(run: Run) -> Snapshot | None:
     """None if it has no report."""
     try:
         if not run.report_file.exists():
@@ -44,15 +43,15 @@ def _of_run(run: Run) -> HistoryPoint | None:
         report = load_report(run)
         if not run.is_planned:
             why = run.failure or "no GPU code was loaded that is looked at"
-            return HistoryPoint(run.run_id, (), f"nothing is planned from it: {why}")
+            return Snapshot.left_out(run.run_id, f"nothing is planned from it: {why}")
         return _of_report(report)
     except StoreError as e:
-        return HistoryPoint(run.run_id, (), str(e))
+        return Snapshot.left_out(run.run_id, str(e))
     except PermissionError as e:
-        return HistoryPoint(run.run_id, (), f"{run}: cannot be read: {e.strerror}")
+        return Snapshot.left_out(run.run_id, f"{run}: cannot be read: {e.strerror}")
 
 
-def history_of_lock(path: Path) -> tuple[HistoryPoint, ...]:
+def history_of_lock(path: Path) -> tuple[Snapshot, ...]:
     """The revisions of a lock file in its git repository, the oldest first.
 
     A revision of another release's format has no libraries and says why.
@@ -71,39 +70,20 @@ def history_of_lock(path: Path) -> tuple[HistoryPoint, ...]:
     return points
 
 
-def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:
+def _of_revision(path: Path, revision: str, date: str) -> Snapshot:
     label = f"{date} {revision}"
     try:
         lock = decode_lock(_git(path, "show", f"{revision}:./{path.name}"), f"{path}@{revision}")
     except StoreError as e:
-        return HistoryPoint(label, (), str(e))
-    return HistoryPoint(label, _libraries(lock.libraries, code_files_of(lock)))
+        return Snapshot.left_out(label, str(e))
+    return snapshot_lock(lock, label)
 
 
-def _of_report(report: RunReport) -> HistoryPoint:
+def _of_report(report: RunReport) -> Snapshot:
     if report.part is not None:
-        return HistoryPoint(report.run_id, (), f"its plan is for {report.part} alone")
-    return HistoryPoint(report.run_id, _libraries(report.libraries, report.code_files))
-
-
-def _libraries(
-    libraries: Iterable[LibraryRow | LockedLibrary], files: Iterable[CodeFilesRow]
-) -> tuple[HistoryLibrary, ...]:
-    """The libraries, named as in a snapshot. Those at one path of two sites count as one."""
-    rows: defaultdict[str, list[LibraryRow | LockedLibrary | CodeFilesRow]] = defaultdict(list)
-    for one in libraries:
-        rows[below_site(one.path)].append(one)
-    for row in files:
-        rows[row.name].append(row)
-    return tuple(
-        HistoryLibrary(
-            name,
-            ", ".join(sorted({one.version for one in same if one.version})) or None,
-            sum(one.code_bytes for one in same),
-            sum(one.unused_bytes for one in same),
-        )
-        for name, same in zip(short_names(rows), rows.values(), strict=True)
-    )
+        return Snapshot.left_out(report.run_id, f"its plan is for {report.part} alone")
+    rows = (replace(row, path=below_site(row.path)) for row in report.libraries)
+    return snapshot_figures(report.run_id, rows, report.code_files)
 
 
 def _git(path: Path, *words: str) -> bytes:

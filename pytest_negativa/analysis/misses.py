@@ -18,13 +18,13 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
+from pytest_negativa.models.base import Listing
 from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
 from pytest_negativa.models.misses import (
     MISSES_VERSION,
     CodeKind,
     MissedCode,
     MissedLibrary,
-    MissReport,
 )
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.slimming.spares import rebuild
@@ -34,7 +34,7 @@ from pytest_negativa.spare.note import Note
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
-def report_misses(logs: Sequence[Misses], places: Sequence[Path]) -> MissReport:
+def report_misses(logs: Sequence[Misses], places: Sequence[Path]) -> Listing[MissedLibrary]:
     """Tell what came back.
 
     Args:
@@ -42,9 +42,9 @@ def report_misses(logs: Sequence[Misses], places: Sequence[Path]) -> MissReport:
         places: folders with the libraries, slimmed or not, or libraries.
     """
     rows = [_row(misses, places) for misses in logs if misses.pages]
-    return MissReport(
+    return Listing(
         format_version=MISSES_VERSION,
-        libraries=tuple(sorted(rows, key=lambda row: (-row.misses, row.name))),
+        rows=tuple(sorted(rows, key=lambda row: (-row.misses, row.name))),
     )
 
 

@@ -9,20 +9,22 @@ from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.library import LibraryIdentity, Scope
+from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, TracedLibrary, Usage
-from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary
 from pytest_negativa.slimming.tree import soname_of
 
 
-def find_unplanned(usage: Usage | None, planned: Collection[LibraryIdentity]) -> Unplanned:
-    """The other libraries of a run that have, or may have, GPU code.
+def find_unplanned(
+    usage: Usage | None, planned: Collection[LibraryIdentity]
+) -> tuple[list[LeftOut], tuple[str, ...]]:
+    """The other libraries of a run that have, or may have, GPU code; and why there may be more.
 
     Args:
         usage: of the run, if it is known.
         planned: the libraries that are in its plan.
     """
     if usage is None:
-        return Unplanned((), ("the run has no usage.json, which tells what it loaded",))
+        return [], ("the run has no usage.json, which tells what it loaded",)
     paths = {library.path for library in planned}
     others = dict.fromkeys(
         used.library.path
@@ -30,14 +32,12 @@ def find_unplanned(usage: Usage | None, planned: Collection[LibraryIdentity]) ->
         if used.library.path not in paths and not _is_planned_copy(used.library, planned)
     )
     found = ((path, _why_unplanned(Path(path))) for path in others)
-    return Unplanned(
-        tuple(
-            UnplannedLibrary(path, reason, soname_of(Path(path)))
-            for path, reason in found
-            if reason is not None
-        ),
-        tuple(dict.fromkeys(_incomplete_reasons(usage))),
-    )
+    unplanned = [
+        LeftOut(path=path, soname=soname_of(Path(path)), reason=reason)
+        for path, reason in found
+        if reason is not None
+    ]
+    return unplanned, tuple(dict.fromkeys(_incomplete_reasons(usage)))
 
 
 def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:

@@ -26,16 +26,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
-from pytest_negativa.models.vex import (
-    OPENVEX,
-    VexComponent,
-    VexDocument,
-    VexStatement,
-    VexStatus,
-    VexVulnerability,
-    Vulnerability,
-    VulnerableCode,
-)
+from pytest_negativa.models.vex import OPENVEX, Vulnerability, VulnerableCode
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
@@ -315,8 +306,8 @@ def make_document(
     author: str,
     timestamp: str,
     product: str | None = None,
-) -> VexDocument:
-    """State what was found. The same findings make the same document.
+) -> dict[str, object]:
+    """State what was found, as OpenVEX. The same findings make the same document.
 
     Args:
         findings: by vulnerability, and whether all of its libraries were found.
@@ -324,20 +315,20 @@ def make_document(
         timestamp: the time in RFC 3339.
         product: IRI of what the libraries are part of; None: each library is a product.
     """
-    document = VexDocument(
-        context=OPENVEX,
-        author=author,
-        timestamp=timestamp,
-        version=1,
-        tooling=f"pytest-negativa {version('pytest-negativa')}",
-        statements=tuple(
+    facts = {
+        "author": author,
+        "timestamp": timestamp,
+        "version": 1,
+        "tooling": f"pytest-negativa {version('pytest-negativa')}",
+        "statements": [
             statement
             for vulnerability, found, is_complete in findings
             for statement in _statements(vulnerability, found, product, is_complete)
-        ),
-    )
-    number = uuid.uuid5(uuid.NAMESPACE_URL, msgspec.json.encode(document).decode())
-    return msgspec.structs.replace(document, id=f"urn:uuid:{number}")
+        ],
+    }
+    data = msgspec.json.encode({"@context": OPENVEX, **facts})
+    number = uuid.uuid5(uuid.NAMESPACE_URL, data.decode())
+    return {"@context": OPENVEX, "@id": f"urn:uuid:{number}", **facts}
 
 
 def _statements(
@@ -345,7 +336,7 @@ def _statements(
     findings: Iterable[Finding],
     product: str | None,
     is_complete: bool,
-) -> Iterator[VexStatement]:
+) -> Iterator[dict[str, object]]:
     by_reason: defaultdict[str | None, set[tuple[str, str]]] = defaultdict(set)
     for finding in findings:
         by_reason[finding.reason].add((finding.path.name, finding.sha256))
@@ -353,22 +344,21 @@ def _statements(
     # affected only if all of the libraries are not; else each such library stands for itself.
     is_whole = is_complete and by_reason.keys() == {None}
     for reason, files in sorted(by_reason.items(), key=lambda item: item[0] or ""):
-        components = tuple(
-            VexComponent(
-                id=f"pkg:generic/{quote(name, safe='')}?checksum=sha256:{digest}",
-                hashes={"sha-256": digest},
-            )
+        components = [
+            {
+                "@id": f"pkg:generic/{quote(name, safe='')}?checksum=sha256:{digest}",
+                "hashes": {"sha-256": digest},
+            }
             for name, digest in sorted(files)
-        )
-        yield VexStatement(
-            vulnerability=VexVulnerability(name=vulnerability.name),
-            products=(
-                components
-                if product is None or (reason is None and not is_whole)
-                else (VexComponent(id=product, subcomponents=components),)
-            ),
-            status=VexStatus.NOT_AFFECTED if reason is None else VexStatus.UNDER_INVESTIGATION,
-            status_notes=f"{_LACKS if reason is None else f'Its code may be there: {reason}.'} "
-            f"{_BASIS}",
-            justification="vulnerable_code_not_present" if reason is None else None,
-        )
+        ]
+        is_alone = product is None or (reason is None and not is_whole)
+        found = _LACKS if reason is None else f"Its code may be there: {reason}."
+        statement: dict[str, object] = {
+            "vulnerability": {"name": vulnerability.name},
+            "products": components if is_alone else [{"@id": product, "subcomponents": components}],
+            "status": "under_investigation" if reason else "not_affected",
+            "status_notes": f"{found} {_BASIS}",
+        }
+        if reason is None:
+            statement["justification"] = "vulnerable_code_not_present"
+        yield statement

@@ -22,8 +22,9 @@ from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.listing import LISTING_VERSION, DifferenceList, HistoryList
-from pytest_negativa.models.snapshot import HistoryPoint, Snapshot
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.listing import LISTING_VERSION
+from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.coverage import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
@@ -114,8 +115,7 @@ def diff(
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
     if as_json:
-        listing = DifferenceList(format_version=LISTING_VERSION, difference=difference)
-        click.echo(encode_json(listing), nl=False)
+        click.echo(encode_json(difference), nl=False)
     else:
         show("\n\n".join(render_difference(difference, shown_as, top)))
         if globs and not difference.kernels:
@@ -134,13 +134,13 @@ def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_jso
             param_hint="--library",
         )
     if as_json:
-        listing = HistoryList(format_version=LISTING_VERSION, points=_only(glob, points))
+        listing = Listing(format_version=LISTING_VERSION, rows=_only(glob, points))
         click.echo(encode_json(listing), nl=False)
     else:
         show("\n\n".join(render_history(points, glob)))
 
 
-def _only(glob: str | None, points: tuple[HistoryPoint, ...]) -> tuple[HistoryPoint, ...]:
+def _only(glob: str | None, points: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
     """The points with the libraries alone whose names match."""
     if glob is None:
         return points

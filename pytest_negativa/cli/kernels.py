@@ -18,8 +18,9 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.run_facts import usage_of
 from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.base import Listing
 from pytest_negativa.models.coverage import KernelRun
-from pytest_negativa.models.listing import LISTING_VERSION, KernelList, LibraryKernels, ListedKernel
+from pytest_negativa.models.listing import LISTING_VERSION, LibraryKernels, ListedKernel
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.planning.by_tests import kernels_of_test
 from pytest_negativa.reporting.kernels import render_kernels
@@ -68,17 +69,17 @@ def kernels(
         listed = f"{how} by {test}"
     wanted = GlobSet(globs)
     libraries = tuple(_list(plan, launches, wanted, top, used=used) for plan in plans)
-    listing = KernelList(
+    listing = Listing(
         format_version=LISTING_VERSION,
         run_id=run.run_id,
         listed=listed,
         # A test uses few of many libraries.
-        libraries=tuple(one for one in libraries if one.found or test is None),
+        rows=tuple(one for one in libraries if one.found or test is None),
     )
     if as_json:
         click.echo(encode_json(listing), nl=False)
         return
-    for line in render_kernels(listing, demangled=settings.reports.demangle):
+    for line in render_kernels(listing.rows, listed, demangled=settings.reports.demangle):
         click.echo(line)
 
 

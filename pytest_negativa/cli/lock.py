@@ -103,7 +103,7 @@ def lock(
     planned = load_planned(run)
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
-    unplanned = find_unplanned(load_usage(run), [one.plan.library for one in planned])
+    unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
     files_plans = load_files_plans(run)
     places = Places()
     made = make_lock(
@@ -112,6 +112,7 @@ def lock(
         verdict,
         lambda path: places.from_folder(path, Path.cwd()),
         unplanned=unplanned,
+        incomplete=incomplete,
         unproved=unproved,
         include=settings.libraries.include,
         exclude=(*settings.libraries.exclude, *settings.keep.libraries),

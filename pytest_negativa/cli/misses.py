@@ -89,7 +89,7 @@ def misses(
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:
-        show("\n\n".join(render_misses(report, top=settings.reports.top)))
+        show("\n\n".join(render_misses(report.rows, top=settings.reports.top)))
 
 
 def _default_logs() -> tuple[Path, ...]:

@@ -18,15 +18,14 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.cli.run_facts import how_to_trace, recorded_tests, require_launches, usage_of
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.base import Listing
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import (
     LISTING_VERSION,
-    LaunchedKernel,
     LaunchRange,
+    ListedKernel,
     ListedTest,
-    SimilarityList,
     SimilarPair,
-    TestList,
 )
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
@@ -95,13 +94,7 @@ def tests(
         if not pairs:
             raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
         if as_json:
-            compared = SimilarityList(
-                format_version=LISTING_VERSION,
-                run_id=run.run_id,
-                compared=similar,
-                pairs=tuple(pairs),
-            )
-            click.echo(encode_json(compared), nl=False)
+            _print_json(run, tuple(pairs), similar)
             return
         shown = pairs[: top or None]
         show(similarity_table(similar, shown))
@@ -110,8 +103,7 @@ def tests(
     usage = usage_of(run)
     listed = _list_tests(run, usage, glob, test_glob)
     if as_json:
-        listing = TestList(format_version=LISTING_VERSION, run_id=run.run_id, tests=listed)
-        click.echo(encode_json(listing), nl=False)
+        _print_json(run, listed)
         return
     first = listed[: top or None]
     show(render_tests(first))
@@ -126,6 +118,11 @@ def tests(
             "Launches of child processes are not counted: their kernels are listed with the test "
             "that looked them up first."
         )
+
+
+def _print_json(run: Run, rows: tuple[object, ...], listed: str | None = None) -> None:
+    listing = Listing(format_version=LISTING_VERSION, run_id=run.run_id, listed=listed, rows=rows)
+    click.echo(encode_json(listing), nl=False)
 
 
 def _list_tests(
@@ -166,10 +163,10 @@ def _kernels(
     runs: Mapping[str, KernelRun],
     wanted: Collection[str],
     libraries: Mapping[str, Sequence[str]],
-) -> tuple[LaunchedKernel, ...]:
+) -> tuple[ListedKernel, ...]:
     """The kernels of a test in a range; those with the most GPU time first."""
     kernels = (
-        LaunchedKernel(
+        ListedKernel(
             name=name,
             signature=demangle(name),
             libraries=tuple(libraries.get(name, ())),

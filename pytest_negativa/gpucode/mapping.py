@@ -120,7 +120,7 @@ def map_libraries(
     """Map libraries and yield each when it is done, in no particular order.
 
     A library that can't be read yields its error and does not stop the others. Libraries in
-    archives are never cached. Hard links to a large file are read once.
+    archives are never cached.
 
     Args:
         paths: files, and files in archives.
@@ -132,24 +132,21 @@ def map_libraries(
     """
     workers = workers or LocalProcesses()
     files = _Files(paths)
-    known: dict[Path | Member, _Tables | None] = dict.fromkeys(files.once)
+    known: dict[Path | Member, _Tables | None] = dict.fromkeys(files.largest_first)
     if files.are_worth(known, min_parallel_size):
-        for path in filter(files.is_large, files.once):
+        for path in filter(files.is_large, files.largest_first):
             found = _look_up_alone(path, request, cache)
             if isinstance(found, MappedLibrary):
                 del known[path]
-                yield from files.results(path, found, request, cache)
+                yield found
             else:
                 known[path] = found
     is_worth = files.are_worth(known, min_parallel_size) and workers.count(len(known)) > 1
     is_shared = bool(known) and (workers.are_remote or is_worth)
-    results = (
-        _read_by_workers(files, known, request, cache, workers)
-        if is_shared
-        else ((path, _map(path, request, cache, tables)) for path, tables in known.items())
-    )
-    for path, mapped in results:
-        yield from files.results(path, mapped, request, cache)
+    if is_shared:
+        yield from _read_by_workers(files, known, request, cache, workers)
+    else:
+        yield from (_map(path, request, cache, tables) for path, tables in known.items())
 
 
 class _Seen(NamedTuple):
@@ -181,23 +178,16 @@ class _Seen(NamedTuple):
 
 
 class _Files:
-    """The files to map, and which of them are the same.
+    """The files to map.
 
     Attributes:
-        once: the files to read, the largest first: otherwise one process could read it alone at
-            the end.
         seen: all files.
+        largest_first: otherwise one process could read the largest alone at the end.
     """
 
     def __init__(self, paths: Iterable[Path | Member]) -> None:
         self.seen = {path: _Seen.at(path) for path in paths}
-        self._twins: dict[Path | Member, list[Path]] = {}
-        firsts: dict[object, Path | Member] = {}
-        for path, seen in self.seen.items():
-            first = firsts.setdefault(seen if self.is_large(path) else path, path)
-            if first != path and isinstance(path, Path):
-                self._twins.setdefault(first, []).append(path)
-        self.once = sorted(firsts.values(), key=self.size, reverse=True)
+        self.largest_first = sorted(self.seen, key=self.size, reverse=True)
 
     def size(self, path: Path | Member) -> int:
         if isinstance(path, Member):
@@ -206,63 +196,13 @@ class _Files:
         return 0 if seen is None else seen.size
 
     def is_large(self, path: Path | Member) -> bool:
-        """Whether reading the file takes longer than seeing that it is the same as another one."""
-        # The reader refuses spares by their names.
-        is_file = isinstance(path, Path) and path.suffix != ".spare"
-        return is_file and self.size(path) >= _MIN_CACHED_SIZE
+        """Whether reading the file takes longer than looking it up."""
+        return self.size(path) >= _MIN_CACHED_SIZE
 
     def are_worth(self, paths: Iterable[Path | Member], min_size: int) -> bool:
         """Whether they are worth the start of processes."""
         sizes = [self.size(path) for path in paths]
         return sum(sizes) - max(sizes, default=0) > min_size
-
-    def results(
-        self,
-        path: Path | Member,
-        mapped: MappedLibrary,
-        request: MapRequest,
-        cache: MapCache | None,
-    ) -> Iterator[MappedLibrary]:
-        """The result of a file, and that of those that are the same."""
-        yield mapped
-        for twin in self._twins.get(path, ()):
-            if isinstance(mapped.error, _LostError):
-                yield MappedLibrary(twin, error=_LostError(twin, None, mapped.error.problem))
-            elif (
-                mapped.error is None
-                and (seen := self.seen[twin]) is not None
-                and self._is_as_seen(path)
-                and self._is_as_seen(twin)
-            ):
-                yield _at(twin, seen.mtime_ns, mapped)
-            else:
-                yield _map(twin, request, cache)
-
-    def _is_as_seen(self, path: Path | Member) -> bool:
-        return _Seen.at(path) == self.seen[path]
-
-
-class _LostError(FormatError):
-    """A library was not read: the process that began it died."""
-
-
-def _at(path: Path, mtime_ns: int, mapped: MappedLibrary) -> MappedLibrary:
-    """The result for another file with the same content.
-
-    Args:
-        mtime_ns: modification time of that file.
-    """
-    try:
-        real = os.path.realpath(path)
-        _check_name(path, real)
-    except FormatError as e:
-        return MappedLibrary(path, error=e)
-    summary, library_map = mapped.summary, mapped.library_map
-    return mapped._replace(
-        path=path,
-        summary=summary and replace(summary, path=real),
-        library_map=library_map and _at_file(library_map, real, mtime_ns),
-    )
 
 
 def _read_by_workers(
@@ -271,22 +211,21 @@ def _read_by_workers(
     request: MapRequest,
     cache: MapCache | None,
     workers: Workers,
-) -> Iterator[tuple[Path | Member, MappedLibrary]]:
+) -> Iterator[MappedLibrary]:
     batches = tuple(_batches(files, known))
     map_batch = partial(_map_batch, _release(workers), request, cache)
     for batch, answers in run_tasks(workers, map_batch, batches, len(batches)):
         if isinstance(answers, Lost):
             for where in batch:
                 path = _path_of(where)
-                lost = _LostError(path, None, f"not read: {answers}")
-                yield where, MappedLibrary(path, error=lost)
+                yield MappedLibrary(path, error=FormatError(path, None, f"not read: {answers}"))
             continue
         for where, (mapped, encoded, problem) in zip(batch, answers, strict=True):
             if problem is not None:
                 mapped = _read_here(where, files.seen[where], problem, request, cache)
             elif encoded is not None:
                 mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
-            yield where, mapped
+            yield mapped
 
 
 def _read_here(
@@ -322,9 +261,7 @@ def _release(workers: Workers) -> str | None:
 _Batch = dict[Path | Member, tuple["_Tables | None", "_Seen | None"]]
 
 
-def _batches(
-    files: _Files, known: Mapping[Path, _Tables | None] | Mapping[Path | Member, _Tables | None]
-) -> Iterator[_Batch]:
+def _batches(files: _Files, known: Mapping[Path | Member, _Tables | None]) -> Iterator[_Batch]:
     """Tasks for workers: a large file alone, small ones together."""
     batch: _Batch = {}
     size = 0
@@ -366,8 +303,6 @@ def _look_up_alone(
         return None
     try:
         with ByteSource(path) as source:
-            if source.size < _MIN_CACHED_SIZE:
-                return None
             _check_name(path, source.path)
             tables = _Tables.read(source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables

@@ -16,7 +16,8 @@ from pytest_negativa.gpucode.elf import HostElf
 from pytest_negativa.hostcode.functions import FunctionStarts, function_starts
 from pytest_negativa.hostcode.page_logs import touched_spans
 from pytest_negativa.hostcode.summary import open_traced
-from pytest_negativa.models.hostcode import HOST_TESTS_VERSION, HostTests, TestedLibrary
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.hostcode import HOST_TESTS_VERSION, TestedLibrary
 from pytest_negativa.models.spans import intersection, union
 from pytest_negativa.settings.globs import PathRules
 
@@ -35,7 +36,7 @@ class PagesOfTest(NamedTuple):
     pages: int
 
 
-def unite_tests(touched: Iterable[PagesOfTest], paths: PathRules) -> HostTests:
+def unite_tests(touched: Iterable[PagesOfTest], paths: PathRules) -> Listing[TestedLibrary]:
     """The union for each test, library and ranges.
 
     Args:
@@ -49,9 +50,9 @@ def unite_tests(touched: Iterable[PagesOfTest], paths: PathRules) -> HostTests:
         pages[one.sha256, one.ranges][one.test] |= one.pages
         places[one.sha256].update(map(paths.apply, one.paths))
         files[one.sha256] = one.size, one.build_id
-    return HostTests(
+    return Listing(
         format_version=HOST_TESTS_VERSION,
-        libraries=tuple(
+        rows=tuple(
             TestedLibrary(
                 sha256=sha256,
                 size=files[sha256][0],
@@ -65,13 +66,13 @@ def unite_tests(touched: Iterable[PagesOfTest], paths: PathRules) -> HostTests:
     )
 
 
-def iter_pages(known: HostTests) -> Iterator[PagesOfTest]:
+def iter_pages(known: Listing[TestedLibrary]) -> Iterator[PagesOfTest]:
     """The same, test by test.
 
     Raises:
         StoreError: it is damaged.
     """
-    for one in known.libraries:
+    for one in known.rows:
         for test, text in one.tests.items():
             try:
                 bits = int(text, 16)

@@ -26,14 +26,15 @@ from pytest_negativa.hostcode.usage import (
     unite_logs,
     with_paths,
 )
+from pytest_negativa.models.base import Listing, Record
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
     HOST_TESTS_VERSION,
     HOST_USAGE_VERSION,
     HostFile,
     HostFiles,
-    HostTests,
     HostUsage,
+    TestedLibrary,
 )
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_record, write_record
@@ -42,7 +43,7 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 # The last one may still run, or have loaded other libraries. Asking takes some ms.
 _RUNS_TO_ASK = 8
 
-_T = TypeVar("_T", HostFiles, HostTests, HostUsage)
+_T = TypeVar("_T", bound=Record)
 
 
 class Gathered(NamedTuple):
@@ -84,7 +85,7 @@ def gather_by_test(run: Run) -> Gathered | None:
         usage = _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
         if not run.host_tests_file.exists():
             return Gathered(usage, ())
-        tests = _load(run.host_tests_file, HostTests, HOST_TESTS_VERSION)
+        tests = _load(run.host_tests_file, Listing[TestedLibrary], HOST_TESTS_VERSION)
         return Gathered(usage, tuple(iter_pages(tests)))
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
     known = {file_key(f): f for f in record.files}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +14,26 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Base of the records: immutable, so without cycles; checked when read from a file."""
+
+
+_T = TypeVar("_T")
+
+
+class Listing(Record, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
+    """Rows of one kind: a file of a run, or what a command prints with ``--json``.
+
+    Attributes:
+        format_version: of this form.
+        rows: in an order that their writer chooses.
+        run_id: the run that they are of.
+        listed: which rows these are, for people: ``unused`` kernels, or tests compared by
+            ``module``.
+    """
+
+    format_version: int
+    rows: tuple[_T, ...]
+    run_id: str | None = None
+    listed: str | None = None
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

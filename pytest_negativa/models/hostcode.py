@@ -8,8 +8,11 @@ from pytest_negativa.models.spans import Span, size
 HOST_USAGE_VERSION = 2
 """Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
 
-HOST_TESTS_VERSION = 1
-"""Of ``cpu-tests.json``. History: 1 is the first."""
+HOST_TESTS_VERSION = 2
+"""Of ``cpu-tests.json`` of a combined run, by content and ranges.
+
+History: 2 has ``rows``; 1 is the first.
+"""
 
 HOST_REPORT_VERSION = 1
 """Of ``negativa pages --json``. History: 1 is the first."""
@@ -138,17 +141,6 @@ class TestedLibrary(Record, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]
     tests: dict[str, str]
-
-
-class HostTests(Record, frozen=True, kw_only=True):
-    """The file ``cpu-tests.json`` of a combined run.
-
-    Attributes:
-        libraries: sorted by content, then by ranges.
-    """
-
-    format_version: int
-    libraries: tuple[TestedLibrary, ...]
 
 
 class HostRow(Record, frozen=True, kw_only=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.slimming import SlimRow
-from pytest_negativa.models.snapshot import HistoryPoint, SnapshotDifference
 
-LISTING_VERSION = 1
-"""Of the listings. History: 1 is the first."""
+LISTING_VERSION = 2
+"""Of the listings. History: 2 names the rows of all lists ``rows``; 1 is the first."""
 
 
 class ListedKernel(Record, frozen=True, kw_only=True):
@@ -19,6 +18,8 @@ class ListedKernel(Record, frozen=True, kw_only=True):
         first: the test, or the phase of the session, that used it first; None if unused.
         launches: how often the test launched it; None without a test or at level ``lookup``.
         gpu_ns: how long the GPU ran it for the test; None if that is unknown.
+        libraries: paths of the libraries that have it and were used, in a list of tests; empty if
+            it came from none of them, such as one that was compiled at run time.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ListedKernel(Record, frozen=True, kw_only=True):
     first: str | None = None
     launches: NonNegative | None = None
     gpu_ns: NonNegative | None = None
+    libraries: tuple[str, ...] = ()
 
 
 class LibraryKernels(Record, frozen=True, kw_only=True):
@@ -44,22 +46,6 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
     listed: NonNegative
     found: NonNegative
     kernels: tuple[ListedKernel, ...]
-
-
-class KernelList(Record, frozen=True, kw_only=True):
-    """Kernels of a run by library.
-
-    Attributes:
-        format_version: of this form.
-        run_id: the run.
-        listed: which kernels these are, for people: ``unused``, ``used``, or those of a test.
-        libraries: the libraries that are asked for.
-    """
-
-    format_version: int
-    run_id: str
-    listed: str
-    libraries: tuple[LibraryKernels, ...]
 
 
 class RunRow(Record, frozen=True, kw_only=True):
@@ -168,25 +154,6 @@ class Explanation(Record, frozen=True, kw_only=True):
     libraries: tuple[SlimmedLibrary, ...]
 
 
-class LaunchedKernel(Record, frozen=True, kw_only=True):
-    """A kernel that a test ran.
-
-    Attributes:
-        name: mangled.
-        signature: demangled.
-        libraries: paths of the libraries that have it and were used; empty if it came from none of
-            them, such as one that was compiled at run time.
-        launches: how often the test launched it; None if the trace recorded the first look-up.
-        gpu_ns: how long the GPU ran it, all launches together; None if that is unknown.
-    """
-
-    name: str
-    signature: str
-    libraries: tuple[str, ...]
-    launches: NonNegative | None
-    gpu_ns: NonNegative | None
-
-
 class LaunchRange(Record, frozen=True, kw_only=True):
     """What a test ran in a range.
 
@@ -196,7 +163,7 @@ class LaunchRange(Record, frozen=True, kw_only=True):
     """
 
     ranges: tuple[str, ...]
-    kernels: tuple[LaunchedKernel, ...]
+    kernels: tuple[ListedKernel, ...]
 
 
 class ListedTest(Record, frozen=True, kw_only=True):
@@ -217,22 +184,6 @@ class ListedTest(Record, frozen=True, kw_only=True):
     by_range: tuple[LaunchRange, ...]
 
 
-class TestList(Record, frozen=True, kw_only=True):
-    """The tests of a run, with what each ran.
-
-    Attributes:
-        format_version: of this form.
-        run_id: the run.
-        tests: those with the most kernels first.
-    """
-
-    __test__ = False
-
-    format_version: int
-    run_id: str
-    tests: tuple[ListedTest, ...]
-
-
 class SimilarPair(Record, frozen=True):
     """Two tests, modules or markers, compared by the kernels that they ran; or two runs.
 
@@ -248,22 +199,6 @@ class SimilarPair(Record, frozen=True):
     shared: NonNegative
     either: NonNegative
     similarity: float
-
-
-class SimilarityList(Record, frozen=True, kw_only=True):
-    """How alike the tests, modules or markers of a run are.
-
-    Attributes:
-        format_version: of this form.
-        run_id: the run.
-        compared: what is compared: ``test``, ``module`` or ``marker``.
-        pairs: the most alike first.
-    """
-
-    format_version: int
-    run_id: str
-    compared: str
-    pairs: tuple[SimilarPair, ...]
 
 
 class NeededLibrary(Record, frozen=True, kw_only=True):
@@ -304,27 +239,3 @@ class NeedList(Record, frozen=True, kw_only=True):
     all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
     plan: str | None = None
-
-
-class HistoryList(Record, frozen=True, kw_only=True):
-    """The GPU code of saved runs, or of revisions of a lock.
-
-    Attributes:
-        format_version: of this form.
-        points: the oldest first.
-    """
-
-    format_version: int
-    points: tuple[HistoryPoint, ...]
-
-
-class DifferenceList(Record, frozen=True, kw_only=True):
-    """How the GPU code of two runs, locks or sets of libraries differs.
-
-    Attributes:
-        format_version: of this form.
-        difference: all of it.
-    """
-
-    format_version: int
-    difference: SnapshotDifference

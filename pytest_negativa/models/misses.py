@@ -6,8 +6,8 @@ import enum
 
 from pytest_negativa.models.base import NonNegative, Record
 
-MISSES_VERSION = 1
-"""Of ``negativa misses --json``. History: 1 is the first."""
+MISSES_VERSION = 2
+"""Of ``negativa misses --json``. History: 2 has ``rows``; 1 is the first."""
 
 
 class CodeKind(str, enum.Enum):
@@ -68,15 +68,3 @@ class MissedLibrary(Record, frozen=True, kw_only=True):
     misses: NonNegative
     code: tuple[MissedCode, ...]
     unknown: str | None
-
-
-class MissReport(Record, frozen=True, kw_only=True):
-    """What logs of misses tell.
-
-    Attributes:
-        format_version: of this form.
-        libraries: libraries to which something came back, the most misses first.
-    """
-
-    format_version: int
-    libraries: tuple[MissedLibrary, ...]

@@ -17,8 +17,12 @@ OUTCOMES_VERSION = 4
 of errors; 2 adds the ends of workers; 1 is the first."""
 
 
-COMBINED_TESTS_VERSION = 1
-"""Of ``combined-tests.json``. History: 1 is the first."""
+COMBINED_TESTS_VERSION = 2
+"""Of ``combined-tests.json``: how the tests of several sessions ended, by node id.
+
+A test that several of them ran has the gravest of its ends. Nothing is compared with it.
+History: 2 has ``rows``; 1 is the first.
+"""
 
 
 class Outcome(str, enum.Enum):
@@ -188,16 +192,6 @@ class TestResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     aspects: Mapping[Aspect, tuple[str, ...]] = {}
     markers: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
-
-
-class CombinedTests(Record, frozen=True, kw_only=True):
-    """The file ``combined-tests.json``: how the tests of several sessions ended, by node id.
-
-    A test that several of them ran has the gravest of its ends. Nothing is compared with it.
-    """
-
-    format_version: int
-    tests: tuple[TestResult, ...]
 
 
 class SessionResult(Record, frozen=True, kw_only=True):

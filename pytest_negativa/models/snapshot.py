@@ -11,6 +11,9 @@ from pytest_negativa.models.base import NonNegative, Record, Row
 SNAPSHOT_VERSION = 1
 """Of the file of a baseline. History: 1 is the first."""
 
+DIFFERENCE_VERSION = 1
+"""Of ``negativa diff --json``. History: 1 is the first."""
+
 
 class SnapshotRow(Row, frozen=True):
     """Code of a library that shares arch and reason: ``[arch, reason, elements, bytes]``.
@@ -62,16 +65,25 @@ class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         return sum(row.bytes for row in self.rows if row.is_unused)
 
 
-class Snapshot(Record, frozen=True, kw_only=True):
+class Snapshot(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Libraries by name.
 
     Attributes:
-        title: what it is of.
+        format_version: of this form.
+        libraries: those with GPU code.
+        title: what it is of. In a history: id of the run, or date and revision of the lock file.
+        problem: why its libraries are left out of a history; None if they are here.
     """
 
     format_version: int
     title: str
     libraries: tuple[SnapshotLibrary, ...]
+    problem: str | None = None
+
+    @classmethod
+    def left_out(cls, title: str, problem: str) -> Snapshot:
+        """A gap in a history."""
+        return cls(format_version=SNAPSHOT_VERSION, title=title, libraries=(), problem=problem)
 
 
 class Change(msgspec.Struct, frozen=True, order=True):
@@ -146,47 +158,20 @@ class LibraryChange(msgspec.Struct, frozen=True):
     size: Change
 
 
-class SnapshotDifference(msgspec.Struct, frozen=True):
+class SnapshotDifference(Record, frozen=True, kw_only=True):
     """How two snapshots differ; each list has the largest changes first.
 
     Attributes:
+        format_version: of this form.
         before, after: titles.
         libraries: all of them.
         code: what changed by library, arch and reason.
         kernels: by library.
     """
 
+    format_version: int
     before: str
     after: str
     libraries: tuple[LibraryChange, ...]
     code: tuple[CodeChange, ...]
     kernels: tuple[KernelChanges, ...]
-
-
-class HistoryLibrary(msgspec.Struct, frozen=True):
-    """A library at some time.
-
-    Attributes:
-        name: the file name, with its folder if two share it.
-        version: of the distribution that installed it.
-        code, unused: in bytes.
-    """
-
-    name: str
-    version: str | None
-    code: int
-    unused: int
-
-
-class HistoryPoint(msgspec.Struct, frozen=True):
-    """A run, or a revision of a lock file.
-
-    Attributes:
-        label: id of the run, or date and revision.
-        libraries: those with GPU code.
-        problem: why its libraries are left out; None if they are here.
-    """
-
-    label: str
-    libraries: tuple[HistoryLibrary, ...]
-    problem: str | None = None

@@ -28,8 +28,11 @@ to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``rea
 ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
-DIGESTS_VERSION = 1
-"""Of the file of digests. History: 1 is the first."""
+DIGESTS_VERSION = 2
+"""Of the file of digests: libraries as a run's traces have them, each with its ``sha256``.
+
+History: 2 has ``rows``; 1 is the first.
+"""
 
 PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
 """Codes of the lack that a process was not traced."""
@@ -166,13 +169,6 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     def state(self) -> FileState:
         """What a write to the file, or another file at its path, changes."""
         return self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns
-
-
-class LibraryDigests(Record, frozen=True, kw_only=True):
-    """The file of digests: libraries as a run's traces have them, each with its ``sha256``."""
-
-    format_version: int
-    libraries: tuple[TracedLibrary, ...]
 
 
 class Device(Record, frozen=True, kw_only=True, omit_defaults=True):

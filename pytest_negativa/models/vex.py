@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 import msgspec
@@ -58,50 +57,3 @@ class Vulnerabilities(Record, frozen=True, kw_only=True):
 
     format_version: int
     vulnerabilities: Annotated[tuple[Vulnerability, ...], msgspec.Meta(min_length=1)]
-
-
-class VexStatus(str, enum.Enum):
-    """Of OpenVEX's statuses those that reading a file can give."""
-
-    NOT_AFFECTED = "not_affected"
-    UNDER_INVESTIGATION = "under_investigation"
-
-
-class _VexRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the parts of an OpenVEX document."""
-
-
-class VexVulnerability(_VexRecord, frozen=True, kw_only=True):
-    """The vulnerability of a statement."""
-
-    name: str
-
-
-class VexComponent(_VexRecord, frozen=True, kw_only=True):
-    """A library by its digest, or a product with the libraries in it."""
-
-    id: str = msgspec.field(name="@id")
-    hashes: dict[str, str] = {}
-    subcomponents: tuple[VexComponent, ...] = ()
-
-
-class VexStatement(_VexRecord, frozen=True, kw_only=True):
-    """What the author states of a vulnerability and products."""
-
-    vulnerability: VexVulnerability
-    products: tuple[VexComponent, ...]
-    status: VexStatus
-    status_notes: str
-    justification: str | None = None
-
-
-class VexDocument(_VexRecord, frozen=True, kw_only=True):
-    """An OpenVEX document."""
-
-    context: str = msgspec.field(name="@context")
-    id: str = msgspec.field(name="@id", default="")
-    author: str
-    timestamp: str
-    version: int
-    tooling: str
-    statements: tuple[VexStatement, ...]

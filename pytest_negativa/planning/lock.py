@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -52,27 +52,6 @@ _PLANNED_ANEW = "planned anew since it was proved: prove it again"
 _NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
 _UNSEALED = ""
-# Without a verdict, what would have been the default.
-
-
-class UnplannedLibrary(NamedTuple):
-    """A library that has, or may have, GPU code: its real path, and why nothing is planned."""
-
-    path: str
-    reason: str
-    soname: str | None = None
-
-
-class Unplanned(NamedTuple):
-    """What a run loaded besides what was planned.
-
-    Attributes:
-        libraries: see there.
-        incomplete: why there may be more.
-    """
-
-    libraries: tuple[UnplannedLibrary, ...] = ()
-    incomplete: tuple[str, ...] = ()
 
 
 def make_lock(
@@ -81,7 +60,8 @@ def make_lock(
     verdict: Verdict | None,
     place_of: Callable[[str], Place],
     *,
-    unplanned: Unplanned | None = None,
+    unplanned: Sequence[LeftOut] = (),
+    incomplete: tuple[str, ...] = (),
     unproved: bool = False,
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
@@ -94,7 +74,8 @@ def make_lock(
         planned: all its libraries.
         verdict: what verification said; None if there was none.
         place_of: from a real path.
-        unplanned: what else it loaded.
+        unplanned: what else it loaded that has, or may have, GPU code; by its real path.
+        incomplete: why there may be more.
         unproved: take what has unused code, proved or not.
         include, exclude: see ``Lock``.
         files: the plans of files that are GPU code themselves.
@@ -108,11 +89,8 @@ def make_lock(
             f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
             "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
         )
-    unplanned = unplanned or Unplanned()
     libraries: list[LockedLibrary] = []
-    left_out = [
-        _left_out(place_of(one.path), one.reason, one.soname) for one in unplanned.libraries
-    ]
+    left_out = [replace(one, **place_of(one.path)._asdict()) for one in unplanned]
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
@@ -130,7 +108,7 @@ def make_lock(
     lock = Lock(
         format_version=LOCK_VERSION,
         digest=_UNSEALED,
-        proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=unplanned.incomplete),
+        proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
         libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
         include=include,
@@ -214,7 +192,7 @@ def _lock_or_leave(
     plan = _with_all_that_stays(plan, one.library_map)
     reason = _why_never(plan) or (None if unproved else doubt)
     if reason is not None:
-        return _left_out(place, reason, plan.library.soname)
+        return LeftOut(**place._asdict(), soname=plan.library.soname, reason=reason)
     return _lock_library(plan, one.library_map, place, doubt)
 
 
@@ -301,7 +279,7 @@ def widen_library(
     new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)
     return replace(
         locked,
-        **_totals(plan, blocks)._asdict(),
+        **_totals(plan, blocks),
         kept=tuple(sorted((*kept, *new), key=lambda code: code.offset)),
     )
 
@@ -309,16 +287,6 @@ def widen_library(
 def needs_content(locked: LockedLibrary) -> bool:
     """Whether cubins of the library must be unpacked to apply the lock."""
     return any(code.functions is not None for code in locked.kept)
-
-
-def _left_out(place: Place, reason: str, soname: str | None) -> LeftOut:
-    return LeftOut(
-        path=place.path,
-        distribution=place.distribution,
-        version=place.version,
-        soname=soname,
-        reason=reason,
-    )
 
 
 def _left_out_too(library: LockedLibrary, spared: str) -> LeftOut:
@@ -439,15 +407,13 @@ def _lock_library(
     library = plan.library
     assert library.sha256 is not None
     return LockedLibrary(
-        path=place.path,
-        distribution=place.distribution,
-        version=place.version,
+        **place._asdict(),
         soname=library.soname,
         build_id=library.build_id,
         sha256=library.sha256,
         size=library.size,
         devices=plan.devices,
-        **_totals(plan, found)._asdict(),
+        **_totals(plan, found),
         code_sha256=code_digest(spans),
         not_proved=doubt,
         digest=_UNSEALED,
@@ -543,35 +509,23 @@ def _check_place(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> N
         raise ReconstructError(f"{where}, which is in another region; make it again")
 
 
-class _Totals(NamedTuple):
-    """What a lock says of a library in sums; the fields are those of ``LockedLibrary``."""
-
-    elements: int
-    kept_elements: int
-    code_bytes: int
-    unused_bytes: int
-    trimmed_bytes: int
-    kept_functions: int
-    unused_functions: int
-
-
-def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> _Totals:
-    """The sums of a plan.
+def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> dict[str, Any]:
+    """The sums of a plan, as ``LockedLibrary`` names them.
 
     Args:
         blocks: by start; with the content of the cubins that the plan trims.
     """
     kept = sum(len(cubin.kept) for cubin in plan.trimmed)
     functions = sum(_count_functions(blocks[cubin.start]) for cubin in plan.trimmed)
-    return _Totals(
-        elements=len(plan.decisions),
-        kept_elements=sum(d.kept for d in plan.decisions),
-        code_bytes=plan.code_bytes,
-        unused_bytes=plan.unused_bytes,
-        trimmed_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
-        kept_functions=kept,
-        unused_functions=functions - kept,
-    )
+    return {
+        "elements": len(plan.decisions),
+        "kept_elements": sum(d.kept for d in plan.decisions),
+        "code_bytes": plan.code_bytes,
+        "unused_bytes": plan.unused_bytes,
+        "trimmed_bytes": sum(cubin.unused_size for cubin in plan.trimmed),
+        "kept_functions": kept,
+        "unused_functions": functions - kept,
+    }
 
 
 def _count_functions(block: CodeBlock) -> int:
@@ -588,7 +542,7 @@ def _check_totals(
     Raises:
         ReconstructError: one differs.
     """
-    for name, found in _totals(plan, blocks)._asdict().items():
+    for name, found in _totals(plan, blocks).items():
         stated = getattr(locked, name)
         if stated != found:
             raise ReconstructError(

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.library import LibraryMap
-from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.report import CodeFilesRow, name_of_files
+from pytest_negativa.models.report import CodeFilesRow, LibraryRow, name_of_files
 from pytest_negativa.models.snapshot import (
+    DIFFERENCE_VERSION,
     SNAPSHOT_VERSION,
     Change,
     CodeChange,
@@ -140,7 +141,14 @@ def snapshot_map(
 
 
 def snapshot_lock(lock: Lock, title: str) -> Snapshot:
-    """The libraries of a lock, which tells neither archs nor kernels of what is unused."""
+    """The libraries of a lock."""
+    return snapshot_figures(title, lock.libraries, code_files_of(lock))
+
+
+def snapshot_figures(
+    title: str, rows: Iterable[LockedLibrary | LibraryRow], code_files: Iterable[CodeFilesRow]
+) -> Snapshot:
+    """The libraries of a lock or report, which tells neither archs nor kernels of unused code."""
     libraries = (
         SnapshotLibrary(
             name=one.path,
@@ -151,9 +159,9 @@ def snapshot_lock(lock: Lock, title: str) -> Snapshot:
                 one.elements, one.code_bytes, one.elements - one.kept_elements, one.unused_bytes
             ),
         )
-        for one in lock.libraries
+        for one in rows
     )
-    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files_of(lock))))
+    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
 
 
 def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
@@ -252,6 +260,7 @@ def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
     names = sorted({*old, *new})
     libraries = [_compare_library(name, old.get(name), new.get(name)) for name in names]
     return SnapshotDifference(
+        format_version=DIFFERENCE_VERSION,
         before=before.title,
         after=after.title,
         libraries=tuple(sorted(libraries, key=lambda one: (-abs(one.code.growth), one.name))),

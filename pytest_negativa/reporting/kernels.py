@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from pytest_negativa.models.listing import KernelList, LibraryKernels, ListedKernel
+from pytest_negativa.models.listing import LibraryKernels, ListedKernel
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items, format_time
 
 
-def render_kernels(listing: KernelList, *, demangled: bool) -> Iterator[str]:
-    """The lines: a headline for each library, and its kernels."""
-    for library in listing.libraries:
-        yield f"{printable(library.path)}: {_headline(library, printable(listing.listed))}"
+def render_kernels(
+    libraries: Iterable[LibraryKernels], listed: str, *, demangled: bool
+) -> Iterator[str]:
+    """The lines: a headline for each library, and its kernels; ``listed`` is what they are."""
+    for library in libraries:
+        yield f"{printable(library.path)}: {_headline(library, printable(listed))}"
         for kernel in library.kernels:
             yield from _lines(kernel, demangled=demangled)
         if library.found > len(library.kernels):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_negativa.models.listing import LaunchedKernel, ListedTest, SimilarPair
+from pytest_negativa.models.listing import ListedKernel, ListedTest, SimilarPair
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.units import format_count, format_time
 
@@ -29,7 +29,7 @@ def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
     return format_table("llrrr", headers, rows, drop=(3, 2), names=(0, 1))
 
 
-def total_of(kernels: Sequence[LaunchedKernel]) -> tuple[int | None, int | None]:
+def total_of(kernels: Sequence[ListedKernel]) -> tuple[int | None, int | None]:
     """Launches and GPU time in ns; None for what no kernel tells."""
     launches = [kernel.launches for kernel in kernels if kernel.launches is not None]
     times = [kernel.gpu_ns for kernel in kernels if kernel.gpu_ns is not None]

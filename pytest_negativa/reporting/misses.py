@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary, MissReport
+from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
@@ -14,13 +14,13 @@ _PAGE_SIZE = 4096
 _HEADERS = ("library", "misses", "pages", "size", "functions", "elements")
 
 
-def render_misses(report: MissReport, *, top: int) -> Iterator[str]:
+def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[str]:
     """The report, a paragraph at a time.
 
     Args:
+        libraries: those to which something came back, the most misses first.
         top: rows of each table; 0 for all.
     """
-    libraries = report.libraries
     if not libraries:
         yield (
             "Nothing came back: no process that wrote a log touched code that was removed. "

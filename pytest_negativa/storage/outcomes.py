@@ -102,7 +102,7 @@ def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
 
 
 def unite_tests(sessions: Iterable[Sequence[TestResult]]) -> tuple[TestResult, ...]:
-    """How the tests of several sessions ended, see ``CombinedTests``; their order is no matter."""
+    """How the tests of several sessions ended, in any order of the sessions."""
     found: defaultdict[str, list[TestResult]] = defaultdict(list)
     for test in itertools.chain.from_iterable(sessions):
         found[test.nodeid].append(test)

@@ -13,14 +13,14 @@ import msgspec
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
-from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.base import UNDECODABLE, Listing
 from pytest_negativa.models.code_files import (
     CODE_FILES_VERSION,
     FilesPlan,
     FilesPlans,
     OpenedFiles,
 )
-from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, CombinedTests, TestResult
+from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
@@ -316,9 +316,13 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
     combined = load_if_there(
-        run.combined_tests_file, CombinedTests, COMBINED_TESTS_VERSION, "tests", "combine again"
+        run.combined_tests_file,
+        Listing[TestResult],
+        COMBINED_TESTS_VERSION,
+        "tests",
+        "combine again",
     )
-    return () if combined is None else combined.tests
+    return () if combined is None else combined.rows
 
 
 def combine_tests(run: Run, parts: Iterable[Run]) -> None:
@@ -328,7 +332,7 @@ def combine_tests(run: Run, parts: Iterable[Run]) -> None:
         StoreError: a file can't be read or written.
     """
     if tests := unite_tests(map(load_tests, parts)):
-        record = CombinedTests(format_version=COMBINED_TESTS_VERSION, tests=tests)
+        record = Listing(format_version=COMBINED_TESTS_VERSION, rows=tests)
         write_record(run.combined_tests_file, record)
 
 

@@ -9,26 +9,25 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Listing, Record
 from pytest_negativa.models.hostcode import HostReport
 from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
-    DifferenceList,
     Explanation,
-    HistoryList,
-    KernelList,
+    LibraryKernels,
+    ListedTest,
     NeedList,
     RunDetails,
     RunList,
-    SimilarityList,
+    SimilarPair,
     SlimList,
-    TestList,
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
-from pytest_negativa.models.misses import MissReport
+from pytest_negativa.models.misses import MissedLibrary
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.snapshot import Snapshot, SnapshotDifference
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.models.vex import Vulnerabilities
@@ -37,24 +36,24 @@ CONFIGURATION = "negativa"
 """The schema of ``negativa.yaml``, a file of the package: editors read it from there."""
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
-    "difference": (DifferenceList, "Output of negativa diff --json"),
+    "difference": (SnapshotDifference, "Output of negativa diff --json"),
     "explanation": (Explanation, "Output of negativa explain --json"),
-    "history": (HistoryList, "Output of negativa diff --json without B"),
+    "history": (Listing[Snapshot], "Output of negativa diff --json without B"),
     "image-report": (ImageReport, "Output of negativa inspect --packages --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
-    "kernels": (KernelList, "Output of negativa kernels --json"),
+    "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),
     "lock": (Lock, "negativa.lock"),
     "measurement": (Measurement, "A program on original and on slim libraries"),
-    "misses": (MissReport, "Output of negativa misses --json"),
+    "misses": (Listing[MissedLibrary], "Output of negativa misses --json"),
     "needs": (NeedList, "Output of negativa needs --json"),
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
     "run": (RunDetails, "Output of negativa runs show --json"),
     "runs": (RunList, "Output of negativa runs list --json"),
-    "similarity": (SimilarityList, "Output of negativa tests --similar --json"),
+    "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (SlimList, "Output of negativa slim, slim undo and slim check with --json"),
-    "tests": (TestList, "Output of negativa tests --json"),
+    "tests": (Listing[ListedTest], "Output of negativa tests --json"),
     "verdict": (Verdict, "Verdict on a plan: verdict.json"),
     "vulnerabilities": (Vulnerabilities, "List of vulnerabilities for negativa vex"),
 }

@@ -37,12 +37,14 @@ def test_two_libraries_of_one_file_name_have_rows_of_their_own(tmp_path: Path) -
 
     first, second = history_of_runs(runs)
 
-    assert [(one.name, one.code, one.unused, one.version) for one in first.libraries] == [
+    assert [
+        (one.name, one.code_bytes, one.unused_bytes, one.version) for one in first.libraries
+    ] == [
         ("a/_C.so", 1000, 100, None),
         ("b/_C.so", 530, 130, None),
         ("some-kernels (files)", 2000, 800, "1.0, 2.0"),
     ]
-    assert [one.unused for one in second.libraries] == [100, 180, 800]
+    assert [one.unused_bytes for one in second.libraries] == [100, 180, 800]
     [table] = render_history((first, second), "_C.so")
     changes = [line.split()[6:9] for line in table.splitlines()[2:]]
     assert changes[2:] == [["0", "B,", "+0.0%"], ["0", "B,", "+0.0%"]]
@@ -86,9 +88,9 @@ def test_runs_without_a_plan_are_left_out(tmp_path: Path) -> None:
             run.mark_failed(failure)
     first, failed, last = history_of_runs(runs)
     assert (failed.libraries, failed.problem) == ((), "nothing is planned from it: 1 test failed")
-    assert [one.run_id for one in load_history(run)] == [first.label, last.label]
+    assert [one.run_id for one in load_history(run)] == [first.title, last.title]
     # Where files are GPU code themselves, they alone may have a plan.
-    Run(runs.folder / failed.label).files_plan_file.write_text("{}")
+    Run(runs.folder / failed.title).files_plan_file.write_text("{}")
     assert len(load_history(run)) == 3
 
 

@@ -200,7 +200,7 @@ def machine(project: Project, name: str, digest: str) -> None:
         for record in map(json.loads, trace.read_text().splitlines())
         if record["record"] == "library" and "libquickstart" in record["library"]["path"]
     ]
-    digests = {"format_version": DIGESTS_VERSION, "libraries": libraries}
+    digests = {"format_version": DIGESTS_VERSION, "rows": libraries}
     (trace.parent / "digests.json").write_bytes(msgspec.json.encode(digests))
 
 

@@ -48,7 +48,7 @@ def test_what_can_be_compared(project: Project) -> None:
     assert titles == f"GPU code of negativa-baseline.json {told}, compared with latest {told}"
     # A library has no plan.
     planned = project.negativa("diff", library, "negativa.lock", "--json").stdout
-    [changes] = json.loads(planned)["difference"]["libraries"]
+    [changes] = json.loads(planned)["libraries"]
     assert changes["unused"] == {"before": None, "after": 60216}
     assert "unused before" in project.negativa("diff", run.name, library).stdout
     assert "No code differs in 1 library." in project.negativa("diff", library, library).stdout
@@ -71,7 +71,7 @@ def test_two_folders(project: Project) -> None:
     assert (
         "3 kernels appeared:\n  libquickstart.so: matrices::mult" in project.negativa(*some).stdout
     )
-    [mangled] = json.loads(project.negativa(*some, "--json").stdout)["difference"]["kernels"]
+    [mangled] = json.loads(project.negativa(*some, "--json").stdout)["kernels"]
     assert (
         f"libquickstart.so: {mangled['appeared'][0]}"
         in project.negativa(*some, "--no-demangle").stdout
@@ -175,7 +175,7 @@ def test_slimmed_libraries_have_the_code_that_is_left(
 
     done = diff(*sides, "--json")
 
-    difference = json.loads(done.stdout)["difference"]
+    difference = json.loads(done.stdout)
     assert (done.exit_code, done.stderr) == (0, "")
     code = {one["name"]: one["code"] for one in difference["libraries"]}
     assert code["libnames.so"]["before"] == code["libnames.so"]["after"]
@@ -307,8 +307,8 @@ def test_history_of_runs_and_of_a_lock(project: Project) -> None:
     assert "+0.0%" in runs[1]
     points = json.loads(project.negativa("diff", "--json", "--library", "libquick*").stdout)
     jsonschema.validate(points, json.loads(schema_text("history")))
-    assert [point["label"] for point in points["points"]] == [run.name for run in project.runs()]
-    assert [one["name"] for one in points["points"][1]["libraries"]] == ["libquickstart.so"]
+    assert [point["title"] for point in points["rows"]] == [run.name for run in project.runs()]
+    assert [one["name"] for one in points["rows"][1]["libraries"]] == ["libquickstart.so"]
     lock = project.negativa("diff", "negativa.lock").stdout
     assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
     assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock

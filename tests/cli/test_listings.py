@@ -55,7 +55,7 @@ def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> Non
 @pytest.mark.slow
 def test_kernels(located: Project) -> None:
     def names(*options: str) -> list[str]:
-        [library] = listed(located, "kernels", "kernels", *options)["libraries"]
+        [library] = listed(located, "kernels", "kernels", *options)["rows"]
         return [kernel["name"] for kernel in library["kernels"]]
 
     assert len(names()) == 9
@@ -66,7 +66,7 @@ def test_kernels(located: Project) -> None:
     [multiply] = names("--match", "*multiply<32>*")
     assert multiply.startswith("_Z")
     assert names("--match", "image_blur", "--match", "image_flip") == ["image_blur", "image_flip"]
-    [used] = listed(located, "kernels", "kernels", "--used", "--top=1")["libraries"]
+    [used] = listed(located, "kernels", "kernels", "--used", "--top=1")["rows"]
     assert used["kernels"][0]["first"].endswith(" (call)")
 
     shown = located.negativa("kernels", "--match", "image_*", "--top", "2").stdout.splitlines()

@@ -68,7 +68,7 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     command: list[str | Path] = ["misses", "--log", one, "--log", other, cut.library.parent]
     found = json.loads(project.negativa(*command, "--json").stdout)
     jsonschema.validate(found, json.loads(schema_text("misses")))
-    [library] = found["libraries"]
+    [library] = found["rows"]
     assert (library["path"], library["sha256"], library["unknown"]) == (
         str(cut.library), cut.original_sha256, None
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_running_process(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, [*words, str(process.pid), "--log", str(tmp_path / "logs")])
         process.communicate(b"\n")
     assert done.exit_code == 0, done.output
-    [library] = json.loads(done.output)["libraries"]
+    [library] = json.loads(done.output)["rows"]
     assert library["name"] == cut.library.name and library["misses"] > 0
     gone = CliRunner().invoke(main, [*words, str(process.pid), "--log", str(tmp_path / "logs")])
     assert gone.exit_code != 0

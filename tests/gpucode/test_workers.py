@@ -18,12 +18,9 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import WorkerError
 from pytest_negativa.gpucode import mapping
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.elf import HostElf
-from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import LocalProcesses
-from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.library import Scope
 from tests.support.clusters import Cluster, KillsWorkers, cluster_of, two_hosts, workers_of
 from tests.support.libraries import BIN, MULTIARCH, NEGATIVA, PLAIN, SHARED_OBJECTS, make_large
 from tests.support.modules import require_modules
@@ -51,51 +48,6 @@ def large(folder: Path, count: int) -> list[Path]:
     names = ["libmultiarch.so", "libcallgraph.so", "libframes.so", "libglobals.so", "libnames.so"]
     made = [make_large(BIN / name, folder / name) for name in names[: count - 1]]
     return [*made, Path(shutil.copy(made[-1], folder / "libcopy.so"))]
-
-
-class TestCopies:
-    """Hard links to a file are read once, and each has its own path."""
-
-    @pytest.mark.parametrize("with_cache", [True, False])
-    def test_are_read_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_cache: bool
-    ) -> None:
-        first = make_large(MULTIARCH, tmp_path / "first.so")
-        others = [tmp_path / f"{number}.so" for number in range(3)]
-        for other in others:
-            other.hardlink_to(first)
-        paths = [first, make_large(PLAIN, tmp_path / "plain.so"), *others]
-        expected = by_path(m for path in paths for m in map_libraries([path], DIGEST))
-        read = []
-
-        def count(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
-            read.append(source.path)
-            return map_library(source, host, scope)
-
-        monkeypatch.setattr(mapping, "map_library", count)
-        cache = MapCache(tmp_path / "cache", 1 << 30) if with_cache else None
-        found = by_path(map_libraries(paths, DIGEST, cache, ONE, min_parallel_size=0))
-        assert found == expected
-        assert len(read) == 2
-        if cache is not None:
-            monkeypatch.setattr(mapping, "map_library", None)
-            again = list(map_libraries(paths, DIGEST, cache, ONE, min_parallel_size=0))
-            assert all(m.cached for m in again)
-            assert by_path(again) == expected
-
-    def test_that_differ_in_a_byte_are_read_each(self, tmp_path: Path) -> None:
-        first = make_large(MULTIARCH, tmp_path / "first.so")
-        second = Path(shutil.copy(first, tmp_path / "second.so"))
-        with second.open("r+b") as file:
-            file.seek(8336 + 0x1C)
-            file.write((70).to_bytes(4, "little"))
-        found = by_path(map_libraries([first, second], DIGEST, None, ONE, min_parallel_size=0))
-        archs = [
-            str(next(m.library_map.iter_elements()).arch)
-            for m in (found[first], found[second])
-            if m.library_map is not None
-        ]
-        assert archs == ["sm_75", "sm_70"]
 
 
 @slow

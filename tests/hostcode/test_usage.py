@@ -115,7 +115,7 @@ def test_pages_by_test_are_united_in_any_order(
     found = {(one.test, one.sha256, one.ranges): one.pages for one in iter_pages(whole)}
     for one in (*first, *second):
         assert found[one.test, one.sha256, one.ranges] & one.pages == one.pages
-    assert {path for one in whole.libraries for path in one.paths} <= {"/x/lib.so"}
+    assert {path for one in whole.rows for path in one.paths} <= {"/x/lib.so"}
 
 
 @given(usages(), usages())

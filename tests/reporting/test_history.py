@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
+from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.reporting.history import render_history
 
+
+def library(name: str, version: str | None, code: int, unused: int) -> SnapshotLibrary:
+    rows = (
+        SnapshotRow(None, None, False, 1, code - unused),
+        SnapshotRow(None, None, True, 1, unused),
+    )
+    return SnapshotLibrary(name=name, version=version, rows=rows)
+
+
+def point(title: str, *libraries: SnapshotLibrary) -> Snapshot:
+    return Snapshot(format_version=1, title=title, libraries=libraries)
+
+
 POINTS = (
-    HistoryPoint(
-        "a", (HistoryLibrary("x.so", "1.0", 100, 50), HistoryLibrary("y.so", None, 20, 0))
-    ),
-    HistoryPoint("b", (), "an old format\x1b"),
-    HistoryPoint("c", (HistoryLibrary("x.so", "2.0", 180, 160),)),
+    point("a", library("x.so", "1.0", 100, 50), library("y.so", None, 20, 0)),
+    Snapshot.left_out("b", "an old format\x1b"),
+    point("c", library("x.so", "2.0", 180, 160)),
 )
 
 

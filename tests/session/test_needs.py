@@ -119,7 +119,7 @@ def test_who_used_what(tmp_path: Path) -> None:
     assert ["test_a.py::TestMatrices::test_multiply", "2", "2", "2.0", "us"] in rows
     assert ["test_a.py::test_add[1]", "1", "2", "2.0", "us"] in rows
     of_test = ("tests", "--json", "--test", "*multiply")
-    [[within]] = (one["by_range"] for one in json.loads(project.negativa(*of_test).stdout)["tests"])
+    [[within]] = (one["by_range"] for one in json.loads(project.negativa(*of_test).stdout)["rows"])
     assert within["ranges"] == ["forward", "matmul"]
     assert [(Path(one["libraries"][0]).name, one["signature"]) for one in within["kernels"]] == [
         ("lib.so", "vector_add"),
@@ -130,7 +130,7 @@ def test_who_used_what(tmp_path: Path) -> None:
     ]
     listed = json.loads(project.negativa("tests", "--json", "--kernel", "vector_add").stdout)
     jsonschema.validate(listed, json.loads(schema_text("tests")))
-    assert [(one["test"], one["gpu_ns"]) for one in listed["tests"]] == [
+    assert [(one["test"], one["gpu_ns"]) for one in listed["rows"]] == [
         ("test_a.py::TestMatrices::test_multiply", 1000),
         ("test_a.py::test_add[1]", 2000),
         ("test_a.py::test_add[2]", 2000),
@@ -144,7 +144,7 @@ def test_who_used_what(tmp_path: Path) -> None:
     assert [line.split() for line in alike] == [["fast", "slow", "1", "2", "0.50"]]
     as_json = json.loads(project.negativa("tests", "--similar=marker", "--json", "--top=1").stdout)
     jsonschema.validate(as_json, json.loads(schema_text("similarity")))
-    assert [(one["right"], one["similarity"]) for one in as_json["pairs"]] == [("slow", 0.5)]
+    assert [(one["right"], one["similarity"]) for one in as_json["rows"]] == [("slow", 0.5)]
     one = project.negativa("tests", "--similar=marker", "--kernel=*matrices*", status=2)
     assert "fewer than two of these markers ran any kernels" in one.stderr
     needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)

@@ -18,7 +18,7 @@ from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
-from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary, make_lock
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
@@ -424,7 +424,8 @@ class TestLock:
     def test_names_the_sonames(self, site: Made, tmp_path: Path) -> None:
         """Of what has no plan, and of what has one that is not in the lock."""
         one = planned_of(site.one, lambda number: True)
-        unplanned = Unplanned((UnplannedLibrary("/elsewhere/libtwo.so.3.1", "why", "libtwo.so"),))
+        path = "/elsewhere/libtwo.so.3.1"
+        unplanned = [LeftOut(path=path, reason="why", soname="libtwo.so")]
         two = planned_of(site.two)
         made = make_lock("run", [one, two], verdict_of(two), Places().of, unplanned=unplanned)
         assert {row.soname for row in made.left_out} == {"libone.so.1", "libtwo.so"}
@@ -435,7 +436,14 @@ class TestLock:
 
     def test_made_in_memory(self, site: Made) -> None:
         one = planned_of(site.one)
-        unplanned = Unplanned((UnplannedLibrary(str(site.two), "why"),), ("unknown",))
-        made = make_lock("run", [one], verdict_of(one), Places().of, unplanned=unplanned)
+        unplanned = [LeftOut(path=str(site.two), reason="why")]
+        made = make_lock(
+            "run",
+            [one],
+            verdict_of(one),
+            Places().of,
+            unplanned=unplanned,
+            incomplete=("unknown",),
+        )
         assert [row.path for row in made.left_out] == [TWO]
         assert made.proof.incomplete == ("unknown",)

@@ -13,7 +13,7 @@ import yaml
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LeftOut, Lock, Place, seal
-from pytest_negativa.planning.lock import Unplanned, UnplannedLibrary, make_lock
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.storage.lockfile import (
     MAX_ITEMS,
     decode_lock,
@@ -30,7 +30,7 @@ from tests.support.stores import memory_url
 
 def make() -> Lock:
     planned = [planned_of(MULTIARCH), trimmed_of()]
-    unplanned = Unplanned((UnplannedLibrary("/lib/other.so", "it changed", "other.so"),))
+    unplanned = [LeftOut(path="/lib/other.so", reason="it changed", soname="other.so")]
     return make_lock(
         "run",
         planned,
