@@ -120,18 +120,18 @@ def _inspect_archive(
     path: Path, request: InspectionRequest, workers: Workers | None, on_done: OnDone | None
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
-    from pytest_negativa.images.contents import Question, map_archive, may_hold_code
+    from pytest_negativa.images.tree import Question, may_hold_code, read_tree
 
     question = Question(may_hold_code, lambda size: request.map_request)
-    contents = map_archive(path, question, workers, on_done)
-    mapped = tuple(contents.libraries[name] for name in sorted(contents.libraries))
+    tree = read_tree(path, question, None, workers, on_done)
+    mapped = tuple(tree.libraries[name] for name in sorted(tree.libraries))
     libraries = LibrarySet(
         str(path),
         tuple(one.path for one in mapped),
         explicit=False,
-        distribution=" ".join(contents.distribution) if contents.distribution else None,
+        distribution=" ".join(tree.distribution) if tree.distribution else None,
     )
-    problems = (MappedLibrary(Path(e.path), error=e) for e in contents.problems)
+    problems = (MappedLibrary(Path(e.path), error=e) for e in tree.problems)
     return InspectedSet(libraries, (*mapped, *problems))
 
 

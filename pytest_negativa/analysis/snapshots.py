@@ -13,7 +13,7 @@ from pytest_negativa.errors import FormatError, NegativaError, OptionError, Stor
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.images.containers import count_archives, is_container
-from pytest_negativa.images.contents import Question, map_archive, may_hold_code
+from pytest_negativa.images.tree import Question, may_hold_code, read_tree
 from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -187,11 +187,11 @@ def _read_archive(
     path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
 ) -> _Found:
     question = Question(may_hold_code, lambda size: _request(headers_only))
-    contents = map_archive(path, question, on_done=on_done)
-    unread: list[NegativaError] = [*contents.problems]
-    name, version = contents.distribution or (None, None)
+    tree = read_tree(path, question, on_done=on_done)
+    unread: list[NegativaError] = [*tree.problems]
+    name, version = tree.distribution or (None, None)
     libraries = []
-    for file, mapped in contents.libraries.items():
+    for file, mapped in tree.libraries.items():
         if (problem := _why_unread(mapped)) is not None:
             unread.append(problem)
         elif mapped.library_map is not None and _has_code(mapped.library_map):

@@ -53,16 +53,16 @@ def archive_kind(head: bytes) -> ArchiveKind | None:
     return ArchiveKind.TAR if is_tar else None
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is an archive, by its first bytes or as a wheel; False if it can't be read."""
+def kind_at(path: Path) -> ArchiveKind | None:
+    """Kind of an archive by its first bytes, or as a wheel; None for others, and if unreadable."""
     # Opening a named pipe would wait for a writer.
     if path.suffix == WHEEL_SUFFIX or not path.is_file():
-        return path.is_file()
+        return ArchiveKind.ZIP if path.is_file() else None
     try:
         with path.open("rb", buffering=0) as file:
-            return archive_kind(file.read(HEAD_SIZE)) is not None
+            return archive_kind(file.read(HEAD_SIZE))
     except OSError:
-        return False
+        return None
 
 
 def has_image_list(path: Path) -> bool:

@@ -1,8 +1,5 @@
 """The files in an archive: a wheel or other ZIP archive, a tar archive, a package.
 
-A ``Member`` is a file that can be read at any time: of a tar archive that is not compressed, or of
-a ZIP archive. Files in a compressed tar archive can be read in passing alone.
-
 Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
 specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as
 ``pkg-NAME.tar.zst``, and those below ``info/`` as ``info-NAME.tar.zst``. deb(5): a Debian package
@@ -24,19 +21,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import zstandard
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
-from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource
+from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, MemorySource, open_source
 from pytest_negativa.images.archive_kinds import (
     HEAD_SIZE,
     WHEEL_SUFFIX,
     ArchiveKind,
     archive_kind,
 )
+from pytest_negativa.images.overlay import HardLink, Link
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.sizes import format_bytes
 
@@ -71,38 +69,57 @@ _CONDA_SUFFIX, _CONDA_FILES = ".conda", re.compile(r"(info|pkg)-[^/]*\.tar\.zst"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file or a link in an archive; a pipe or a device is an empty file.
+class File:
+    """A file of a tree; a pipe or a device is an empty one.
 
     Attributes:
-        name: path in the archive, without leading ``/`` and without ``.`` and ``..``.
         size: bytes.
-        head: the first bytes of a file.
-        target: of a symbolic link; None for a file.
-        linked: of a hard link, the path of the file that it is, perhaps with ``..``; else None.
-        member: where the file can be read at any time; None if it can be read in passing alone.
-        read: reads the whole file; valid until the next entry.
-        stream: a stream of the file, likewise; of files in tar archives.
-        is_folder: whether it is a folder.
+        head: the first bytes.
+        place: where it can be read at any time; None if it can be read in passing alone.
+        stream: the file in passing, until the next entry is taken.
     """
 
-    name: str
     size: int = 0
     head: bytes = b""
-    target: str | None = None
-    linked: str | None = None
-    member: Member | None = None
-    read: Callable[[], bytearray] = bytearray
-    stream: Callable[[], io.RawIOBase] = io.RawIOBase
-    is_folder: bool = False
+    place: Path | Member | None = None
+    stream: BinaryIO | None = None
 
+    def open(self, path: str) -> ByteSource:
+        """Open the file. One that can be read in passing alone is read into memory.
+
+        Args:
+            path: for messages.
+
+        Raises:
+            FormatError: it is damaged, too large, or can't be read.
+        """
+        if self.place is not None:
+            return open_source(self.place)
+        if self.size > MAX_IN_MEMORY:
+            raise FormatError(
+                path,
+                None,
+                f"would take {format_bytes(self.size)} of memory, the limit is "
+                f"{format_bytes(MAX_IN_MEMORY)}; unpack the archive and name the folder",
+            )
+        # Filled in place: parts that are joined later would take the memory twice.
+        data = bytearray(self.size)
+        if self.stream is not None:
+            with damage(path), memoryview(data) as view:
+                for start in range(0, self.size, _STEP):
+                    self.stream.readinto(view[start : start + _STEP])  # type: ignore[attr-defined]
+        return MemorySource(path, data, 0)
+
+
+Entry = tuple[str, File | Link | HardLink | None]
+"""A path below the root, without ``.`` and ``..``, and what is there; None is a folder."""
 
 OnProblem = Callable[[FormatError], None]
 """Called with what is wrong with a single entry."""
 
 
 def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
-    """The files and symbolic links in an archive, in its order; a later one of a name counts.
+    """The entries of an archive, in its order; a later one of a name counts.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
@@ -113,24 +130,23 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
             yield from _iter_deb(source, on_problem)
             return
         if kind is not ArchiveKind.ZIP and path.suffix != WHEEL_SUFFIX:
-            yield from iter_tar(Part(source), source.path, source.path, on_problem)
+            yield from iter_tar(Part(source), source.path, on_problem)
             return
         entries = _iter_zip(source, on_problem)
         if path.suffix != _CONDA_SUFFIX:
             yield from entries
             return
-        for entry in entries:
-            if entry.member is not None and _CONDA_FILES.fullmatch(entry.name):
-                part = Part(source, entry.member.start, entry.member.packed_size)
-                label = f"{source.path}/{entry.name}"
-                yield from iter_tar(part, label, source.path, on_problem)
+        for name, file in entries:
+            if _CONDA_FILES.fullmatch(name) and isinstance(file.place, Member):
+                part = Part(source, file.place.start, file.place.packed_size)
+                yield from iter_tar(part, f"{source.path}/{name}", on_problem)
 
 
 def _iter_deb(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
     for member in iter_members(source):
         if member.name.startswith("data.tar"):
             part = Part(source, member.start, member.size)
-            yield from iter_tar(part, f"{source.path}/{member.name}", source.path, on_problem)
+            yield from iter_tar(part, f"{source.path}/{member.name}", on_problem)
             return
     raise FormatError(source.path, None, "a Debian package without data.tar; is it damaged?")
 
@@ -146,9 +162,14 @@ class Part(io.RawIOBase):
 
     def __init__(self, source: ByteSource, start: int = 0, size: int | None = None) -> None:
         self.start = start
-        self._source = source
+        self.source = source
         self._size = source.size - start if size is None else size
         self._position = 0
+
+    def member(self, name: str, start: int, size: int) -> Member:
+        """A file that lies as it is in this part, from ``start`` on."""
+        path, at = self.source.path, self.start + start
+        return Member(archive=path, name=name, size=size, start=at, packed_size=size)
 
     def readable(self) -> bool:
         return True
@@ -165,7 +186,7 @@ class Part(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         length = max(0, min(len(buffer), self._size - self._position))
-        buffer[:length] = self._source.read(self.start + self._position, length)
+        buffer[:length] = self.source.read(self.start + self._position, length)
         self._position += length
         return length
 
@@ -222,7 +243,7 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         return zipfile.ZipFile(_Tables(Part(source), source.path))
 
 
-def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
+def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[str, File]]:
     archive = open_zip(source)
     if sum(info.compress_size for info in archive.infolist()) > source.size:
         raise FormatError(source.path, None, "files in it overlap; crafted or damaged")
@@ -238,7 +259,7 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
         except FormatError as e:
             on_problem(e)
             continue
-        yield Entry(name, info.file_size, head, member=member)
+        yield name, File(info.file_size, head, member)
 
 
 def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
@@ -293,63 +314,50 @@ def _bad_name(label: str, offset: int, name: str) -> FormatError:
 
 
 class _TarStream:
-    """Stream for ``tarfile``, which goes back no further than a byte.
+    """Stream for ``tarfile``, which may go forward alone.
 
     Args:
         stream: the tar archive, unpacked, open for reading.
         label: for messages.
         seekable: whether any part of the stream can be read at any time.
+
+    Attributes:
+        header: the last header.
+        reads_headers: whether headers are read, and not files.
     """
 
     def __init__(self, stream: Any, label: str, *, seekable: bool) -> None:
-        self.block = b""
+        self.header = b""
+        self.reads_headers = True
         self._stream = stream
         self._label = label
         self._seekable = seekable
         self._position = 0
-        self._last = b""
-        self._pending = b""
 
     def tell(self) -> int:
         return self._position
 
     def seek(self, position: int) -> int:
         if self._seekable:
-            self._stream.seek(position)
-            self._position = position
-            return position
-        # tarfile tests whether a file is all there by reading its last byte again.
-        if position == self._position - 1 and self._last:
-            self._pending, self._position = self._last, position
-        while self._position < position and self._take(min(_STEP, position - self._position)):
+            self._position = self._stream.seek(position)
+        while self._position < position and self._read(min(_STEP, position - self._position)):
             pass
         return self._position
 
     def read(self, size: int) -> bytes:
-        """Read a table, such as a header."""
+        if not self.reads_headers:
+            return self._read(size)
         if size > _MAX_TAR_TABLE:
             raise _too_large(self._label, size, _MAX_TAR_TABLE)
-        data = self.block = self.read_all(size)
-        if _DIGITS.search(data):
+        self.header = self._read(size)
+        if _DIGITS.search(self.header):
             problem = "a header has 256 digits in a row; crafted or damaged"
             raise FormatError(self._label, None, problem)
-        return data
+        return self.header
 
-    def read_all(self, size: int) -> bytes:
-        """Read so many bytes, or up to the end."""
-        parts = []
-        while size > 0 and (part := self._take(min(size, _STEP))):
-            parts.append(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _take(self, size: int) -> bytes:
-        if self._pending:
-            part, self._pending = self._pending, b""
-        else:
-            part = self._stream.read(size)
-        self._position += len(part)
-        self._last = part[-1:]
+    def _read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._position += len(data)
         if self._position > MAX_UNPACKED:
             raise FormatError(
                 self._label,
@@ -357,36 +365,28 @@ class _TarStream:
                 f"unpacks to more than the limit of {format_bytes(MAX_UNPACKED)}; unpack it "
                 "yourself and name the folder",
             )
-        return part
+        return data
 
 
-def iter_tar(
-    part: io.RawIOBase,
-    label: str,
-    archive: str | None,
-    on_problem: OnProblem,
-    *,
-    folders: bool = False,
-) -> Iterator[Entry]:
-    """The files and symbolic links in a tar archive, which may be compressed.
+def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterator[Entry]:
+    """The entries of a tar archive, which may be compressed.
 
     Args:
         part: the tar archive.
         label: its path, for messages.
-        archive: the file that ``part`` is a ``Part`` of; None if it is compressed itself.
         on_problem: told of files that can't be read.
-        folders: yield folders, too.
 
     Raises:
         FormatError: the archive is damaged, or can't be read.
     """
-    buffered = io.BufferedReader(part, _BUFFER)
+    buffered = io.BufferedReader(cast("io.RawIOBase", part), _BUFFER)
     head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
     # Zeros end an archive, and are all of a layer in which nothing changed.
     kind = ArchiveKind.TAR if head and not head.strip(b"\0") else archive_kind(head)
-    in_place = kind is ArchiveKind.TAR and archive is not None and isinstance(part, Part)
+    in_place = part if kind is ArchiveKind.TAR and isinstance(part, Part) else None
     with damage(label):
-        stream = _TarStream(_unpacked(buffered, kind, label), label, seekable=in_place)
+        unpacked = _unpacked(buffered, kind, label)
+        stream = _TarStream(unpacked, label, seekable=in_place is not None)
         try:
             tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
         except tarfile.ReadError as e:
@@ -394,12 +394,45 @@ def iter_tar(
                 raise
             problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
             raise FormatError(label, None, problem) from e
+    for info in _iter_infos(tar, stream, label):
+        if (name := clean_name(info.name)) is None:
+            # The root is a folder, too.
+            if not info.isdir():
+                on_problem(_bad_name(label, info.offset, info.name))
+        elif info.isdir():
+            yield name, None
+        elif info.issym():
+            # Linux has no longer ones.
+            yield name, Link(info.linkname[:_MAX_NAME])
+        elif info.issparse():
+            if ".so" in name:
+                problem = "is stored as a sparse file; unpack the archive and name the folder"
+                on_problem(FormatError(f"{label}/{name}", None, problem))
+        elif info.islnk():
+            linked = info.linkname[:_MAX_NAME]
+            yield name, HardLink(clean_name(linked) or linked)
+        elif info.isdev():
+            yield name, File()
+        elif info.isreg():
+            with damage(f"{label}/{name}"):
+                file = tar.extractfile(info)
+                head = file.peek(HEAD_SIZE)[:HEAD_SIZE]
+            place = None
+            if in_place is not None:
+                place = in_place.member(name, info.offset_data, info.size)
+            yield name, File(info.size, head, place, file)
+
+
+def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterator[tarfile.TarInfo]:
+    """The headers of a tar archive, within limits."""
     count = names = 0
     while True:
+        stream.reads_headers = True
         with damage(label):
-            info: tarfile.TarInfo | None = tar.next()
+            info = tar.next()
+        stream.reads_headers = False
         # Otherwise all of them stay in memory.
-        tar.members.clear()
+        tar.members.clear()  # type: ignore[attr-defined]
         if info is None:
             break
         count += 1
@@ -413,99 +446,9 @@ def iter_tar(
                 f"names of more than {format_bytes(MAX_NAMES)}, or more than "
                 f"{_MAX_GLOBAL_HEADERS:,} headers for all files; crafted or damaged",
             )
-        if folders and info.isdir() and (name := clean_name(info.name)):
-            yield Entry(name, is_folder=True)
-        if not (info.isreg() or info.issym() or info.islnk() or info.isdev()):
-            continue
-        if (name := clean_name(info.name)) is None:
-            on_problem(_bad_name(label, info.offset, info.name))
-        elif info.issym():
-            # Linux has no longer ones.
-            yield Entry(name, target=info.linkname[:_MAX_NAME])
-        elif info.issparse():
-            if ".so" in name:
-                problem = "is stored as a sparse file; unpack the archive and name the folder"
-                on_problem(FormatError(f"{label}/{name}", None, problem))
-        elif info.islnk():
-            linked = info.linkname[:_MAX_NAME]
-            yield Entry(name, linked=clean_name(linked) or linked)
-        elif info.isdev():
-            yield Entry(name)
-        else:
-            with damage(f"{label}/{name}"):
-                entry = _tar_file(stream, info, name, label, part, archive if in_place else None)
-            yield entry
-    if stream.block.strip(b"\0"):
+        yield info
+    if stream.header.strip(b"\0"):
         raise FormatError(label, tar.offset, "no tar header here; is the archive damaged?")
-
-
-def _tar_file(
-    stream: _TarStream,
-    info: tarfile.TarInfo,
-    name: str,
-    label: str,
-    part: io.RawIOBase,
-    archive: str | None,
-) -> Entry:
-    member = None
-    if archive is not None and isinstance(part, Part):
-        start = part.start + info.offset_data
-        member = Member(
-            archive=archive, name=name, size=info.size, start=start, packed_size=info.size
-        )
-    stream.seek(info.offset_data)
-    head = stream.read_all(min(HEAD_SIZE, info.size))
-
-    def read() -> bytearray:
-        if info.size > MAX_IN_MEMORY:
-            raise FormatError(
-                f"{label}/{name}",
-                None,
-                f"would take {format_bytes(info.size)} of memory, the limit is "
-                f"{format_bytes(MAX_IN_MEMORY)}; unpack the archive and name the folder",
-            )
-        # Filled in place: parts that are joined later would take the memory twice.
-        data = bytearray(info.size)
-        data[: len(head)] = head
-        done = len(head)
-        with damage(f"{label}/{name}"):
-            stream.seek(info.offset_data + done)
-            while done < info.size and (part := stream.read_all(min(_STEP, info.size - done))):
-                data[done : done + len(part)] = part
-                done += len(part)
-        if done < info.size:
-            raise FormatError(
-                f"{label}/{name}", None, f"{done:,} of {info.size:,} bytes; truncated"
-            )
-        return data
-
-    def rest() -> io.RawIOBase:
-        stream.seek(info.offset_data + len(head))
-        return _Rest(stream, head, info.size)
-
-    return Entry(name, info.size, head, member=member, read=read, stream=rest)
-
-
-class _Rest(io.RawIOBase):
-    """A stream of a file in a tar archive whose head was read."""
-
-    def __init__(self, stream: _TarStream, head: bytes, size: int) -> None:
-        self._stream = stream
-        self._head = head
-        self._left = size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._left)
-        if self._head:
-            part, self._head = self._head[:length], self._head[length:]
-        else:
-            part = self._stream.read_all(length)
-        buffer[: len(part)] = part
-        self._left -= len(part)
-        return len(part)
 
 
 def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
@@ -519,7 +462,7 @@ def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
         unpacker = zstandard.ZstdDecompressor()
         return unpacker.stream_reader(stream, read_across_frames=True)
     if kind is ArchiveKind.XZ:
-        return _Xz(stream)
+        return io.BufferedReader(_Xz(stream), _BUFFER)
     found = "not a tar archive" if kind is None else f"a {kind.value} file"
     raise FormatError(
         label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, xz, zstd"

@@ -12,9 +12,8 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.fatbin import WalkBudget
 from pytest_negativa.gpucode.frames import parse_plain_cubin
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.images.contents import CodeFile
 from pytest_negativa.images.suite import Suite
-from pytest_negativa.images.tree import Tree
+from pytest_negativa.images.tree import CodeFile, Tree
 from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
@@ -38,7 +37,7 @@ def unused_files(tree: Tree, kept: Mapping[str, AbstractSet[str]]) -> Iterator[t
         tree: the file tree.
         kept: the files that stay, below the site, by digest of the distribution's rows in RECORD.
     """
-    for folder in tree.dist_infos if kept else ():
+    for folder in sorted(tree.dist_infos) if kept else ():
         with contextlib.suppress(csv.Error):
             rows = dict(code_rows(tree.read_list(f"{folder}/{RECORD}")))
             stays = kept.get(digest_of_rows(rows))
@@ -57,7 +56,7 @@ def used_files(tree: Tree, suite: Suite | None) -> frozenset[str] | None:
     A program reads a file and hands the driver the bytes, so a trace knows it by its content. It
     knows one that the driver loaded by path by its content or size.
     """
-    if suite is None or suite.images is None or tree.contents is not None:
+    if suite is None or suite.images is None or not tree.is_folder:
         return None
     sizes = {size for size, _ in suite.images}
     loaded = [library for library in suite.libraries if library.build_id is None and library.used]

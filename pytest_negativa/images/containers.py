@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from pytest_negativa.images.archive_kinds import has_image_list, is_archive
+from pytest_negativa.images.archive_kinds import has_image_list, kind_at
 
 _NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|deb|tar(\.\w+)?)")
 
@@ -18,7 +18,7 @@ def is_container(path: Path) -> bool:
         FormatError: it is such a folder, and damaged.
     """
     if not has_image_list(path):
-        return is_archive(path)
+        return kind_at(path) is not None
     # It imports the readers of all archives, which takes 15 ms.
     from pytest_negativa.images.layers import find_image
 

@@ -67,15 +67,15 @@ class Overlay(Generic[FileT]):
         for path in layer:
             folder, _, name = path.rpartition("/")
             if name == OPAQUE:
-                self._folder(folder).children.clear()
+                self.folder(folder, make=True).children.clear()
             elif name.startswith(WHITEOUT):
-                self._folder(folder).children.pop(name.removeprefix(WHITEOUT), None)
+                self.folder(folder, make=True).children.pop(name.removeprefix(WHITEOUT), None)
         lost = []
         for path, node in layer.items():
             folder, _, name = path.rpartition("/")
             if name.startswith(WHITEOUT):
                 continue
-            here = self._folder(folder)
+            here = self.folder(folder, make=True)
             if node is None:
                 _enter(here, name)
                 continue
@@ -106,11 +106,15 @@ class Overlay(Generic[FileT]):
     def _find(self, path: str) -> FileT | Link | None:
         """The file or link at a path; a link itself is not followed."""
         folder, _, name = path.rpartition("/")
-        node = self._folder(folder, make=False).children.get(name)
+        node = self.folder(folder).children.get(name)
         return None if isinstance(node, Folder) else node
 
-    def _folder(self, path: str, *, make: bool = True) -> Folder[FileT]:
-        """The folder at a path, behind all links; ``make``: if it is none, it becomes one."""
+    def folder(self, path: str, *, make: bool = False) -> Folder[FileT]:
+        """The folder at a path, behind all links as in a changed root (chroot(2)).
+
+        Args:
+            make: if it is none, it becomes one.
+        """
         trail, links = [self._root], 0
         waiting = path.split("/")[::-1]
         while waiting:

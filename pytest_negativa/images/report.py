@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.code_files import for_other_devices, unused_files, used_files
 from pytest_negativa.images.containers import is_container
-from pytest_negativa.images.contents import Question, map_archive
+from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import Tree, find_owners, is_host, tree_of, walk_tree
+from pytest_negativa.images.tree import OnDone, Question, Tree, is_host, read_tree
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
     ImageCodeFiles,
@@ -37,9 +37,6 @@ from pytest_negativa.models.library import (
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
-
-OnDone = Callable[[int, int], None]
-"""Called with the bytes of the libraries that are read and of all libraries."""
 
 
 def report_image(
@@ -67,11 +64,21 @@ def report_image(
     with_code: list[tuple[str, LibraryMap, Removed | None]] = []
     slimmed: list[str] = []
     removed: list[Removed] = []
-    tree, all_mapped = _read(folder, matcher, cache, workers, on_done)
-    unreadable = list(tree.unlisted)
+    if not (folder.is_dir() or is_container(folder)):
+        raise OptionError(
+            f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
+            "--lock take an unpacked image, an environment or an archive of one"
+        )
+    question = Question(
+        wants=is_host,
+        request=lambda size: _request(with_digest=matcher.wants_digest(size)),
+        with_lists=True,
+    )
+    tree = read_tree(folder, question, cache, workers, on_done)
+    unreadable = list(map(str, tree.problems))
     foreign: list[ForeignCode] = []
     without = 0
-    for path, mapped in all_mapped:
+    for path, mapped in tree.libraries.items():
         if mapped.removed is not None:
             slimmed.append(path)
             removed.append(mapped.removed)
@@ -82,8 +89,7 @@ def report_image(
         elif mapped.library_map is not None and mapped.library_map.sections:
             with_code.append((path, mapped.library_map, mapped.removed))
         else:
-            without += tree.files[path]
-    hidden = tree.contents.hidden if tree.contents is not None else []
+            without += tree.sizes[path]
     owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
     libraries = sorted(
         (matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code),
@@ -99,14 +105,14 @@ def report_image(
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
         packages=tuple(_package_rows((*libraries, *code_files))),
-        without_code=len(tree.files) - len(with_code) - (len(unreadable) - len(tree.unlisted)),
+        without_code=len(tree.sizes) - len(with_code) - (len(unreadable) - len(tree.problems)),
         without_code_bytes=without,
         code_files=tuple(code_files),
         unreadable=tuple(map(utf8, unreadable)),
         notes=(*_notes(suite, libraries), *_spare_notes(removed)),
         slimmed=tuple(sorted(slimmed)),
-        hidden=len(hidden),
-        hidden_bytes=sum(size for _, size in hidden),
+        hidden=len(tree.hidden),
+        hidden_bytes=sum(size for _, size in tree.hidden),
         foreign=add_foreign(foreign),
     )
 
@@ -144,31 +150,6 @@ def _code_file_rows(
         )
 
 
-def _read(
-    folder: Path,
-    matcher: _Matcher,
-    cache: MapCache | None,
-    workers: Workers | None,
-    on_done: OnDone | None,
-) -> tuple[Tree, Iterable[tuple[str, MappedLibrary]]]:
-    """The tree, and its files mapped by their headers."""
-    if is_container(folder):
-        question = Question(
-            wants=is_host,
-            request=lambda size: _request(with_digest=matcher.wants_digest(size)),
-            with_lists=True,
-        )
-        contents = map_archive(folder, question, workers, on_done)
-        return tree_of(contents), contents.libraries.items()
-    if not folder.is_dir():
-        raise OptionError(
-            f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
-            "--lock take an unpacked image, an environment or an archive of one"
-        )
-    tree = walk_tree(folder)
-    return tree, _map_all(tree, matcher, cache, workers, on_done)
-
-
 def _request(*, with_digest: bool) -> MapRequest:
     """Request to read a file; with a digest if the suite may have a plan for it."""
     return MapRequest(
@@ -178,29 +159,6 @@ def _request(*, with_digest: bool) -> MapRequest:
         with_digest=with_digest,
         slimmed=True,
     )
-
-
-def _map_all(
-    tree: Tree,
-    matcher: _Matcher,
-    cache: MapCache | None,
-    workers: Workers | None,
-    on_done: OnDone | None,
-) -> Iterator[tuple[str, MappedLibrary]]:
-    total, done = sum(tree.files.values()), 0
-    for with_digest in (False, True):
-        paths = {
-            tree.root / path: path
-            for path, size in tree.files.items()
-            if matcher.wants_digest(size) is with_digest
-        }
-        request = _request(with_digest=with_digest)
-        for mapped in map_libraries(tuple(paths), request, cache, workers):
-            path = paths[mapped.path]
-            done += tree.files[path]
-            if on_done is not None:
-                on_done(done, total)
-            yield path, mapped
 
 
 class _Matcher:

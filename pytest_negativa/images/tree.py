@@ -1,24 +1,27 @@
-"""A file tree that is no part of this system: its ELF files, and the packages that own them.
+"""The files of a folder, an archive or a saved image that may hold GPU code, mapped.
 
-Nothing here leaves the tree. The walk follows no link to a file: the file is either in the tree,
-and found there, or no part of it. If a package's list names a file by way of a link, the link is
-resolved as in a changed root (chroot(2)). An absolute link starts at the tree's root, and ``..``
-stops there.
+Nothing here leaves the tree. No link to a file is followed: the file is either in the tree, and
+found there, or no part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from pytest_negativa.errors import OptionError
+from msgspec.structs import replace
+
+from pytest_negativa.arch import SmArch
+from pytest_negativa.errors import FormatError, OptionError
+from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     ELF_MAGIC,
@@ -28,148 +31,151 @@ from pytest_negativa.gpucode.elf_tables import (
     ET_DYN,
     ET_EXEC,
 )
-from pytest_negativa.images.contents import CodeFile, Contents, code_file_of
-from pytest_negativa.images.layers import resolve_links
-from pytest_negativa.installed.record import RECORD, iter_rows
-from pytest_negativa.models.file_kinds import HEAD_SIZE, is_spare
-from pytest_negativa.models.image import Manager, Package
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.gpucode.files import bare_arch
+from pytest_negativa.gpucode.mapping import (
+    MappedLibrary,
+    MapRequest,
+    map_libraries,
+    map_source,
+)
+from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.images.archive_kinds import HEAD_SIZE
+from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
+from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import find_image, iter_layers
+from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
+from pytest_negativa.models.archive import Member
+from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
 
 # CUDA has no other hosts.
 _ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
 # No loader takes object files and core dumps.
 _LOADED_TYPES = (ET_EXEC, ET_DYN)
 _ANY_LIBRARY = _ELF_64_LSB.ljust(16, b"\0") + bytes([ET_DYN]).ljust(EHDR.size - 16, b"\0")
-# The lists of the largest packages have a few MB.
-_MAX_LIST_SIZE = 64 << 20
-_DPKG = "var/lib/dpkg"
+_DIST_INFO = ".dist-info"
+# By its platform tags (PEP 425); one for another system besides has libraries that are read.
+_WINDOWS_WHEEL = re.compile(r"-(\.?win(32|_\w+))+\.whl$")
+# What tells which package installed a file; see ``images.owners``.
+_PACKAGE_LISTS = re.compile(
+    r"(.*/)?[^/]+\.dist-info/RECORD|(.*/)?conda-meta/[^/]+\.json"
+    r"|(.*/)?dpkg/(status|info/[^/]+\.list)"
+)
+# Of a conda package. Source: "Package specification" of conda's documentation.
+_CONDA_SUFFIXES, _CONDA_INDEX = (".conda", ".tar.bz2"), "info/index.json"
+# Bytes. An image with all of CUDA, Python and its packages has 60 MB of them.
+_MAX_LIST = 64 << 20
+_MAX_LISTS = 1 << 30
+
+OnDone = Callable[[int, int], None]
+"""Called with the bytes of the libraries that are done, and of all."""
+
+
+class CodeFile(NamedTuple):
+    """A file that a driver loads directly.
+
+    Attributes:
+        size: bytes.
+        arch: None if the first bytes don't tell.
+    """
+
+    size: int
+    kind: FileKind
+    arch: SmArch | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """Files of a walk over a file tree, by path below the root.
+class Question:
+    """Facts that a caller asks for about the files of a tree.
 
     Attributes:
-        root: real path.
-        files: 64-bit programs and shared libraries with their sizes in bytes. A file with several
-            hard links is listed once.
-        aliases: other names of these files, with the listed name.
-        code_files: files that are GPU code themselves, likewise.
-        dist_infos: folders with the metadata of an installed wheel.
-        conda_metas: folders with the metadata of a conda environment.
-        unlisted: messages about folders that could not be listed.
-        contents: of an archive or a saved image; None for a folder.
+        wants: whether to map a file that begins with these bytes.
+        request: what to find out about a file of this size.
+        with_lists: whether to keep the lists of packages, and files that are GPU code themselves.
+    """
+
+    wants: Callable[[bytes], bool]
+    request: Callable[[int], MapRequest]
+    with_lists: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """A file, as far as it is of interest."""
+
+    size: int = 0
+    place: Path | Member | None = None
+    mapped: MappedLibrary | None = None
+    code_file: CodeFile | None = None
+    text: bytes | None = None
+
+    @property
+    def is_library(self) -> bool:
+        return (self.place or self.mapped) is not None
+
+
+_NOTHING = _Found()
+
+
+@dataclass(slots=True)
+class Tree:
+    """Visible files of a folder, an archive or an image, with all its layers in place.
+
+    Attributes:
+        root: real path of the folder or archive.
+        is_folder: whether it is a folder, and not an archive or an image.
+        libraries: the mapped files, by path below the root.
+        sizes: of these files, in bytes. A file with several hard links is listed once.
+        aliases: other names of listed files, with the listed name.
+        code_files: files that are GPU code themselves, if they were to be kept.
+        lists: the lists of packages.
+        dist_infos: folders with the metadata of wheels.
+        hidden: files to map that lie in a layer and are hidden by an upper one, with their sizes.
+        problems: what is wrong with the tree, or with files in it.
+        overlay: its names, with all links.
     """
 
     root: Path
-    files: dict[str, int]
-    aliases: dict[str, str]
-    code_files: dict[str, CodeFile]
-    dist_infos: tuple[str, ...]
-    conda_metas: tuple[str, ...]
-    unlisted: tuple[str, ...]
-    contents: Contents | None = None
-
-    def link_target(self, path: str) -> str | None:
-        """The literal target of a symbolic link; None for anything else."""
-        if self.contents is not None:
-            return self.contents.links.get(path)
-        try:
-            return os.readlink(self.root / path)  # noqa: PTH115 (a text)
-        except OSError:
-            return None
-
-    def names_in(self, folder: str, suffix: str) -> list[str]:
-        """The paths of the package lists in a folder that end so."""
-        if self.contents is None:
-            return sorted(f"{folder}/{p.name}" for p in (self.root / folder).glob(f"*{suffix}"))
-        return sorted(
-            path
-            for path in self.contents.lists
-            if path.rpartition("/")[0] == folder and path.endswith(suffix)
-        )
+    is_folder: bool
+    libraries: dict[str, MappedLibrary] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    code_files: dict[str, CodeFile] = field(default_factory=dict)
+    lists: dict[str, bytes] = field(default_factory=dict)
+    dist_infos: set[str] = field(default_factory=set)
+    hidden: list[tuple[str, int]] = field(default_factory=list)
+    problems: list[FormatError] = field(default_factory=list)
+    overlay: Overlay[_Found] = field(default_factory=Overlay)
 
     def read_list(self, path: str) -> str:
         """A package list; empty if it is no regular file, too large, or unreadable."""
-        if self.contents is None:
-            return _read(self.root / path)
-        return self.contents.lists.get(path, b"").decode(errors="surrogateescape")
+        return self.lists.get(path, b"").decode(errors="surrogateescape")
+
+    @property
+    def conda_package(self) -> tuple[str, str] | None:
+        """Name and version if the tree is a conda package; None for others."""
+        if not self.root.name.endswith(_CONDA_SUFFIXES):
+            return None
+        try:
+            index = json.loads(self.lists.get(_CONDA_INDEX, b"{}"))
+            return str(index["name"]), str(index["version"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    @property
+    def distribution(self) -> tuple[str, str] | None:
+        """Name and version if the tree is a wheel (PEP 427) or a conda package."""
+        # Those in folders are of packages that it brings along.
+        own = [folder for folder in self.dist_infos if "/" not in folder]
+        if len(own) != 1:
+            return self.conda_package
+        return name_and_version(own[0])
 
 
-def walk_tree(folder: Path) -> Tree:
-    """Find the ELF files and package lists of a tree; file systems mounted in it are left out.
-
-    Raises:
-        OptionError: the folder can't be listed.
-    """
-    root = folder.resolve()
-    files: dict[str, int] = {}
-    code_files: dict[str, CodeFile] = {}
-    aliases: dict[str, str] = {}
-    listed: dict[tuple[int, int], str] = {}
-    dist_infos, conda_metas, unlisted = [], [], []
-
-    def note(error: OSError) -> None:
-        if error.filename == os.fspath(root):
-            raise OptionError(f"{folder}: cannot be listed: {error.strerror}")
-        unlisted.append(f"{error.filename}: cannot be listed: {error.strerror}")
-
-    for here, folders, names in os.walk(root, onerror=note):
-        folders[:] = sorted(f for f in folders if not os.path.ismount(os.path.join(here, f)))
-        below = os.path.relpath(here, root)
-        if below.endswith(".dist-info"):
-            dist_infos.append(below)
-        elif os.path.basename(below) == "conda-meta":  # noqa: PTH119
-            conda_metas.append(below)
-        for name in sorted(names):
-            path = Path(here, name)
-            if is_spare(name):
-                continue
-            with contextlib.suppress(OSError):
-                status = path.lstat()
-                identity = (status.st_dev, status.st_ino)
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                shown = os.path.normpath(os.path.join(below, name))
-                if (first := listed.setdefault(identity, shown)) != shown:
-                    aliases[shown] = first
-                    continue
-                head = _head_of(path)
-                if (code_file := code_file_of(head, status.st_size)) is not None:
-                    code_files[shown] = code_file
-                elif is_host(head):
-                    files[shown] = status.st_size
-    metas = tuple(conda_metas)
-    return Tree(root, files, aliases, code_files, tuple(dist_infos), metas, tuple(unlisted))
-
-
-def tree_of(contents: Contents) -> Tree:
-    """The tree that an archive or a saved image holds."""
-    return Tree(
-        root=Path(contents.path),
-        files=contents.sizes,
-        aliases=contents.aliases,
-        code_files=contents.code_files,
-        dist_infos=tuple(sorted(_folders(contents, f".dist-info/{RECORD}"))),
-        conda_metas=tuple(sorted(_folders(contents, ".json", "conda-meta"))),
-        unlisted=tuple(map(str, contents.problems)),
-        contents=contents,
-    )
-
-
-def _folders(contents: Contents, suffix: str, name: str = "") -> set[str]:
-    """The folders of that name with package lists that end so."""
-    folders = {p.rpartition("/")[0] for p in contents.lists if p.endswith(suffix)}
-    return {f for f in folders if not name or f.rpartition("/")[2] == name}
-
-
-def _head_of(path: Path) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return file.read(HEAD_SIZE)
-    except PermissionError:
-        # The step that reads the library reports it.
-        return _ANY_LIBRARY if ".so" in path.name else b""
+def name_and_version(folder: str) -> tuple[str, str]:
+    """Name and version in the name of a folder ``NAME-VERSION.dist-info``."""
+    # A version has no dash there.
+    name, _, version = folder.removesuffix(_DIST_INFO).rpartition("-")
+    return name.replace("_", "-"), version
 
 
 def is_host(head: bytes) -> bool:
@@ -180,110 +186,179 @@ def is_host(head: bytes) -> bool:
     return header.e_type in _LOADED_TYPES and header.e_machine != EM_CUDA
 
 
-def resolve_inside(tree: Tree, path: str) -> str | None:
-    """Resolve the links in a path of the tree; None for a loop of links.
-
-    Parts of the path that don't exist stay as they are.
-
-    Returns:
-        The path below the root.
-    """
-    return resolve_links(path, tree.link_target)
+def may_hold_code(head: bytes) -> bool:
+    """Whether a file that begins with these bytes may hold GPU code."""
+    return kind_of(head) is not None
 
 
-def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
-    """Find the packages that installed files, as far as wheels, conda and dpkg tell.
+def read_tree(
+    path: Path,
+    question: Question,
+    cache: MapCache | None = None,
+    workers: Workers | None = None,
+    on_done: OnDone | None = None,
+) -> Tree:
+    """Map all libraries in a folder, in an archive or in a saved image.
 
-    The claim of a wheel wins over those of conda and dpkg, which may have installed the whole
-    environment that holds the wheel.
+    Libraries of a compressed tar archive are read in passing, one after the other.
 
     Args:
-        wanted: files, by path below the root.
+        question: what to find out about which files.
+        cache: where the maps of the libraries of a folder are kept; None: nowhere.
+        workers: who reads; None: a process for each processor.
+
+    Raises:
+        OptionError: the folder can't be listed.
     """
-    listed = {path: path for path in wanted}
-    listed.update((path, first) for path, first in tree.aliases.items() if first in listed)
-    names = {path.rpartition("/")[2] for path in listed}
-    folders: dict[str, str | None] = {}
-    owners: dict[str, Package] = {}
-    if tree.contents is not None and (found := tree.contents.conda_package) is not None:
-        name, version = found
-        owners = dict.fromkeys(wanted, Package(name=name, version=version, manager=Manager.CONDA))
-    for path, package in _iter_claims(tree):
-        folder, _, name = path.rpartition("/")
-        # An image has far more files than those that are wanted, and links take time to resolve.
-        if name not in names:
-            continue
-        if folder not in folders:
-            folders[folder] = resolve_inside(tree, folder)
-        where = folders[folder]
-        if where is not None and (real := f"{where}/{name}".lstrip("/")) in listed:
-            owners[listed[real]] = package
-    return owners
-
-
-def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
-    """Paths and the packages that claim them; a later claim wins."""
-    if (info := resolve_inside(tree, f"{_DPKG}/info")) is not None:
-        yield from _iter_dpkg(tree, info)
-    for folder in tree.conda_metas:
-        yield from _iter_conda(tree, folder)
-    for folder in tree.dist_infos:
-        yield from _iter_wheel(tree, folder)
-
-
-def _read(path: Path) -> str:
-    """A package list of the tree; empty if it is no regular file, too large, or unreadable."""
+    tree = Tree(path.resolve(), is_folder=not is_container(path))
+    if _WINDOWS_WHEEL.search(path.name):
+        problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
+        tree.problems.append(FormatError(path, None, problem))
+    layers: dict[int, Layer[_Found]] = {}
+    left = _MAX_LISTS
     try:
-        data = read_regular(path, follow=False, limit=_MAX_LIST_SIZE)
-    except OSError:
-        return ""
-    return data.decode(errors="surrogateescape")
+        for number, entries in _iter_layers(path, tree):
+            layer: dict[str, _Found | Link | HardLink | None] = {}
+            layers[number] = layer
+            for name, node in entries:
+                # A file of the same name before this one is gone when the archive is unpacked.
+                layer.pop(name, None)
+                layer[name] = found = (
+                    _look_at(name, node, tree, question, left) if isinstance(node, File) else node
+                )
+                if isinstance(found, _Found) and found.text is not None:
+                    left -= found.size
+    except FormatError as e:
+        tree.problems.append(e)
+    for number in sorted(layers):
+        for name in tree.overlay.unpack(layers[number]):
+            link = layers[number][name]
+            if ".so" in name and isinstance(link, HardLink):
+                problem = f"is a hard link to {link.target}, which is not before it; it is not read"
+                tree.problems.append(FormatError(tree.root / name, None, problem))
+    _map_all(dict(_show_all(tree)), tree, question, cache, workers, on_done)
+    return tree
 
 
-def _iter_wheel(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
-    """Files of a RECORD ("Recording installed projects", packaging.python.org), in CSV."""
-    base, _, own = folder.rpartition("/")
-    # NAME-VERSION.dist-info; a version has no dash there.
-    name, _, version = own.removesuffix(".dist-info").rpartition("-")
-    package = Package(name=name.replace("_", "-"), version=version, manager=Manager.WHEEL)
-    with contextlib.suppress(csv.Error):
-        for _, row in iter_rows(tree.read_list(f"{folder}/{RECORD}")):
-            if row:
-                yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
+def _iter_layers(path: Path, tree: Tree) -> Iterator[tuple[int, Iterator[Entry]]]:
+    """The layers of an image; any other tree has one."""
+    if tree.is_folder:
+        yield 0, _iter_folder(tree.root, tree.problems.append)
+    elif (image := find_image(path)) is not None:
+        yield from iter_layers(image, tree.problems.append)
+    else:
+        yield 0, iter_archive(path, tree.problems.append)
 
 
-def _iter_conda(tree: Tree, folder: str) -> Iterator[tuple[str, Package]]:
-    """Files of conda-meta/*.json, listed in "files", relative to the environment."""
-    base = folder.rpartition("/")[0]
-    for path in tree.names_in(folder, ".json"):
-        try:
-            record = json.loads(tree.read_list(path) or "{}")
-            package = Package(
-                name=str(record["name"]), version=str(record["version"]), manager=Manager.CONDA
-            )
-            files = [str(file) for file in record["files"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
+def _iter_folder(root: Path, on_problem: OnProblem) -> Iterator[Entry]:
+    """The files and links of a folder; file systems mounted in it are left out."""
+    listed: dict[tuple[int, int], str] = {}
+
+    def note(error: OSError) -> None:
+        problem = f"cannot be listed: {error.strerror}"
+        if error.filename == os.fspath(root):
+            raise OptionError(problem, root)
+        on_problem(FormatError(error.filename, None, problem))
+
+    for here, folders, names in os.walk(root, onerror=note):
+        folders[:] = sorted(f for f in folders if not os.path.ismount(os.path.join(here, f)))
+        below = os.path.relpath(here, root)
+        for name in (*folders, *sorted(names)):
+            shown, path = os.path.normpath(os.path.join(below, name)), os.path.join(here, name)
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                if stat.S_ISLNK(status.st_mode):
+                    yield shown, Link(os.readlink(path))  # noqa: PTH115
+                elif stat.S_ISREG(status.st_mode):
+                    first = listed.setdefault((status.st_dev, status.st_ino), shown)
+                    if first != shown:
+                        yield shown, HardLink(first)
+                    else:
+                        yield shown, File(status.st_size, _head_of(path), Path(path))
+
+
+def _head_of(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read(HEAD_SIZE)
+    except PermissionError:
+        # The step that reads the library reports it.
+        return _ANY_LIBRARY if ".so" in os.path.basename(path) else b""  # noqa: PTH119
+
+
+def _look_at(name: str, file: File, tree: Tree, question: Question, left: int) -> _Found:
+    """Read what is of interest of a file.
+
+    Args:
+        left: bytes that lists of packages may have.
+    """
+    if (folder := name.rpartition("/")[0]).endswith(_DIST_INFO):
+        tree.dist_infos.add(folder)
+    if is_spare(name):
+        return _NOTHING
+    path, found = tree.root / name, _Found(file.size)
+    try:
+        if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
+            if file.size <= min(left, _MAX_LIST):
+                with file.open(str(path)) as source:
+                    found.text = source.read(0, source.size)
+            return found
+        if question.with_lists and (kind := kind_of(file.head)) and is_loadable(file.head):
+            found.code_file = CodeFile(file.size, kind, bare_arch(file.head))
+        if question.wants(file.head):
+            if isinstance(file.place, Member):
+                found.place = replace(file.place, shown_in=str(tree.root))
+            elif file.place is not None:
+                found.place = file.place
+            else:
+                found.mapped = map_source(path, file.open(str(path)), question.request(file.size))
+    except FormatError as e:
+        tree.problems.append(e)
+    return found
+
+
+def _show_all(tree: Tree) -> Iterator[tuple[str, Path | Member]]:
+    """Fill the tree with what is visible; yields the files that are still to be mapped."""
+    shown: dict[_Found, str] = {}
+    for name, file in tree.overlay.walk():
+        if isinstance(file, Link):
             continue
-        for file in files:
-            yield f"{base}/{file}", package
+        if file.text is not None:
+            tree.lists[name] = file.text
+        elif file in shown:
+            tree.aliases[name] = shown[file]
+        elif file.is_library or file.code_file is not None:
+            shown[file] = name
+            if file.code_file is not None:
+                tree.code_files[name] = file.code_file
+            if file.is_library:
+                tree.sizes[name] = file.size
+            if file.mapped is not None:
+                tree.libraries[name] = file.mapped.at(tree.root / name)
+            elif isinstance(file.place, Member):
+                yield name, replace(file.place, name=name)
+            elif file.place is not None:
+                yield name, file.place
+    placed = tree.overlay.placed
+    tree.hidden = [(placed[f], f.size) for f in placed.keys() - shown.keys() if f.is_library]
 
 
-def _iter_dpkg(tree: Tree, info: str) -> Iterator[tuple[str, Package]]:
-    """Files of info/PACKAGE[:ARCH].list, a path of the image each line; see dpkg-query(1)."""
-    versions = _dpkg_versions(tree, info)
-    for path in tree.names_in(info, ".list"):
-        name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]
-        package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
-        for line in tree.read_list(path).splitlines():
-            yield line, package
-
-
-def _dpkg_versions(tree: Tree, info: str) -> dict[str, str]:
-    """Versions by name, of the status file: paragraphs of ``Field: value``, see deb-control(5)."""
-    status = tree.read_list(f"{info.rpartition('/')[0]}/status")
-    versions: dict[str, str] = {}
-    for paragraph in status.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
-        if "Package" in fields:
-            versions[fields["Package"]] = fields.get("Version", "")
-    return versions
+def _map_all(
+    places: dict[str, Path | Member],
+    tree: Tree,
+    question: Question,
+    cache: MapCache | None,
+    workers: Workers | None,
+    on_done: OnDone | None,
+) -> None:
+    by_request: defaultdict[MapRequest, list[Path | Member]] = defaultdict(list)
+    for name, place in places.items():
+        by_request[question.request(tree.sizes[name])].append(place)
+    total, done = sum(tree.sizes[name] for name in places), 0
+    for request, group in by_request.items():
+        for mapped in map_libraries(group, request, cache, workers):
+            name = mapped.path.relative_to(tree.root).as_posix()
+            tree.libraries[name] = mapped
+            done += tree.sizes[name]
+            if on_done is not None:
+                on_done(done, total)

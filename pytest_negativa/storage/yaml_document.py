@@ -102,7 +102,7 @@ def parse_document(data: bytes, max_items: int | None = None) -> Node | None:
     try:
         if max_items is not None and sum(map(data.decode().count, _SEPARATORS)) > max_items:
             raise YamlError(f"more than {max_items:,} commas and lines", Place(1, 1))
-        return _Composer().compose(yaml.parse(data, Loader=_Loader))
+        return _compose_document(yaml.parse(data, Loader=_Loader))
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
@@ -116,75 +116,53 @@ def parse_document(data: bytes, max_items: int | None = None) -> Node | None:
         raise YamlError(f"not UTF-8: {e.reason}", Place(line, 1)) from e
 
 
-class _Key(NamedTuple):
-    text: str
-    place: Place
+def _compose_document(events: Iterator[yaml.Event]) -> Node | None:
+    root = None
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            if root is not None:
+                raise YamlError("found a second document, expected one", _place_of(event))
+            root = _compose(events, next(events))
+    return root
 
 
-class _Composer:
-    """YAML's events to nodes. PyYAML's own composer has no limit of depth, and takes aliases."""
-
-    def __init__(self) -> None:
-        self._root: Node | None = None
-        self._open: list[Node] = []
-        self._keys: list[_Key | None] = []
-
-    def compose(self, events: Iterator[yaml.Event]) -> Node | None:
-        for event in events:
-            mark = event.start_mark
-            place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
-            if isinstance(event, yaml.MappingStartEvent):
-                self._begin(Node({}, place), event)
-            elif isinstance(event, yaml.SequenceStartEvent):
-                self._begin(Node([], place), event)
-            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-                self._open.pop()
-                self._keys.pop()
-            elif isinstance(event, yaml.ScalarEvent):
-                _check_tag(event, place)
-                self._add_scalar(event, place)
-            elif isinstance(event, yaml.AliasEvent):
-                raise YamlError(f"found an alias, expected a value{_QUOTE_GLOB}", place)
-            elif isinstance(event, yaml.DocumentStartEvent) and self._root is not None:
-                raise YamlError("found a second document, expected one", place)
-        return self._root
-
-    def _begin(self, node: Node, event: yaml.CollectionStartEvent) -> None:
-        _check_tag(event, node.place)
-        if len(self._open) >= _MAX_DEPTH:
-            raise YamlError("nested too deep", node.place)
-        self._add(node)
-        self._open.append(node)
-        self._keys.append(None)
-
-    def _add_scalar(self, event: yaml.ScalarEvent, place: Place) -> None:
-        if self._open and isinstance(self._open[-1].value, dict) and self._keys[-1] is None:
-            if (twice := self._open[-1].value.get(event.value)) is not None:
-                first = twice.key_place.line
-                raise YamlError(
-                    f"the key {event.value!r} is there twice, first in line {first}", place
-                )
-            self._keys[-1] = _Key(event.value, place)
-        else:
-            self._add(Node(_resolve(event), place))
-
-    def _add(self, node: Node) -> None:
-        if not self._open:
-            self._root = node
-            return
-        parent = self._open[-1].value
-        if isinstance(parent, list):
-            parent.append(node)
-            return
-        key = self._keys[-1]
-        if key is None:
-            raise YamlError("found a list or mapping, expected a key", node.place)
-        node.key_place = key.place
-        parent[key.text] = node
-        self._keys[-1] = None
+def _compose(events: Iterator[yaml.Event], event: yaml.Event, depth: int = 0) -> Node:
+    """The node that begins with an event. PyYAML's own composer has no limit, and takes aliases."""
+    place = _place_of(event)
+    _check(event, place)
+    if isinstance(event, yaml.ScalarEvent):
+        return Node(_resolve(event), place)
+    if depth >= _MAX_DEPTH:
+        raise YamlError("nested too deep", place)
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(item := next(events), yaml.SequenceEndEvent):
+            items.append(_compose(events, item, depth + 1))
+        return Node(items, place)
+    entries: dict[str, Node] = {}
+    while not isinstance(key := next(events), yaml.MappingEndEvent):
+        key_place = _place_of(key)
+        _check(key, key_place)
+        if not isinstance(key, yaml.ScalarEvent):
+            raise YamlError("found a list or mapping, expected a key", key_place)
+        if (twice := entries.get(key.value)) is not None and twice.key_place is not None:
+            first = twice.key_place.line
+            problem = f"the key {key.value!r} is there twice, first in line {first}"
+            raise YamlError(problem, key_place)
+        node = _compose(events, next(events), depth + 1)
+        node.key_place = key_place
+        entries[key.value] = node
+    return Node(entries, place)
 
 
-def _check_tag(event: Any, place: Place) -> None:
+def _place_of(event: yaml.Event) -> Place:
+    mark = event.start_mark
+    return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+
+
+def _check(event: Any, place: Place) -> None:
+    if isinstance(event, yaml.AliasEvent):
+        raise YamlError(f"found an alias, expected a value{_QUOTE_GLOB}", place)
     if event.tag is not None and event.tag != "!":
         tag = event.tag.replace("tag:yaml.org,2002:", "!!")
         raise YamlError(f"found the tag {tag!r}, expected none", place)

@@ -19,10 +19,11 @@ from click.testing import CliRunner
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_any_file, read_library
+from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
-from pytest_negativa.images.tree import resolve_inside, walk_tree
+from pytest_negativa.images.tree import Question, Tree, is_host, read_tree
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.file_kinds import FileKind
@@ -74,6 +75,10 @@ def write(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def walk(root: Path) -> Tree:
+    return read_tree(root, Question(is_host, lambda size: MapRequest(Scope()), with_lists=True))
 
 
 def put(source: Path, target: Path) -> Path:
@@ -133,9 +138,9 @@ class TestTree:
         os.mkfifo(root / "pipe.so")
         write(root / "script.so", "#!/bin/sh")
 
-        tree = walk_tree(root)
+        tree = walk(root)
 
-        assert tree.files == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
+        assert tree.sizes == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
         assert tree.code_files == {}
 
     def test_what_no_loader_loads(self, root: Path) -> None:
@@ -145,8 +150,8 @@ class TestTree:
         data[4] = 1  # EI_CLASS: 32 bits
         (root / "lib32.so").write_bytes(data)
         put(BIN / "program_pie", root / "program")
-        tree = walk_tree(root)
-        assert list(tree.files) == ["program"]
+        tree = walk(root)
+        assert list(tree.sizes) == ["program"]
         sm_90 = SmArch(9, 0)
         assert tree.code_files == {"k.cubin": (cubin.stat().st_size, FileKind.CUBIN, sm_90)}
 
@@ -165,18 +170,18 @@ class TestTree:
             ("../../../etc/passwd", "etc/passwd"),
             ("above/etc/passwd", "etc/passwd"),
             ("missing/b", "missing/b"),
-            ("loop/a", None),
+            ("loop/a", "loop/a"),
             ("", ""),
         ],
     )
-    def test_links_are_those_of_the_tree(self, root: Path, path: str, wanted: str | None) -> None:
+    def test_links_are_those_of_the_tree(self, root: Path, path: str, wanted: str) -> None:
         (root / "usr/lib").mkdir(parents=True)
         (root / "lib").symlink_to("usr/lib")
         (root / "absolute").symlink_to("/lib")
         (root / "above").symlink_to("../../../../../..")
         (root / "loop").symlink_to("pool")
         (root / "pool").symlink_to("loop")
-        assert resolve_inside(walk_tree(root), path) == wanted
+        assert walk(root).overlay.folder(path).path == wanted
 
 
 class TestPackages:

@@ -1,0 +1,108 @@
+"""The packages that own the files of a tree, by the lists of wheels, conda and dpkg.
+
+A list may name a file by way of a link. The link is resolved as in a changed root (chroot(2)): an
+absolute link starts at the tree's root, and ``..`` stops there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+from collections.abc import Collection, Iterator
+
+from pytest_negativa.images.tree import Tree, name_and_version
+from pytest_negativa.installed.record import RECORD, iter_rows
+from pytest_negativa.models.image import Manager, Package
+
+_DPKG = "var/lib/dpkg"
+
+
+def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
+    """Find the packages that installed files, as far as wheels, conda and dpkg tell.
+
+    The claim of a wheel wins over those of conda and dpkg, which may have installed the whole
+    environment that holds the wheel.
+
+    Args:
+        wanted: files, by path below the root.
+    """
+    listed = {path: path for path in wanted}
+    listed.update((path, first) for path, first in tree.aliases.items() if first in listed)
+    names = {path.rpartition("/")[2] for path in listed}
+    folders: dict[str, str] = {}
+    owners: dict[str, Package] = {}
+    if (found := tree.conda_package) is not None:
+        name, version = found
+        owners = dict.fromkeys(wanted, Package(name=name, version=version, manager=Manager.CONDA))
+    for path, package in _iter_claims(tree):
+        folder, _, name = path.rpartition("/")
+        # An image has far more files than those that are wanted, and links take time to resolve.
+        if name not in names:
+            continue
+        if folder not in folders:
+            folders[folder] = tree.overlay.folder(folder).path
+        if (real := f"{folders[folder]}/{name}".lstrip("/")) in listed:
+            owners[listed[real]] = package
+    return owners
+
+
+def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
+    """Paths and the packages that claim them; a later claim wins."""
+    dpkg = tree.overlay.folder(_DPKG).path
+    versions = _dpkg_versions(tree.read_list(f"{dpkg}/status"))
+    lists = sorted(tree.lists)
+    for path in lists:
+        if path.startswith(f"{dpkg}/") and path.endswith(".list"):
+            yield from _iter_dpkg(tree, path, versions)
+    for path in lists:
+        if "conda-meta/" in path:
+            yield from _iter_conda(tree, path)
+    for path in lists:
+        if path.endswith(f"/{RECORD}"):
+            yield from _iter_wheel(tree, path)
+
+
+def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:
+    """Files of a RECORD ("Recording installed projects", packaging.python.org), in CSV."""
+    base, _, own = record.rpartition("/")[0].rpartition("/")
+    name, version = name_and_version(own)
+    package = Package(name=name, version=version, manager=Manager.WHEEL)
+    with contextlib.suppress(csv.Error):
+        for _, row in iter_rows(tree.read_list(record)):
+            if row:
+                yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
+
+
+def _iter_conda(tree: Tree, path: str) -> Iterator[tuple[str, Package]]:
+    """Files of conda-meta/NAME.json, listed in "files", relative to the environment."""
+    base = path.rpartition("/")[0].rpartition("/")[0]
+    try:
+        record = json.loads(tree.read_list(path) or "{}")
+        package = Package(
+            name=str(record["name"]), version=str(record["version"]), manager=Manager.CONDA
+        )
+        files = [str(file) for file in record["files"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    for file in files:
+        yield f"{base}/{file}", package
+
+
+def _iter_dpkg(tree: Tree, path: str, versions: dict[str, str]) -> Iterator[tuple[str, Package]]:
+    """Files of info/PACKAGE[:ARCH].list, a path of the image each line; see dpkg-query(1)."""
+    name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]
+    package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
+    for line in tree.read_list(path).splitlines():
+        yield line, package
+
+
+def _dpkg_versions(status: str) -> dict[str, str]:
+    """Versions by name, of the status file: paragraphs of ``Field: value``, see deb-control(5)."""
+    versions: dict[str, str] = {}
+    for paragraph in status.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
+        if "Package" in fields:
+            versions[fields["Package"]] = fields.get("Version", "")
+    return versions
