@@ -205,11 +205,11 @@ def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.settings.flags import pick_flags
     from pytest_negativa.settings.options import REPORTS_IN_PYTEST
-    from pytest_negativa.settings.overlooked import find_tables, find_variables
+    from pytest_negativa.settings.overlooked import find_variables
     from pytest_negativa.settings.resolve import load_settings
 
     here = Path.cwd()
-    for warning in (*find_variables(os.environ), *find_tables(here)):
+    for warning in find_variables(os.environ):
         print_warning(warning)
     # --config and --dir stand before the command's name.
     given = pick_flags({**click.get_current_context().find_root().params, **(flags or {})})
