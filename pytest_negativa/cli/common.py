@@ -243,6 +243,24 @@ def runs_of(settings: Settings) -> RunsFolder:
     return RunsFolder(Path(settings.directory))
 
 
+def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
+    """The folders of the active environment, which it names on standard error.
+
+    Args:
+        or_own: without one, take that of the interpreter that runs; not to change it.
+
+    Raises:
+        OptionError: there is none.
+    """
+    from pytest_negativa.installed.active import find_active
+    from pytest_negativa.reporting.text import printable
+
+    found = find_active(os.environ, Path.cwd(), or_own=or_own)
+    folders = printable(", ".join(map(str, found.folders)))
+    click.echo(f"negativa: {folders} ({found.named_by})", err=True)
+    return found.folders
+
+
 def show(text: str) -> None:
     """Print text for people, in the width of the terminal."""
     from pytest_negativa.reporting.text import fit
