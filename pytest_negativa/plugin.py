@@ -26,7 +26,7 @@ from pytest_negativa.models.environment import (
 )
 from pytest_negativa.settings.flags import add_pytest_options, flag_without_effect, pick_flags
 from pytest_negativa.settings.options import BY_NAME
-from pytest_negativa.settings.overlooked import find_tables, find_variables
+from pytest_negativa.settings.overlooked import find_variables
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
@@ -133,7 +133,7 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
         # A process that another session started need not say it again.
         config.stash[_WARNED] = True
-        _warn(config, reads_settings=enabled or supervised)
+        _warn_of_variables()
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return None
     # In a round, the supervisor has checked this.
@@ -162,12 +162,9 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     return start.begin(config, settings, pages)
 
 
-def _warn(config: pytest.Config, *, reads_settings: bool) -> None:
-    """Tell the user what is set and has no effect."""
-    found = [*find_variables(os.environ)]
-    if reads_settings:
-        found += find_tables(config.rootpath)
-    if found:
+def _warn_of_variables() -> None:
+    """Tell the user which variables are set and have no effect."""
+    if found := [*find_variables(os.environ)]:
         from pytest_negativa.reporting.text import print_warning
 
         for text in found:

@@ -31,7 +31,7 @@ from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import default_paths, scan
+from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of, soname_of
 from pytest_negativa.spare.note import Note
@@ -80,7 +80,7 @@ class Libraries:
     """The libraries in folders.
 
     Args:
-        paths: folders or libraries; none: the packages of the interpreter that runs.
+        paths: folders or libraries.
         originals: folders or files to look for originals in.
 
     Raises:
@@ -88,7 +88,6 @@ class Libraries:
     """
 
     def __init__(self, paths: Sequence[Path], originals: Sequence[Path]) -> None:
-        paths = paths or default_paths()
         known = {one.path: one.entry for one in slimmed_in(map(_folder, paths))}
         places = Places()
         self._libraries: list[_Library] = []

@@ -205,11 +205,11 @@ def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.settings.flags import pick_flags
     from pytest_negativa.settings.options import REPORTS_IN_PYTEST
-    from pytest_negativa.settings.overlooked import find_tables, find_variables
+    from pytest_negativa.settings.overlooked import find_variables
     from pytest_negativa.settings.resolve import load_settings
 
     here = Path.cwd()
-    for warning in (*find_variables(os.environ), *find_tables(here)):
+    for warning in find_variables(os.environ):
         print_warning(warning)
     # --config and --dir stand before the command's name.
     given = pick_flags({**click.get_current_context().find_root().params, **(flags or {})})
@@ -241,6 +241,24 @@ def runs_of(settings: Settings) -> RunsFolder:
     from pytest_negativa.storage.runs import RunsFolder
 
     return RunsFolder(Path(settings.directory))
+
+
+def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
+    """The folders of the active environment, which it names on standard error.
+
+    Args:
+        or_own: without one, take that of the interpreter that runs; not to change it.
+
+    Raises:
+        OptionError: there is none.
+    """
+    from pytest_negativa.installed.active import find_active
+    from pytest_negativa.reporting.text import printable
+
+    found = find_active(os.environ, Path.cwd(), or_own=or_own)
+    folders = printable(", ".join(map(str, found.folders)))
+    click.echo(f"negativa: {folders} ({found.named_by})", err=True)
+    return found.folders
 
 
 def show(text: str) -> None:

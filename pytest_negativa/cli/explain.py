@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json
+from pytest_negativa.cli.common import active_paths, as_json_option, encode_json
 from pytest_negativa.models.listing import LISTING_VERSION, Explanation
 from pytest_negativa.slimming.explain import explain_error, rows_of, slimmed_in
-from pytest_negativa.slimming.slim import default_paths
 
 
 @click.command()
@@ -26,10 +25,10 @@ def explain(error: str, folders: tuple[Path, ...], as_json: bool) -> None:
 
     explain also says what to do. ERROR is the message, such as "CUDA error: no kernel image is
     available for execution on the device". PATH has the packages of the program; by
-    default, those of the interpreter that runs negativa. In a Python program:
+    default, the active environment. In a Python program:
     print(pytest_negativa.why(exception))
     """
-    asked = folders or default_paths()
+    asked = folders or active_paths()
     slimmed = slimmed_in(asked)
     text = explain_error(error, slimmed, asked)
     if not as_json:

@@ -14,6 +14,7 @@ from pytest_negativa.cli.common import (
     MATCH,
     NO_CACHE,
     PathOrUrl,
+    active_paths,
     arch_option,
     as_json_option,
     note_unopened,
@@ -42,7 +43,7 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 
 
 @click.command()
-@click.argument("libraries", nargs=-1, required=True, metavar="PATH...")
+@click.argument("libraries", nargs=-1, metavar="[PATH]...")
 @arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
 @arch_option(
     "--require-arch",
@@ -102,10 +103,10 @@ def inspect(
     """Show the GPU code in libraries.
 
     PATH is a shared library or executable, a folder, an archive (a wheel, ZIP, tar, conda
-    or Debian archive), or the name of an installed distribution such as torch. PATH may also be
-    a cubin, fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode file, an object file or a static
-    archive. In folders, archives and distributions, all such files are found by their first
-    bytes.
+    or Debian archive), or the name of an installed distribution such as torch. By default, it
+    is the active environment. PATH may also be a cubin, fatbin, PTX, LTO-IR, Tile IR or LLVM
+    bitcode file, an object file or a static archive. In folders, archives and distributions, all
+    such files are found by their first bytes.
 
     --match, --top and --demangle shape the list of --kernels; --top also the tables of --packages.
     With --json, the list has all kernels.
@@ -123,6 +124,7 @@ def inspect(
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
+    libraries = libraries or tuple(map(str, active_paths()))
     if packages or run is not None or lock is not None:
         if len(libraries) > 1 or (run is not None and lock is not None):
             raise click.UsageError("tables by package take one PATH; --run or --lock, not both")

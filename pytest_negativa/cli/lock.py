@@ -9,7 +9,7 @@ import click
 
 from pytest_negativa.analysis.unplanned import find_unplanned
 from pytest_negativa.analysis.widen import widen_by_use, widen_lock
-from pytest_negativa.cli.common import PathOrUrl, run_of, runs_of, settings_of
+from pytest_negativa.cli.common import PathOrUrl, active_paths, run_of, runs_of, settings_of
 from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -19,7 +19,6 @@ from pytest_negativa.planning.lock import make_lock, why_files_stay
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.slimming.slim import default_paths
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.output import STDOUT
 from pytest_negativa.storage.results import (
@@ -79,8 +78,8 @@ def lock(
 
     With --add-misses, the lock keeps the GPU code that came back to libraries that were slimmed
     with a spare. LOG is a log, or a folder of logs: see negativa misses. PATH has the
-    libraries; by default, the packages of the interpreter that runs negativa. What the lock removes
-    is still what was proved, or less. With --add-uses, it keeps what another run used, such as the
+    libraries; by default, the active environment. What the lock removes is still what was proved,
+    or less. With --add-uses, it keeps what another run used, such as the
     samples of a service: see negativa trace --attach-env. The same holds for what it removes.
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
@@ -148,7 +147,7 @@ def lock(
 
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
     """Keep in the lock what came back."""
-    done = widen_lock(load_lock(path), read_misses(logs), folders or default_paths())
+    done = widen_lock(load_lock(path), read_misses(logs), folders or active_paths())
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, "element that came back", "elements that came back")

@@ -142,6 +142,9 @@ def _refuse(error: click.UsageError) -> int:
 def main(**_flags: Any) -> None:
     """Find and remove GPU code that a program does not need.
 
+    Without PATH, a command takes the active environment: that of VIRTUAL_ENV, CONDA_PREFIX or
+    .venv, else that of the Python that runs negativa. slim and slim undo never take the last one.
+
     Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.
     2 for wrong usage, such as an invalid setting. A command that runs a program ends with its
     status. 128 + N if signal N, such as Ctrl-C, interrupted it.

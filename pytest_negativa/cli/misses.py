@@ -11,6 +11,7 @@ import click
 from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.common import (
     FOLDER,
+    active_paths,
     as_json_option,
     encode_json,
     print_variables,
@@ -21,7 +22,6 @@ from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_m
 from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.reporting.misses import render_misses
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.slimming.slim import default_paths
 from pytest_negativa.spare.process_pages import pages_of_process
 from pytest_negativa.storage.atomic import write_atomically
 
@@ -58,8 +58,8 @@ def misses(
 ) -> None:
     """Show what came back to libraries that were slimmed with a spare.
 
-    PATH has the libraries; by default, the packages of the interpreter that runs negativa. Logs of
-    several machines are added up, by the content of the library.
+    PATH has the libraries; by default, the active environment. Logs of several machines are added
+    up, by the content of the library.
 
     --attach-env reads no log: it prints lines for a shell. Processes that have these variables
     write logs, in staging and not in production:
@@ -85,7 +85,7 @@ def misses(
         log = encode_misses(pid, pages_of_process(pid))
         places[0].mkdir(parents=True, exist_ok=True)
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
-    report = report_misses(read_misses(places), folders or default_paths())
+    report = report_misses(read_misses(places), folders or active_paths())
     if as_json:
         click.echo(encode_json(report), nl=False)
     else:

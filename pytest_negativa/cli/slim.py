@@ -14,6 +14,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
     PathOrUrl,
+    active_paths,
     as_json_option,
     interruptible,
     parse_devices,
@@ -44,7 +45,6 @@ from pytest_negativa.slimming.prune import Spares, find_unneeded, prune_spares
 from pytest_negativa.slimming.slim import (
     SlimReport,
     SlimRequest,
-    default_paths,
     refuse_other_files,
     scan,
     slim_trees,
@@ -201,8 +201,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
-    prefix), a library, or a wheel (with --target). Without PATH, slim takes the packages of the
-    interpreter that runs negativa. It needs no GPU.
+    prefix), a library, or a wheel (with --target). By default, it is the active
+    environment, if one is active. slim needs no GPU.
 
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
@@ -251,13 +251,14 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
     spares stay, because copies of the folder may use them: see negativa slim prune.
 
-    PATH is a folder or a library that was slimmed; by default, the packages of the interpreter
-    that runs negativa.
+    PATH is a folder or a library that was slimmed; by default, the active environment, if
+    one is active.
 
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
     signal N interrupted it.
     """
     spares: set[Path] = set()
+    paths = paths or active_paths(or_own=False)
     with interruptible(NOTHING if dry_run else GOES_ON):
         rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
     _show_left_spares(spares)
@@ -279,11 +280,12 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     both, so run it before a container starts its program. If the spare is not here, such as in an
     image that leaves it behind, check says so.
 
-    PATH is a folder or a library; by default, the packages of the interpreter that runs negativa.
+    PATH is a folder or a library; by default, the active environment.
 
     Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
     or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
+    paths = paths or active_paths()
     with interruptible(NOTHING):
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {places(*paths)}"
@@ -387,7 +389,7 @@ def _request(flags: _Flags) -> SlimRequest:
             raise click.UsageError(problem)
     aside = flags.keep_originals
     return SlimRequest(
-        paths=flags.paths,
+        paths=flags.paths or active_paths(or_own=False),
         lock=_load_lock(flags.lock_file) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
         force_archs=flags.force_arch,
@@ -465,7 +467,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    there = (request.paths or default_paths()) if request.target is None else (request.target,)
+    there = request.paths if request.target is None else (request.target,)
     undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, there))))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(

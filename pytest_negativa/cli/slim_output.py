@@ -14,7 +14,6 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
 from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
 from pytest_negativa.reporting.text import print_error, printable
-from pytest_negativa.slimming.slim import default_paths
 
 LOCK = "negativa.lock"
 GOES_ON = "what is done stays done, and the same command goes on from there"
@@ -44,7 +43,7 @@ def show_proof(lock: Lock) -> None:
 
 
 def places(*paths: Path) -> str:
-    return ", ".join(dict.fromkeys(printable(str(path)) for path in paths or default_paths()))
+    return ", ".join(dict.fromkeys(printable(str(path)) for path in paths))
 
 
 def finish(

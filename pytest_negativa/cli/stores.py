@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pytest_negativa.cli.common import (
+    active_paths,
     as_json_option,
     interruptible,
     run_of,
@@ -37,7 +38,7 @@ def push(words: tuple[str, ...], spares: bool, as_json: bool) -> None:
     URL is replaced. URLs need the extra urls, and the driver of the store.
 
     With --spares, PATH is a folder or a library that was slimmed with --spare; by default, the
-    packages of the interpreter that runs negativa. negativa-slim.json in each slimmed folder keeps
+    active environment. negativa-slim.json in each slimmed folder keeps
     the URL, for negativa fetch. Several folders may use one URL. --json is for spares.
 
     Exit status: 0; 1 if the run or a spare can't be read or sent; 128 + N if signal N interrupted
@@ -53,6 +54,7 @@ def push(words: tuple[str, ...], spares: bool, as_json: bool) -> None:
 
 
 def _push_spares(paths: tuple[Path, ...], url: Url, *, as_json: bool) -> None:
+    paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = push_spares(paths, url)
     finish(rows, f"no library with a spare in {places(*paths)}", as_json=as_json, checked=True)
@@ -91,8 +93,8 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     Without a URL, fetch takes spares, from where negativa push --spares sent them. Run it before
     the program starts: a library looks for its spare when it is loaded. A spare is taken only if it
     gives the original back, by its digest. PATH is a folder or a
-    library that was slimmed with --spare; by default, the packages of the interpreter that runs
-    negativa. --json is for spares.
+    library that was slimmed with --spare; by default, the active environment. --json is for
+    spares.
 
     Exit status: 0; 1 if a run or a spare can't be fetched, or another run of the same id is here;
     128 + N if signal N interrupted it.
@@ -111,6 +113,7 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
 
 
 def _fetch_spares(paths: tuple[Path, ...], folder: Path, *, as_json: bool) -> None:
+    paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = fetch_spares(paths, absolute(folder))
     finish(rows, f"no spare to fetch in {places(*paths)}", as_json=as_json, checked=True)

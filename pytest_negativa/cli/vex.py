@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from pytest_negativa.analysis.vex import Libraries, make_document
-from pytest_negativa.cli.common import encode_json
+from pytest_negativa.cli.common import active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.images.containers import is_container
@@ -54,11 +54,11 @@ def vex(
     """State which code of vulnerabilities slimmed libraries lack.
 
     FILE lists vulnerabilities, such as CVEs, with the kernels and functions in which they lie. PATH
-    is a folder, a library or a wheel; by default, the packages of the interpreter that runs
-    negativa. A wheel is unpacked into a temporary folder; unpack another archive first. The result
-    is an OpenVEX document. A library that lacks all of the code is not_affected, because of
-    vulnerable_code_not_present. Any other library of the list is under_investigation: what is not
-    slimmed, has a spare in reach, or can't be told.
+    is a folder, a library or a wheel; by default, the active environment. A wheel is unpacked into
+    a temporary folder; unpack another archive first. The result is an OpenVEX document. A library
+    that lacks all of the code is not_affected, because of vulnerable_code_not_present. Any other
+    library of the list is under_investigation: what is not slimmed, has a spare in reach, or can't
+    be told.
 
     vex judges no vulnerability. It reads the libraries, and takes FILE's word for where the
     vulnerability lies. SOURCE_DATE_EPOCH sets the time, so that the result is the same again.
@@ -69,7 +69,7 @@ def vex(
     findings = []
     with contextlib.ExitStack() as stack:
         libraries = Libraries(
-            [_folder_or_file(path, stack) for path in paths],
+            [_folder_or_file(path, stack) for path in paths or active_paths()],
             [_folder_or_file(path, stack) for path in originals],
         )
         for one in listed:

@@ -1,4 +1,7 @@
-"""Finds and reads ``negativa.yaml``. All faults of a file are reported together."""
+"""Finds and reads ``negativa.yaml``, or the same settings in ``pyproject.toml``.
+
+All faults of a file are reported together.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
 from pytest_negativa.settings.values import InvalidValue, anchor, describe, value_of
@@ -14,12 +19,18 @@ from pytest_negativa.settings.values import InvalidValue, anchor, describe, valu
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place
 
+PROJECT_NAME = "pyproject.toml"
+TABLE = "[tool.negativa]"
+
 # People write configurations; a file far beyond this is another one, named by mistake.
 MAX_BYTES = 1 << 20
 
 
 class FileValue(NamedTuple):
-    """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``."""
+    """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``.
+
+    Of ``pyproject.toml``, they are the file and the table.
+    """
 
     value: Any
     where: str
@@ -41,18 +52,25 @@ class ConfigFile(NamedTuple):
 
 
 def find_config(start: str | os.PathLike[str]) -> str | None:
-    """The nearest ``negativa.yaml`` in ``start`` or above, inside the same repository.
+    """The nearest file with settings in ``start`` or above, inside the same repository.
 
-    The folder that holds ``.git`` is the last one searched: what lies above belongs to another
-    project.
+    That is a ``negativa.yaml``, or a ``pyproject.toml`` with a table ``[tool.negativa]``. The
+    folder that holds ``.git`` is the last one searched: what lies above belongs to another project.
 
     Raises:
-        OptionError: there is a file ``negativa.yml``.
+        OptionError: a folder has both, or a file ``negativa.yml``, or its ``pyproject.toml`` can't
+            be read.
     """
     nearest = Path(anchor(start, Path.cwd()))
     for folder in (nearest, *nearest.parents):
-        if (path := folder / CONFIG_NAME).is_file():
-            return str(path)
+        own, shared = folder / CONFIG_NAME, folder / PROJECT_NAME
+        has_table = shared.is_file() and _table_of(str(shared)) is not None
+        if own.is_file():
+            if has_table:
+                raise OptionError(f"{own} and {TABLE} in {shared}: write all settings into one")
+            return str(own)
+        if has_table:
+            return str(shared)
         if (path := folder / "negativa.yml").is_file():
             raise OptionError(f"{path}: rename it to {CONFIG_NAME}, else it has no effect")
         if (folder / ".git").exists():
@@ -71,20 +89,7 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
 
 
 def _read(path: str) -> dict[str, FileValue]:
-    # yaml takes 15 ms to import, which a command without a file does not need.
-    from pytest_negativa.storage.yaml_document import YamlError, parse_document
-
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_BYTES:
-        raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
-    try:
-        root = parse_document(data)
-    except YamlError as error:
-        raise OptionError(f"{_where(path, error.place)}: {error}") from error
+    root = _table_of(path) if path.endswith(".toml") else _document_of(path)
     values: dict[str, FileValue] = {}
     faults: list[tuple[Place, str]] = []
     for name, node in _iter_options(root, faults):
@@ -101,8 +106,56 @@ def _read(path: str) -> dict[str, FileValue]:
     return values
 
 
+def _document_of(path: str) -> Node | None:
+    # yaml takes 15 ms to import, which a command without a file does not need.
+    from pytest_negativa.storage.yaml_document import YamlError, parse_document
+
+    try:
+        return parse_document(_bytes_of(path))
+    except YamlError as error:
+        raise OptionError(f"{_where(path, error.place)}: {error}") from error
+
+
+def _table_of(path: str) -> Node | None:
+    """Our table in a ``pyproject.toml``; None if it has none."""
+    data = _bytes_of(path)
+    if b"negativa" not in data:
+        return None
+    try:
+        # By tomllib, or by tomli, which pytest requires for Python 3.10.
+        tools = msgspec.toml.decode(data).get("tool")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OptionError(f"{path}: cannot be read as TOML: {error}") from error
+    found = isinstance(tools, dict) and "negativa" in tools
+    return _node_of(tools["negativa"]) if found else None
+
+
+def _node_of(value: Any) -> Node:
+    """A value of TOML, whose parser gives no places."""
+    from pytest_negativa.storage.yaml_document import Node, Place
+
+    if isinstance(value, dict):
+        value = {key: _node_of(inner) for key, inner in value.items()}
+    elif isinstance(value, list):
+        value = list(map(_node_of, value))
+    elif not isinstance(value, bool | int | float):
+        value = str(value)  # A text or a date.
+    return Node(value, Place(0, 0))
+
+
+def _bytes_of(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
+    return data
+
+
 def _where(path: str, place: Place) -> str:
-    return f"{path}:{place.line}:{place.column}"
+    return f"{path}:{place.line}:{place.column}" if place.line else f"{path}: {TABLE}"
 
 
 def _begin(node: Node) -> Place:

@@ -44,8 +44,7 @@ def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
     """Send the spares of slimmed libraries, and note the URL in the manifests of their folders.
 
     Args:
-        paths: folders that were slimmed, or libraries of them; if empty, the packages of the
-            interpreter that runs.
+        paths: folders that were slimmed, or libraries of them.
         url: where spares lie, each below its name.
 
     Returns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +56,7 @@ class SlimRequest:
     that these require. Without a lock, they are all libraries.
 
     Attributes:
-        paths: folders and libraries; if empty, the packages of the interpreter that runs.
+        paths: folders and libraries.
         lock: what to keep; without it, ``devices`` tell.
         devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
@@ -160,8 +159,6 @@ def roots_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    if not paths:
-        paths = default_paths()
     for path in paths:
         try:
             path.stat()
@@ -195,14 +192,6 @@ def scan_held(paths: Sequence[Path], *, dry_run: bool) -> list[Tree]:
     for tree in trees if not dry_run else ():
         changed |= remove_leftovers(tree)
     return scan(paths) if changed else trees
-
-
-def default_paths() -> tuple[Path, ...]:
-    """The folders with the packages of the interpreter that runs."""
-    found = dict.fromkeys(
-        Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")
-    )
-    return tuple(path for path in found if path.is_dir())
 
 
 def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], list[SlimRow]]:

@@ -61,8 +61,7 @@ def undo_trees(
     file replaced, such as another version, stays as it is.
 
     Args:
-        paths: folders that were slimmed, or libraries of them; if empty, the packages of the
-            interpreter that runs.
+        paths: folders that were slimmed, or libraries of them.
         dry_run: report what would be done, and write nothing.
         on_spares: is called after a folder was put back, unless ``dry_run``.
 

@@ -544,7 +544,6 @@ class TestErrors:
             (["--jobs=0", str(PLAIN)], 2, "0 is not in the range"),
             (["--kernels", "--headers-only", str(PLAIN)], 2, "--kernels needs the code unpacked"),
             (["--nonsense", str(PLAIN)], 2, "No such option"),
-            ([], 2, "Missing argument 'PATH...'"),
         ],
     )
     def test_command(self, arguments: list[str], status: int, message: str) -> None:

@@ -208,13 +208,22 @@ class TestSlim:
 
     def test_lock_of_this_folder(self, site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(site.folder)
-        assert "no negativa.lock here" in negativa("slim", code=2).stderr
+        assert "no negativa.lock here" in negativa("slim", ".", code=2).stderr
         save_lock(site.lock, Path("negativa.lock"))
         assert "2 libraries" in negativa("slim", "--dry-run", site.folder).stdout
 
-    def test_default_is_the_interpreter_that_runs(self, site: Made) -> None:
-        result = negativa("slim", "--lock", site.lock_file, "--dry-run", "--require", code=1)
-        assert "not found" in result.stdout
+    def test_default_is_the_active_environment(
+        self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+        monkeypatch.setenv("CONDA_PREFIX", str(site.folder))
+        result = negativa("slim", "--lock", site.lock_file, "--dry-run", "--require")
+        assert "2 libraries" in result.stdout
+        assert result.stderr.startswith(f"negativa: {site.folder} (CONDA_PREFIX)\n")
+        monkeypatch.delenv("CONDA_PREFIX")
+        monkeypatch.chdir(tmp_path)
+        assert "no active environment" in negativa("slim", "--arch=sm_90", code=2).stderr
+        assert "no active environment" in negativa("slim", "undo", code=2).stderr
 
     def test_require(self, site: Made) -> None:
         site.two.unlink()

@@ -170,15 +170,13 @@ def test_a_misspelt_variable(project: Project, fault: PlantedFault) -> None:
     assert "no option has" in project.pytest("-q", NEGATIVA_REQUIRE_GPUS="1").stderr
 
 
-@pytest.mark.planted_fault(
-    "the settings stand in pyproject.toml",
-    says="pyproject.toml:2: [tool.negativa] is not read; write these settings into negativa.yaml",
-)
-def test_a_table_in_pyproject(project: Project, fault: PlantedFault) -> None:
+def test_a_table_in_pyproject_is_read_by_a_traced_session_alone(project: Project) -> None:
+    (project.folder / "negativa.yaml").unlink()
     project.write("pyproject.toml", '[project]\n[tool.negativa]\nkeep = "all"\n')
     project.write("test_a.py", "def test_a():\n    pass\n")
-    fault.check(project.pytest("-q", "--negativa").stderr)
-    assert "tool.negativa" in project.negativa("locate").stderr
+    says = "pyproject.toml: [tool.negativa]: keep: found 'all', expected a mapping"
+    assert says in project.pytest("-q", "--negativa", status=4).stderr
+    assert says in project.negativa("locate", status=2).stderr
     assert "tool.negativa" not in project.pytest("-q").stderr
 
 

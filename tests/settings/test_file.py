@@ -16,6 +16,7 @@ from pytest_negativa.errors import OptionError, one_of
 from pytest_negativa.models.settings import (
     Compare,
     Coverage,
+    Granularity,
     GrowthLimit,
     GrowthLimits,
     Keep,
@@ -101,6 +102,84 @@ def test_the_other_ending_is_no_silent_miss(tmp_path: Path) -> None:
     (tmp_path / "negativa.yml").write_text("")
     with pytest.raises(OptionError, match=r"negativa\.yml: rename it to negativa\.yaml"):
         find_config(tmp_path)
+
+
+# In pyproject.toml
+
+
+def write_project(folder: Path, text: str) -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+PROJECT = """
+[project]
+name = "ours"
+[tool.negativa]
+granularity = "kernel"
+require_gpu = true
+directory = "out"
+[tool.negativa.keep]
+kernels = ["ours::*"]
+archs = [8.6, "sm_90a"]
+[tool.negativa.thresholds]
+max_unused_percent = 12.5
+"""
+
+
+def test_a_table_of_pyproject_is_read_like_the_file(tmp_path: Path) -> None:
+    path = write_project(tmp_path, PROJECT)
+    (inner := tmp_path / "tests").mkdir()
+    found = load_settings({}, {}, root=inner)
+    assert found.config == str(path)
+    assert found.directory == str(tmp_path / "out")
+    assert (found.granularity, found.require_gpu) == (Granularity.KERNEL, True)
+    assert found.keep.kernels == ("ours::*",)
+    assert found.keep.archs == ("sm_86", "sm_90a")
+    assert found.thresholds.max_unused_percent.overall == 12.5
+    assert found.sources["keep.kernels"].where == f"{path}: [tool.negativa]"
+    named = load_settings({"config": str(path)}, {}, root=tmp_path.parent)
+    assert named.keep == found.keep
+
+
+def test_a_pyproject_without_our_table_is_passed_by(tmp_path: Path) -> None:
+    own = write(tmp_path, "")
+    (inner := tmp_path / "tests").mkdir()
+    for text in ("", '[project]\ndependencies = ["pytest-negativa"]', "tool = 'negativa'"):
+        write_project(inner, text)
+        assert find_config(inner) == str(own)
+
+
+def test_settings_in_two_files_of_a_folder(tmp_path: Path) -> None:
+    own = write(tmp_path, "")
+    shared = write_project(tmp_path, "[tool.negativa]")
+    with pytest.raises(OptionError) as caught:
+        find_config(tmp_path)
+    assert str(own) in str(caught.value) and f"[tool.negativa] in {shared}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("[tool.negativa.keep]\nkernel = 1", "unknown key 'kernel' in keep; did you mean kernels?"),
+        ("[tool.negativa]\nkeep.ptx = 2020-01-01", "keep.ptx: found '2020-01-01', expected off"),
+        ("[tool.negativa]\ndirectory = [[]]", "directory: found a list, expected"),
+    ],
+)
+def test_mistakes_in_pyproject(tmp_path: Path, text: str, says: str) -> None:
+    path = write_project(tmp_path, text)
+    with pytest.raises(OptionError) as caught:
+        load_settings({}, {}, root=tmp_path)
+    assert str(caught.value).startswith(f"{path}: [tool.negativa]: {says}")
+
+
+@pytest.mark.parametrize("data", [b"[tool.negativa", b"negativa = '\xff'"])
+def test_a_pyproject_that_is_no_toml(tmp_path: Path, data: bytes) -> None:
+    (path := tmp_path / "pyproject.toml").write_bytes(data)
+    with pytest.raises(OptionError) as caught:
+        find_config(tmp_path)
+    assert str(caught.value).startswith(f"{path}: cannot be read as TOML: ")
 
 
 # Loading

@@ -124,7 +124,7 @@ def test_packages_of_the_interpreter_by_default(
     slim: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = (slim.folder / "gpu",)
-    monkeypatch.setattr("pytest_negativa.cli.explain.default_paths", lambda: here)
+    monkeypatch.setattr("pytest_negativa.cli.explain.active_paths", lambda: here)
     output = ask()
     assert BOTH in output and str(slim.one) in output
 

@@ -1,0 +1,60 @@
+"""The environment that a command works on if its user names none."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_negativa.errors import OptionError
+
+# What uv tool and pipx leave in an environment that they make for one command.
+_OF_A_TOOL = ("uv-receipt.toml", "pipx_metadata.json")
+
+
+class ActiveEnvironment(NamedTuple):
+    """The folders with the packages of an environment, and what names it."""
+
+    folders: tuple[Path, ...]
+    named_by: str
+
+
+def find_active(environ: Mapping[str, str], here: Path, *, or_own: bool) -> ActiveEnvironment:
+    """The environment of VIRTUAL_ENV, of CONDA_PREFIX, or in ``.venv``, in this order.
+
+    Args:
+        environ: the environment variables.
+        here: the folder that may have a ``.venv``.
+        or_own: without any of them, take that of the interpreter that runs.
+
+    Raises:
+        OptionError: there is none, or that of the interpreter has negativa alone.
+    """
+    local = here / ".venv"
+    if (folder := environ.get("VIRTUAL_ENV")) is not None:
+        return ActiveEnvironment(_packages(Path(folder)), "VIRTUAL_ENV")
+    if (folder := environ.get("CONDA_PREFIX")) is not None:
+        # Conda has libraries outside site-packages, too.
+        return ActiveEnvironment((Path(folder),), "CONDA_PREFIX")
+    if local.is_dir():
+        return ActiveEnvironment(_packages(local), ".venv")
+    if not or_own:
+        raise OptionError(
+            "no PATH, and no active environment (VIRTUAL_ENV, CONDA_PREFIX or .venv): name the "
+            "folder to change, such as a site-packages folder"
+        )
+    if any(Path(sys.prefix, name).exists() for name in _OF_A_TOOL):
+        raise OptionError(
+            f"no PATH, and no active environment; {sys.prefix} has negativa alone, as uv tool or "
+            "pipx installed it: name a PATH, or activate the environment of the program"
+        )
+    own = dict.fromkeys(Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib"))
+    return ActiveEnvironment(tuple(filter(Path.is_dir, own)), "the Python that runs negativa")
+
+
+def _packages(folder: Path) -> tuple[Path, ...]:
+    """The site-packages folders of a virtual environment; itself if it has none."""
+    found = {path.resolve() for path in folder.glob("lib*/python*/site-packages")}
+    return tuple(sorted(found)) or (folder,)
