@@ -76,7 +76,6 @@ class _Flags(NamedTuple):
     cpu_pages: Path | None
     logs: tuple[Path, ...]
     dry_run: bool
-    no_load_check: bool
     jobs: int | None
 
 
@@ -184,11 +183,6 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Keep code that came back, too (see negativa misses).",
 )
 @_dry_run
-@click.option(
-    "--no-load-check",
-    is_flag=True,
-    help="Do not load the results; for libraries of another machine type.",
-)
 @click.option(
     "--jobs",
     "-j",
@@ -401,7 +395,6 @@ def _request(flags: _Flags) -> SlimRequest:
         target=flags.target,
         options=SlimOptions(
             strip=not flags.no_strip,
-            load_check=not flags.no_load_check,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else absolute(aside),
             spare=None

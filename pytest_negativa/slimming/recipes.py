@@ -31,7 +31,6 @@ from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
 from pytest_negativa.rewriting.compact.cut import foresee_cut
-from pytest_negativa.rewriting.compact.load_check import why_not_loaded
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -263,7 +262,6 @@ def slim_library(
     name: str,
     *,
     strip: bool,
-    load_check: bool,
     unchecked: Path | None = None,
 ) -> Result | NotSlimmed:
     """Write what a recipe makes of a library.
@@ -274,7 +272,6 @@ def slim_library(
         target: the new file; nothing is left there on any failure.
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
-        load_check: whether to load the result in a child process.
         unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
@@ -285,16 +282,14 @@ def slim_library(
         return removal
     if recipe.spare is not None and not removal.strips:
         assert unchecked is not None, "the folder of spares is held"
-        return _cut(
-            recipe, recipe.spare, removal, path, target, name, unchecked, load_check=load_check
-        )
+        return _cut(recipe, recipe.spare, removal, path, target, name, unchecked)
     compacted = compact_library(
         path,
         target,
         removal.library_map,
         removal.plan,
         removal.edits,
-        CompactOptions(strip=strip, load_check=load_check, takes_place=True),
+        CompactOptions(strip=strip, takes_place=True),
         state=removal.state,
     )
     if isinstance(compacted, NotCompacted):
@@ -307,14 +302,8 @@ def slim_library(
         compacted.sha256,
         0 if removal.plan is None else removal.plan.unused_bytes + gone,
         compacted.certificate,
-        (*compacted.notes, *_unloaded(path, load_check)),
+        compacted.notes,
     )
-
-
-def _unloaded(path: Path, load_check: bool) -> tuple[str, ...]:
-    """That no load check was made though one was asked for."""
-    reason = why_not_loaded(path) if load_check else None
-    return () if reason is None else (f"not load-checked: {reason}",)
 
 
 def _cut(
@@ -325,14 +314,10 @@ def _cut(
     target: Path,
     name: str,
     unchecked: Path,
-    *,
-    load_check: bool,
 ) -> Result | NotSlimmed:
     planned = plan_cut(path, removal.library_map, removal.plan, spare)
     try:
-        done = cut(
-            path, target, planned, spare, name, recipe.source, unchecked, load_check=load_check
-        )
+        done = cut(path, target, planned, spare, name, recipe.source, unchecked)
     except CannotCompactError as e:
         return NotSlimmed(e.reason)
     expected = None if removal.plan is None else removal.plan.library.sha256
@@ -343,7 +328,6 @@ def _cut(
     gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
     with ByteSource(target) as result:
         sha256 = result.sha256()
-    notes = (*done.notes, *_unloaded(path, load_check))
     return Result(
         removal,
         done.size_after,
@@ -351,7 +335,7 @@ def _cut(
         sha256,
         gone,
         done.certificate,
-        notes,
+        done.notes,
         done.spare,
     )
 

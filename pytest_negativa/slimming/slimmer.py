@@ -73,7 +73,6 @@ class SlimOptions:
 
     Attributes:
         strip: drop symbol tables and debug information. A spare keeps them.
-        load_check: load each result in a child process before it takes its place.
         dry_run: report what would be done, and write nothing.
         keep_originals: the folder for the originals; None: keep none.
         spare: where removed code goes, so that it comes back; None: it is lost.
@@ -81,7 +80,6 @@ class SlimOptions:
     """
 
     strip: bool = True
-    load_check: bool = True
     dry_run: bool = False
     keep_originals: Path | None = None
     spare: SparePolicy | None = None
@@ -358,7 +356,6 @@ class Slimmer:
             staged,
             (root / task.name).name,
             strip=options.strip,
-            load_check=options.load_check,
             unchecked=None if spare is None else self._unchecked[spare.folder],
         )
 

@@ -226,8 +226,6 @@ def cut(
     name: str,
     source: str,
     unchecked: Path,
-    *,
-    load_check: bool,
 ) -> Cut:
     """Write a library without what may go, and its spare.
 
@@ -239,13 +237,12 @@ def cut(
         name: file name of the library.
         source: what told what stays, for people.
         unchecked: see ``hold_folder``.
-        load_check: load the result in a child process.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    options = replace(policy.options_for(name, source), load_check=load_check, takes_place=True)
+    options = replace(policy.options_for(name, source), takes_place=True)
     try:
         # A spare with its name is never removed: a copy of the library may use it already.
         owner = policy.folder.stat().st_uid

@@ -487,7 +487,7 @@ def of_wheel(requirement: str) -> Case:
         for row in found["libraries"]:
             box.note(Path(row["summary"]["path"]).name, shortened(box.rules.value(row)))
         box.negativa("inspect", "--dead", "--arch", "sm_80", "site")
-        quiet = ("--no-load-check", "--arch", "sm_75")
+        quiet = ("--arch", "sm_75")
         box.negativa("slim", *quiet, "--target", "small", local.name)
         with zipfile.ZipFile(box.folder / "small" / local.name) as file:
             file.extractall(box.folder / "unpacked")

@@ -33,7 +33,7 @@ def half(path: Path) -> AnalyzedLibrary:
 @counts_bytes
 def test_compaction_reads_both_files_once_beside_copying(library: Path, tmp_path: Path) -> None:
     one = half(library)
-    options = CompactOptions(load_check=False)
+    options = CompactOptions()
     with bytes_read() as count:
         result = compact_library(
             library, tmp_path / "small.so", one.library_map, one.plan, options=options
@@ -69,7 +69,7 @@ def test_cubins_are_trimmed_once(tmp_path: Path, gain: int) -> None:
         if event == "call" and frame.f_code is overwrite_code.__code__:
             trims.append(frame)
 
-    options = CompactOptions(load_check=False, min_gain=gain)
+    options = CompactOptions(min_gain=gain)
     threading.setprofile(count)
     try:
         [made] = reconstruct([one], tmp_path / "copies", compact=options).libraries

@@ -432,7 +432,7 @@ def test_what_compaction_spares_is_not_claimed(root: Path, tmp_path: Path) -> No
     spared = [e.payload for e in library_map.sections[0].regions[0].elements]
     others = [(d.start, d.end) for d in plan.decisions if (d.start, d.end) != spared[0]]
     assert len(spared) == 1 and len(others) == len(plan.decisions) - 1
-    options = CompactOptions(load_check=False)
+    options = CompactOptions()
     [first] = reconstruct([one], root, compact=options).libraries
     [again] = reconstruct([one], root, compact=options).libraries
     assert again == replace(first, reused=True)
@@ -461,7 +461,7 @@ def test_what_slim_leaves_alone_is_not_compacted_for_a_proof(root: Path, tmp_pat
     path.write_bytes(path.read_bytes() + archive)
     library_map = compacting.read(path)
     plan = compacting.plan_of(library_map, lambda i: i == 0)
-    options = CompactOptions(load_check=False)
+    options = CompactOptions()
     [made] = reconstruct([AnalyzedLibrary(library_map, plan)], root, compact=options).libraries
     assert made.compaction is None
     assert "they may be an appended archive" in (made.not_compacted or "")

@@ -23,7 +23,7 @@ from tests.support.slim_rows import undo_all
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digests, snapshot, wrong_files
 
 H200, A100, RTX = ComputeCapability(9, 0), ComputeCapability(8, 0), ComputeCapability(8, 9)
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 DRY = SlimOptions(dry_run=True)
 
 

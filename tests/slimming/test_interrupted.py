@@ -31,7 +31,7 @@ from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 
 
 def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     return subprocess.Popen(
-        [NEGATIVA, "slim", "--lock", site.lock_file, "--no-load-check", *more, site.folder],
+        [NEGATIVA, "slim", "--lock", site.lock_file, *more, site.folder],
         # Python would write half of a module's bytecode, and later processes would read it.
         env=unmeasured_environ() | {"PYTHONDONTWRITEBYTECODE": "1"} if limit is not None else None,
         stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ def step(*arguments, **options):
         real(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 engine.{step} = step
-options = SlimOptions(load_check=False, keep_originals=Path({str(tmp_path / "aside")!r}))
+options = SlimOptions(keep_originals=Path({str(tmp_path / "aside")!r}))
 slim_trees(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.lock_file)!r})),
      options=options))
 """
@@ -191,7 +191,7 @@ def publish_one(self, *more):
     begun.wait()
     os.kill(os.getpid(), signal.SIGINT)
 engine.slim_library, engine.Slimmer._publish = slim_library, publish_one
-sys.argv = ["negativa", "slim", "--jobs", "2", "--no-load-check",
+sys.argv = ["negativa", "slim", "--jobs", "2",
             "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
 from pytest_negativa.cli.main import main
 main()

@@ -38,7 +38,7 @@ from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
 
 

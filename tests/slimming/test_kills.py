@@ -66,12 +66,12 @@ class Workplace:
         os.link(self.site / TWO, self.site / LINKED)
 
     def slim(self, *, at: int = 0, by: int = signal.SIGKILL, below: Path | None = None) -> Ended:
-        lock = ["--lock", str(self._installed.lock_file), "--no-load-check", "--jobs", "2"]
+        lock = ["--lock", str(self._installed.lock_file), "--jobs", "2"]
         command = [str(NEGATIVA), "slim", *lock, *self._keep, str(self.site)]
         return run(command, below or self.folder, at=at, by=by)
 
     def copy(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
-        lock = ["--lock", str(self._installed.lock_file), "--no-load-check"]
+        lock = ["--lock", str(self._installed.lock_file)]
         command = [str(NEGATIVA), "slim", *lock, "--target", str(self.target), str(self.site)]
         return run(command, self.folder, at=at, by=by)
 

@@ -24,7 +24,7 @@ from tests.support.sites import digests
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 RUN = "0123456789abcdef"
 OTHER = "fedcba9876543210"
 UPGRADE = b"a newer library"
@@ -105,7 +105,7 @@ def test_the_first_manifest_of_a_killed_run(site: Made) -> None:
 
 def test_undo_removes_them_too(site: Made, tmp_path: Path) -> None:
     before = digests(site.folder)
-    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    options = SlimOptions(keep_originals=tmp_path / "originals")
     slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     kill(site)
     of_a_killed_run(site, RUN)
@@ -120,7 +120,7 @@ def test_an_upgrade_that_came_out_of_its_place_goes_back(site: Made, dry: bool) 
     kill(site)
     swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
     swap.write_bytes(UPGRADE)
-    options = SlimOptions(load_check=False, dry_run=dry)
+    options = SlimOptions(dry_run=dry)
     before = digests(site.folder)
     slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     if dry:

@@ -29,7 +29,7 @@ pytestmark = needs_compiler
 
 
 def slim(site: Made, aside: Path) -> dict[str, SlimRow]:
-    options = SlimOptions(load_check=False, keep_originals=aside)
+    options = SlimOptions(keep_originals=aside)
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
     return {row.path: row for row in slim_trees(request).rows}
 

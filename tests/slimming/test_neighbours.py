@@ -21,7 +21,7 @@ from tests.support.sites import digests, planned_of, verdict_of
 
 
 def slim_at(*paths: Path, made: Made, originals: Path | None) -> None:
-    options = SlimOptions(load_check=False, keep_originals=originals)
+    options = SlimOptions(keep_originals=originals)
     slim_trees(SlimRequest(paths=paths, lock=made.lock, options=options))
 
 
@@ -87,7 +87,7 @@ def test_a_missing_library_takes_no_other_ones_file(site: Made) -> None:
     first = next(library for library in site.lock.libraries if library.path == ONE)
     gone = msgspec.structs.replace(first, path="a/libone.so.1", sha256="1" * 64)
     lock = msgspec.structs.replace(site.lock, libraries=(gone, first))
-    options = SlimOptions(load_check=False)
+    options = SlimOptions()
     report = slim_trees(SlimRequest(paths=(site.folder,), lock=lock, options=options))
     assert {row.path: row.status for row in report.rows}[ONE] is SlimStatus.SLIMMED
 

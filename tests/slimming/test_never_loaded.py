@@ -38,7 +38,7 @@ from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 H200 = ComputeCapability(9, 0)
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
 
@@ -69,7 +69,7 @@ def test_all_code_goes_and_nothing_else(
     site: Made, run: Callable[..., SlimReport], lock: Lock, tmp_path: Path
 ) -> None:
     before = digests(site.folder)
-    report = run(options=SlimOptions(load_check=True))
+    report = run(options=SlimOptions())
     assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     assert code_left(site.two) == 0
     assert code_left(site.one) > 0

@@ -118,8 +118,7 @@ def racing(folder: Path, secret: Path) -> Iterator[None]:
 
 
 def slim(site: Made, **options: object) -> SlimReport:
-    # The load check takes long enough for anybody.
-    made = SlimOptions(**{"load_check": True, **options})  # type: ignore[arg-type]
+    made = SlimOptions(**options)  # type: ignore[arg-type]
     return slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=made))
 
 
@@ -163,7 +162,7 @@ def test_a_racing_owner_gets_no_file(
             slim(theirs, spare=policy, keep_originals=tmp_path / "originals")
         assert is_untouched(secret)
     undo_trees((theirs.folder,))
-    slim(theirs, spare=policy, keep_originals=tmp_path / "originals", load_check=False)
+    slim(theirs, spare=policy, keep_originals=tmp_path / "originals")
     with racing(theirs.folder, secret), contextlib.suppress(NegativaError):
         undo_trees((theirs.folder,))
     assert is_untouched(secret)
@@ -190,7 +189,7 @@ def test_one_folder_of_another_user(site: Made) -> None:
     """The other libraries are slimmed; what has nothing to remove is no matter."""
     for folder in (site.one.parent, site.host.parent):
         os.chown(folder, OTHER, OTHER)
-    report = slim(site, load_check=False)
+    report = slim(site)
     assert {row.status for row in report.rows} == {SlimStatus.FAILED}
     assert f"{site.one.parent} belongs to user {OTHER}" in (report.rows[0].detail or "")
     os.chown(site.one.parent, 0, 0)
@@ -213,7 +212,7 @@ def test_nothing_is_written_into_one_folder_of_another_user(
     site: Made, tmp_path: Path, spare: bool, fault: PlantedFault
 ) -> None:
     """Not for a moment: a temporary file would land where such a link leads."""
-    options = {"load_check": False, "keep_originals": None if spare else tmp_path / "originals"}
+    options = {"keep_originals": None if spare else tmp_path / "originals"}
     policy, folder = SparePolicy(tmp_path / "spares") if spare else None, site.one.parent
     left = folder / f".{site.one.name}.0.tmp"
     for work in (
@@ -314,7 +313,7 @@ def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) ->
 
 def test_spares_for_the_libraries_of_others(site: Made, tmp_path: Path) -> None:
     kept, url = tmp_path / "spares", memory_url()
-    slim(site, spare=SparePolicy(kept), load_check=False)
+    slim(site, spare=SparePolicy(kept))
     push_spares([site.folder], url)
     for spare in kept.glob("*.spare"):
         spare.unlink()

@@ -48,7 +48,7 @@ def slim(folder: Path, spares: Path, site: Made | None = None, target: Path | No
         devices=() if site is not None else (SM_80,),
         force_archs=True,
         target=target,
-        options=SlimOptions(spare=SparePolicy(spares), load_check=False),
+        options=SlimOptions(spare=SparePolicy(spares)),
     )
     assert not slim_trees(request).failed
 
@@ -71,7 +71,7 @@ def test_spares_of_earlier_slims_go(site: Made, spares: Path) -> None:
     before = digests(site.folder)
     slim(site.folder, spares, site)
     earlier = names_of(site)
-    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    command = ["slim", "--arch=sm_80", "--force-arch", f"--spare={spares}"]
     done = CliRunner().invoke(main, [*command, str(site.folder)])
     assert done.exit_code == 0, done.output
     assert f"of earlier slims: negativa slim prune {spares} removes those" in done.stderr
@@ -155,7 +155,7 @@ def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(
     other = tmp_path / "other"
     (site.folder / "gpu").rename(other)
     shutil.copytree(other, site.folder / "gpu")
-    command = ["slim", "--arch=sm_80", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    command = ["slim", "--arch=sm_80", "--force-arch", f"--spare={spares}"]
     done = CliRunner().invoke(main, [*command, str(site.folder), str(other)])
     assert done.exit_code == 0, done.output
     assert {*owners_of(spares)} == {other, site.folder}
@@ -173,7 +173,7 @@ def test_a_folder_that_was_moved(site: Made, spares: Path, tmp_path: Path) -> No
     slim(site.folder, spares, site)
     moved = site.folder.rename(tmp_path / "moved")
     kept = spares_in(spares)
-    command = ["slim", "--arch=sm_90", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    command = ["slim", "--arch=sm_90", "--force-arch", f"--spare={spares}"]
     done = CliRunner().invoke(main, [*command, str(moved)])
     advice = f"negativa slim prune --force {spares} PATH"
     assert done.exit_code == 1 and advice in done.stderr
@@ -192,7 +192,7 @@ def test_notes_of_an_earlier_version_count(site: Made, spares: Path, tmp_path: P
     assert f"0 spares (0 B on disk) removed; {len(kept)} others needed" in prune(spares).stdout
     assert spares_in(spares) == kept
     shutil.copytree(site.folder, tmp_path / "copy", symlinks=True)
-    command = ["slim", "--arch=sm_90", "--no-load-check", "--force-arch", f"--spare={spares}"]
+    command = ["slim", "--arch=sm_90", "--force-arch", f"--spare={spares}"]
     done = CliRunner().invoke(main, [*command, str(tmp_path / "copy")])
     assert f"{spares}: has the spares of the libraries in {site.folder}" in done.stderr
     undo_trees((site.folder,))
@@ -340,7 +340,7 @@ def test_what_an_interrupted_slim_leaves(
     for copy in range(3):
         shutil.copy(one, folder / f"lib{copy}.so")
     before = digests(folder)
-    command = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", f"--spare={spares}"]
+    command = ["slim", "--arch=sm_80", "--force-arch", f"--spare={spares}"]
     with subprocess.Popen([NEGATIVA, *command, "--jobs=2", folder]) as process:
         # A spare that is being written, or checked.
         while not [*spares.glob(".unchecked-*/**/*spare*")]:

@@ -16,9 +16,7 @@ def test_library_is_read_once_beside_copying(tmp_path: Path) -> None:
     library = large_library(tmp_path)
     recipe = by_archs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=True)
     with bytes_read() as count:
-        made = slim_library(
-            recipe, library, tmp_path / "x.so", "x.so", strip=True, load_check=False
-        )
+        made = slim_library(recipe, library, tmp_path / "x.so", "x.so", strip=True)
         read = count()
     assert isinstance(made, Result)
     assert read < library.stat().st_size + 2 * made.size_after + LITTLE

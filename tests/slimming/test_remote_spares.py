@@ -51,7 +51,7 @@ def slim(site: Made, spares: Path) -> None:
             lock=None,
             devices=(ComputeCapability(8, 0),),
             force_archs=True,
-            options=SlimOptions(spare=policy, load_check=False),
+            options=SlimOptions(spare=policy),
         )
     )
 
@@ -64,7 +64,7 @@ def test_diff_of_trees_has_the_code_that_inspect_has(site: Made, tmp_path: Path)
         return str(tmp_path / name)
 
     before = pack("before.tar")
-    options = SlimOptions(spare=SparePolicy(tmp_path / "spares"), load_check=False)
+    options = SlimOptions(spare=SparePolicy(tmp_path / "spares"))
     slim_trees(SlimRequest((site.folder,), site.lock, options=options))
     after = pack("after.tar")
 

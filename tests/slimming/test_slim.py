@@ -60,7 +60,7 @@ from tests.support.usages import library_usage, usage_of
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 
 
 def run(site: Made, options: SlimOptions = FAST, **request: object) -> SlimReport:
@@ -76,7 +76,7 @@ def row_of(report: SlimReport, name: str) -> SlimRow:
 
 def test_libraries_of_the_lock_get_smaller_and_the_rest_stays(site: Made) -> None:
     before = digests(site.folder)
-    report = run(site, SlimOptions(load_check=True))
+    report = run(site, SlimOptions())
     assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     assert not report.failed
     after = digests(site.folder)

@@ -84,7 +84,7 @@ def slim(
     **others: Any,
 ) -> SlimReport:
     """Slim by archs if there are any, else by the lock; no library is loaded for a check."""
-    options = {"spare": SparePolicy(tmp_path / "spares"), "load_check": False, **others}
+    options = {"spare": SparePolicy(tmp_path / "spares"), **others}
     request = SlimRequest(
         paths=(site.folder,),
         lock=None if devices else site.lock,
@@ -110,7 +110,7 @@ def read_code(path: Path, logs: Path | None = None) -> subprocess.CompletedProce
 
 def test_code_comes_back_and_so_does_the_original(site: Made, tmp_path: Path) -> None:
     before, code = digests(site.folder), read_code(site.one).stdout
-    report = slim(site, tmp_path, load_check=True)
+    report = slim(site, tmp_path)
     assert statuses(report.rows) == {ONE: SlimStatus.SLIMMED, TWO: SlimStatus.SLIMMED}
     [row] = [row for row in report.rows if row.path == ONE]
     assert row.after == site.one.stat().st_size < row.before - 300_000
@@ -211,7 +211,7 @@ def test_slimmed_again_without_the_option_a_library_keeps_a_spare(
 ) -> None:
     before = digests(site.folder)
     slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares"))
-    words = ("--arch=sm_80", "--force-arch", "--no-load-check", str(site.folder))
+    words = ("--arch=sm_80", "--force-arch", str(site.folder))
     done = CliRunner().invoke(main, ["slim", *words])
     assert done.exit_code == 0
     fault.check(done.stdout)
@@ -421,7 +421,7 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
             force_archs=True,
             strip_others=True,
             target=path,
-            options=SlimOptions(spare=spare, load_check=False),
+            options=SlimOptions(spare=spare),
         )
         lost: list[tuple[Path, Origin | None]] = []
         dry = slim_trees(replace(request, options=replace(request.options, dry_run=True)))
@@ -440,7 +440,7 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
 def test_a_copy_of_a_folder(site: Made, tmp_path: Path) -> None:
     before, target = digests(site.folder), tmp_path / "copy"
     policy = SparePolicy(tmp_path / "spares")
-    options = SlimOptions(spare=policy, load_check=False)
+    options = SlimOptions(spare=policy)
     paths = (site.folder,)
     slim_trees(SlimRequest(paths=paths, lock=site.lock, target=target, options=options))
     assert digests(site.folder) == before
@@ -562,37 +562,6 @@ def test_other_users_may_read_spares(site: Made, tmp_path: Path) -> None:
     assert stat.S_IMODE(find_spare(site.one).stat().st_mode) == 0o644
 
 
-# Ends the process if its library was cut.
-PICKY = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <sys/stat.h>
-#include <unistd.h>
-__asm__(".text; .balign 4096; .zero 1000000");
-__attribute__((constructor)) static void look(void) {
-    Dl_info info;
-    struct stat status;
-    if (dladdr(look, &info) && stat(info.dli_fname, &status) == 0 && status.st_size < 900000)
-        _exit(5);
-}
-"""
-
-
-def test_a_library_that_fails_its_load_check_leaves_nothing(site: Made, tmp_path: Path) -> None:
-    library, source = site.folder / "host/libpicky.so", tmp_path / "picky.c"
-    source.write_text(PICKY)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    before = digest_of(library)
-    spare = SparePolicy.of(tmp_path / "spares", trace_of(library))
-    report = slim(site, tmp_path, spare=spare, load_check=True)
-    [row] = [row for row in report.rows if row.path == "host/libpicky.so"]
-    assert row.status is SlimStatus.LEFT and "status 5" in (row.detail or "")
-    assert digest_of(library) == before
-    names = {find_spare(path).name for path in (site.one, site.folder / TWO)}
-    left = {*os.listdir(tmp_path / "spares")}
-    assert left == {ORIGINALS_MARK, *names}
-
-
 def test_undo_waits_for_a_library_that_is_away(site: Made, tmp_path: Path) -> None:
     before = digests(site.folder)
     slim(site, tmp_path)
@@ -697,7 +666,7 @@ def test_a_full_disk_is_one_line(site: Made, tmp_path: Path, fault: PlantedFault
     for number in range(6):
         shutil.copy(site.one, site.folder / f"lib{number}.so")
     before = digests(site.folder)
-    words = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", "--jobs=2"]
+    words = ["slim", "--arch=sm_80", "--force-arch", "--jobs=2"]
 
     def slim_fully(*more: str) -> str:
         done = CliRunner().invoke(main, [*words, *more])
@@ -807,7 +776,7 @@ def test_a_relative_folder_of_spares(
 ) -> None:
     """It is found when the folder moves from which it was named."""
     monkeypatch.chdir(site.folder)
-    words = ["slim", "--arch=sm_80", "--force-arch", "--no-load-check", "--spare=../spares", "."]
+    words = ["slim", "--arch=sm_80", "--force-arch", "--spare=../spares", "."]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     moved = site.folder.rename(tmp_path / "moved")
@@ -817,7 +786,7 @@ def test_a_relative_folder_of_spares(
 @pytest.mark.slow
 def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> None:
     spares = tmp_path / "spares"
-    arguments = ["slim", "--arch=sm_80", "--spare", str(spares), "--no-load-check"]
+    arguments = ["slim", "--arch=sm_80", "--spare", str(spares)]
     other = tmp_path / "no GPU code"
     other.mkdir()
     shutil.copy(PLAIN, other / "plain.so")
@@ -831,7 +800,7 @@ def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> No
     undone = CliRunner().invoke(main, ["slim", "undo", str(site.folder), f"{site.folder}/"])
     assert undone.exit_code == 0, undone.output
     originals = tmp_path / "originals"
-    kept = ["slim", "--arch=sm_80", "--no-load-check", f"--keep-originals={originals}"]
+    kept = ["slim", "--arch=sm_80", f"--keep-originals={originals}"]
     told = CliRunner().invoke(main, [*kept, str(site.folder), str(site.folder)])
     assert (
         f"negativa: {originals} has the originals; negativa slim undo {site.folder} puts them back"

@@ -23,7 +23,7 @@ from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 NEWER = b"the library of a newer version"
 NEWEST = b"and of one still newer"
 

@@ -30,7 +30,7 @@ from tests.support.sites import digests, wrong_files
 
 pytestmark = needs_compiler
 
-FAST = SlimOptions(load_check=False)
+FAST = SlimOptions()
 HOLDING = """
 import sys
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_metadata_that_are_given_as_well(site: Made) -> None:
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
         "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
         "lock, *paths = map(Path, sys.argv[1:])\n"
-        "options = SlimOptions(load_check=False)\n"
+        "options = SlimOptions()\n"
         "slim_trees(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
     )
     folders = (path for path in site.folder.iterdir() if path.is_dir())
@@ -170,7 +170,7 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
         "from pytest_negativa.slimming.slimmer import SlimOptions\n"
         "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
         "lock = load_lock(Path(sys.argv[1]))\n"
-        "slim_trees(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions(load_check=False)))"
+        "slim_trees(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions()))"
     )
     folders = (site.folder, site.folder / "gpu", site.one.parent, site.folder / "gpu")
     processes = [

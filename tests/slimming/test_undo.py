@@ -35,7 +35,7 @@ def slimmed(site: Made, tmp_path: Path) -> tuple[Made, dict[str, str]]:
     os.link(site.two, site.folder / "gpu/linked.so")
     site.one.chmod(0o751)
     before = digests(site.folder)
-    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    options = SlimOptions(keep_originals=tmp_path / "originals")
     slim_trees(
         SlimRequest(paths=(site.folder,), lock=site.lock, strip_others=True, options=options)
     )
@@ -113,7 +113,7 @@ def test_dry_run_writes_nothing(slimmed: tuple[Made, dict[str, str]]) -> None:
 def test_slim_and_undo_again(slimmed: tuple[Made, dict[str, str]], tmp_path: Path) -> None:
     site, before = slimmed
     undo_all(site)
-    options = SlimOptions(load_check=False, keep_originals=tmp_path / "originals")
+    options = SlimOptions(keep_originals=tmp_path / "originals")
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
     assert not slim_trees(request).failed
     undo_all(site)
@@ -148,7 +148,7 @@ def test_other_version_is_left_alone(slimmed: tuple[Made, dict[str, str]]) -> No
 
 
 def test_without_originals(site: Made) -> None:
-    options = SlimOptions(load_check=False)
+    options = SlimOptions()
     slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
     before = digests(site.folder)
     rows = undo_all(site)
@@ -185,9 +185,7 @@ undo.undo_trees((Path({str(site.folder)!r}),))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(site.folder.rglob(".*"))) == 1
-    slim_trees(
-        SlimRequest(paths=(site.folder,), lock=site.lock, options=SlimOptions(load_check=False))
-    )
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=SlimOptions()))
     assert list(site.folder.rglob(".*")) == []
     undo_all(site)
     assert digests(site.folder) == before
@@ -227,7 +225,7 @@ def test_target_that_was_not_slimmed(site: Made) -> None:
 
 def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
     """What was slimmed without, has no original to keep."""
-    plain = SlimOptions(load_check=False)
+    plain = SlimOptions()
     request = SlimRequest(paths=(site.folder,), lock=site.lock, options=plain)
     slim_trees(request)
     slim_trees(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))

@@ -82,7 +82,7 @@ class Deployment:
             "paths": (self.site.folder,),
             "lock": self.lock,
             "spare_never_loaded": True,
-            "options": SlimOptions(spare=policy, load_check=False),
+            "options": SlimOptions(spare=policy),
             **request,
         }
         report = slim_trees(SlimRequest(**values))  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
 
 @pytest.mark.slow
 def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
-    options = SlimOptions(spare=SparePolicy(deployment.folder / "spares"), load_check=False)
+    options = SlimOptions(spare=SparePolicy(deployment.folder / "spares"))
     output, _ = deployment.use()
     rows = deployment.slim(options=options)
     assert rows[TWO].status is SlimStatus.SLIMMED and PAGES_NAME not in rows

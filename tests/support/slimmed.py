@@ -64,7 +64,7 @@ def compact(
     library_map: LibraryMap, plan: LibraryPlan, target: Path, edits: Edits | None = None
 ) -> Compacted:
     """Without what is never loaded, so that there is always something to gain."""
-    options = CompactOptions(min_gain=-(1 << 30), load_check=False)
+    options = CompactOptions(min_gain=-(1 << 30))
     done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
     assert isinstance(done, Compacted), done
     assert is_slimmed(target)

@@ -5,8 +5,7 @@ their addresses read as zeros and nothing else moves in memory. It also drops sy
 information. A region without used code goes with its header. Unused code that shares a page with
 other bytes becomes zeros.
 
-The original is only read. The result gets its name after it has passed its check, and after a
-child process has loaded it.
+The original is only read. The result gets its name after it has passed its check.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, Span, covers, intersection, size, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
-from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import NewTables, append_tables
 from pytest_negativa.rewriting.compact.original_tables import (
     MAX_HEADERS,
@@ -275,7 +273,7 @@ def _compact(
     options: CompactOptions,
 ) -> Compacted:
     design = _design(source, library_map, plan, edits, options)
-    tables, removal, pages = design.tables, design.removal, design.pages
+    removal, pages = design.removal, design.pages
     with new_file(target) as new:
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
@@ -290,12 +288,6 @@ def _compact(
             original_sha256, sha256 = source.sha256(), compacted.sha256()
         if plan is not None and plan.library.sha256 is not None:
             check_sha256(plan.library, original_sha256)
-        outcome = "switched off"
-        if options.load_check:
-            loading = check_loading(source, tables, new.path())
-            if loading.problem is not None:
-                raise CannotCompactError(source.path, loading.problem)
-            outcome = loading.outcome
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was compacted; try again")
         lost = copy_metadata(source.fileno(), new.fd) if options.takes_place else ()
@@ -312,7 +304,6 @@ def _compact(
         holes=len(pages.holes),
         load_segments=sum(map(len, pages.runs)),
         dropped_sections=design.new_tables.dropped,
-        load_check=outcome,
         certificate=certificate,
         spared=tuple(_spared(plan, removal)),
         notes=(*design.notes, *_notes(pages, options), *lost),

@@ -78,7 +78,6 @@ from pytest_negativa.rewriting.compact.guards import (
     read_guards,
     refuse_programs,
 )
-from pytest_negativa.rewriting.compact.load_check import check_loading
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
@@ -98,7 +97,6 @@ from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PAGE_SIZE,
     PROBLEMS,
-    SPARE_FOLDER,
     STUB_SECOND,
     STUB_SIZE,
     STUB_START,
@@ -135,7 +133,6 @@ class CutOptions:
         name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
         remedy: a sentence for the message of a missing spare.
-        load_check: load the result in a child process.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
     """
 
@@ -145,7 +142,6 @@ class CutOptions:
     name: str | None = None
     folders: tuple[str, ...] = ()
     remedy: str = _REMEDY
-    load_check: bool = False
     takes_place: bool = False
 
 
@@ -355,11 +351,6 @@ def _write(
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         with _naming(named):
             new_spare.publish(durable=True)
-        if options.load_check:
-            variables = {SPARE_FOLDER: str(spares)}
-            checked = check_loading(source, read_tables(source), new_library.path(), variables)
-            if checked.problem is not None:
-                raise CannotCompactError(source.path, checked.problem)
         notes = copy_metadata(source.fileno(), new_library.fd) if options.takes_place else ()
         size = os.fstat(new_library.fd).st_size
         new_library.publish(durable=True)

@@ -35,8 +35,6 @@ class CompactOptions:
             stack of the thread that calls dlopen. 1,000 of them fit 128 KiB, not 64 KiB. At most
             8,000.
         min_gain: bytes; a library that would shrink by less is left as it is.
-        load_check: load the result in a child process before it gets its name. Switch it off if the
-            library is for another machine.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
     """
 
@@ -44,7 +42,6 @@ class CompactOptions:
     page_size: int | None = None
     max_headers: int = 2000
     min_gain: int = 64 << 10
-    load_check: bool = True
     takes_place: bool = False
 
 
@@ -61,7 +58,6 @@ class Compacted(Record, frozen=True, kw_only=True):
         holes: removed ranges; each reads as zeros at run time.
         load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
-        load_check: ``loaded``, or why loading the result tells nothing.
         certificate: the word of the program that compared both files.
         spared: unused payloads and frames that stay as they are, a span each, by offset in the
             original. All other unused code is gone.
@@ -80,7 +76,6 @@ class Compacted(Record, frozen=True, kw_only=True):
     holes: int
     load_segments: int
     dropped_sections: tuple[str, ...]
-    load_check: str
     certificate: str
     spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()

