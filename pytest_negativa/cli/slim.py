@@ -39,7 +39,6 @@ from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
 from pytest_negativa.reporting.text import print_error, print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.licence_notice import show_notice
 from pytest_negativa.slimming.prune import Spares, find_unneeded, prune_spares
 from pytest_negativa.slimming.slim import (
     SlimReport,
@@ -224,6 +223,9 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
+
+    The licence of a library may limit who may pass the smaller file on: see
+    docs/explanation/licences.md.
 
     A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -439,8 +441,6 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             _show_wheel(request, report)
         else:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
-    if any(row.status is SlimStatus.SLIMMED for row in report.rows):
-        show_notice(lambda text: click.echo(text, err=True))
     _show_ways_back(request, report)
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)

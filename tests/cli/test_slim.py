@@ -203,22 +203,6 @@ class TestSlim:
             assert f"{path}: not a shared library (ELF, *.so*); slim takes folders" in problem
             assert "of an image, slim the folder of its packages while it is built" in problem
 
-    def test_note_is_shown_once(self, site: Made, tmp_path: Path) -> None:
-        arguments = ("slim", "--lock", site.lock_file, site.folder)
-        # What changes nothing doesn't count.
-        assert "NVIDIA's licence" not in negativa(*arguments, "--dry-run").stderr
-        assert "NVIDIA's licence" in negativa(*arguments, "--target", tmp_path / "a").stderr
-        assert "NVIDIA's licence" not in negativa(*arguments).stderr
-
-    def test_note_where_nothing_can_be_remembered(
-        self, site: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-        arguments = ("slim", "--lock", site.lock_file, site.folder)
-        assert "NVIDIA's licence" in negativa(*arguments, "--target", tmp_path / "a").stderr
-        assert "NVIDIA's licence" in negativa(*arguments).stderr
-
     def test_lock_of_this_folder(self, site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(site.folder)
         assert "no negativa.lock here" in negativa("slim", code=2).stderr
