@@ -154,7 +154,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Make DIR a slimmed copy of PATH, or write a smaller wheel into DIR.",
+    help="Write a smaller wheel into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -379,11 +379,7 @@ def _request(flags: _Flags) -> SlimRequest:
             "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
             "ship the spares",
         ),
-        (
-            flags.target,
-            flags.keep_originals is None,
-            "--keep-originals: with --target the originals stay where they are",
-        ),
+        (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
     ):
         if given and not allowed:
             raise click.UsageError(problem)
@@ -465,8 +461,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    there = (request.paths or default_paths()) if request.target is None else (request.target,)
-    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, there))))}"
+    there = dict.fromkeys(map(str, request.paths or default_paths()))
+    undo = f"negativa slim undo {printable(shlex.join(there))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
