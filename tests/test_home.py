@@ -11,8 +11,7 @@ import pytest
 from tests.support.libraries import ROOT
 from tests.support.sessions import session_environ
 
-# They run pip, the command (which remembers in the user's state folder that it has shown a note),
-# sessions of pytest, and code that looks up the cache's folder.
+# They run pip, the command, sessions of pytest, and code that looks up the cache's folder.
 WRITING = (
     "tests/cli/test_slim.py",
     "tests/gpucode/test_cache.py",
@@ -29,7 +28,7 @@ def test_a_run_leaves_the_home_folder_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, f"--basetemp={tmp_path / 'base'}", *WRITING],
         cwd=ROOT,
-        env={**session_environ(), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")},
+        env={**session_environ(), "HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,

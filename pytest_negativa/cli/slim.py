@@ -40,7 +40,6 @@ from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
 from pytest_negativa.reporting.text import print_error, print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.licence_notice import show_notice
 from pytest_negativa.slimming.prune import Spares, find_unneeded, prune_spares
 from pytest_negativa.slimming.slim import (
     SlimReport,
@@ -154,7 +153,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Make DIR a slimmed copy of PATH, or write a smaller wheel into DIR.",
+    help="Write a smaller wheel into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -218,6 +217,9 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
+
+    The licence of a library may limit who may pass the smaller file on: see
+    docs/explanation/licences.md.
 
     A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.
@@ -373,11 +375,7 @@ def _request(flags: _Flags) -> SlimRequest:
             "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
             "ship the spares",
         ),
-        (
-            flags.target,
-            flags.keep_originals is None,
-            "--keep-originals: with --target the originals stay where they are",
-        ),
+        (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
     ):
         if given and not allowed:
             raise click.UsageError(problem)
@@ -434,8 +432,6 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             _show_wheel(request, report)
         else:
             report = slim_trees(request, progress.update, _say_how_to_reinstall)
-    if any(row.status is SlimStatus.SLIMMED for row in report.rows):
-        show_notice(lambda text: click.echo(text, err=True))
     _show_ways_back(request, report)
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
@@ -460,8 +456,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    there = request.paths if request.target is None else (request.target,)
-    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, there))))}"
+    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, request.paths))))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True

@@ -324,7 +324,7 @@ def remove_files(
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
-        journal: the notes of the run; its copy of the folder lacks the files.
+        journal: the notes of the run.
         package: what goes.
         keep_originals: the folder for the files; None: they are lost.
         jobs: files to read at a time.
@@ -372,7 +372,7 @@ def remove_files(
     done: list[FileGroup] = []
     for group, state in states.items():
         try:
-            for number, place in enumerate(journal.places(() if journal.is_copy else group.names)):
+            for number, place in enumerate(journal.places(group.names)):
                 take_out(place, state, journal.token, by_ctime=not number)
             done.append(group)
         except (OSError, NegativaError) as e:

@@ -22,22 +22,20 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 @contextlib.contextmanager
-def hold(*roots: Path, shared: Path | None = None) -> Iterator[None]:
+def hold(*roots: Path) -> Iterator[None]:
     """Wait until no other process works in these folders, and keep others out.
 
     Parent folders are locked shared, always from the outermost inwards, which rules out deadlock.
 
     Args:
         roots: real paths.
-        shared: a folder in which other processes may work, but that none may hold alone.
 
     Raises:
         ReconstructError: a folder can't be opened, or another user can exchange what root works on.
     """
     manifests = (root / MANIFEST_NAME for root in roots)
-    refuse_shared(*roots, *manifests, *(() if shared is None else (shared,)))
-    is_shared = dict.fromkeys(() if shared is None else (shared, *shared.parents), True)
-    is_shared.update((folder, True) for root in roots for folder in root.parents)
+    refuse_shared(*roots, *manifests)
+    is_shared = {folder: True for root in roots for folder in root.parents}
     is_shared.update(dict.fromkeys(roots, False))
     with contextlib.ExitStack() as stack:
         for folder in sorted(is_shared):
@@ -72,21 +70,6 @@ def is_held(folder: Path) -> bool:
             return not lock(descriptor, shared=True, wait=False)
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def hold_new(folder: Path) -> Iterator[None]:
-    """Hold a folder that this process just made, or that a killed process left.
-
-    Raises:
-        ReconstructError: another process holds it.
-        OSError: it can't be opened.
-    """
-    with open_to_lock(folder, _FOLDER) as descriptor:
-        with contextlib.suppress(OSError):
-            if not lock(descriptor, wait=False):
-                raise ReconstructError(f"{folder}: another process makes it at this moment")
-        yield
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
-from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     RecordFile,
@@ -64,8 +63,7 @@ class Journal:
         held: the folders that this process has locked.
 
     Attributes:
-        root: where results go: the same folder, or one that becomes a slimmed copy of it.
-        named_root: the name that the root has at the end.
+        root: the folder.
         token: of the run.
         sites: where distributions are installed, below the root or around it.
     """
@@ -74,26 +72,13 @@ class Journal:
         self, tree: Tree, manifest: SlimManifest | None = None, held: Sequence[Path] = ()
     ) -> None:
         self.tree = tree
-        self.root = self.named_root = tree.root
+        self.root = tree.root
         self.manifest = load_manifest(tree.root) if manifest is None else manifest
         self.token = token_of(self.manifest)
         self.sites = tree.sites
         self.held = tuple(held)
         self._back: list[str] = []
         self._lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether results go into a copy of the folder."""
-        return self.root != self.tree.root
-
-    def move_to(self, growing: Path, target: Path) -> None:
-        """Let results go into a folder that becomes a slimmed copy, and note the run there."""
-        self.token = token_of(load_manifest(growing))
-        self.root, self.named_root = growing, target
-        below = (os.path.relpath(site.folder, self.tree.root) for site in self.tree.sites)
-        self.sites = [Site(growing / name) for name in below if not name.startswith("..")]
-        self.manifest = begin_run(growing, self.manifest, self.token)
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
         """The places of names, with the state of the file to replace; None if none is there.
@@ -105,7 +90,7 @@ class Journal:
         """
         places: dict[Path, FileState | None] = {}
         for name in names:
-            group = None if self.is_copy else self.tree.group_of(name)
+            group = self.tree.group_of(name)
             places[self.root / name] = None if group is None else group.state
         refuse_shared(*{place.parent for place in places})
         return places

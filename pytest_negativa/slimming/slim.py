@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.errors import OptionError
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifest, SlimRow
 from pytest_negativa.slimming.code_files import head_of
-from pytest_negativa.slimming.copy_folder import copy_attributes, copy_folder, empty_folder
-from pytest_negativa.slimming.folder_locks import hold, hold_new
+from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
 from pytest_negativa.slimming.recipes import Recipe, by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
@@ -24,7 +22,6 @@ from pytest_negativa.slimming.tree import (
     Tree,
     scan_files,
     scan_folder,
-    unfinished_copy,
 )
 from pytest_negativa.slimming.worklist import (
     find_by_archs,
@@ -32,9 +29,8 @@ from pytest_negativa.slimming.worklist import (
     refuse_impossible,
     require_known,
 )
-from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.records import utf8
-from pytest_negativa.storage.shared_folders import make_folder, refuse_shared
+from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NO_LIBRARY = (
     "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
@@ -66,7 +62,7 @@ class SlimRequest:
         spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
             that no test is known to have loaded.
         require: do nothing unless all libraries of the lock are there.
-        target: the folder that becomes a slimmed copy of the one in ``paths``; None: slim in place.
+        target: the folder for a smaller wheel; None: slim in place.
         options: how to do it.
     """
 
@@ -121,12 +117,15 @@ def slim_trees(
         if request.lock is None:
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
         require_known(request.lock)
+    if request.target is not None:
+        raise OptionError(
+            "--target takes a wheel; to leave a folder as it is, copy it (cp -a PATH COPY) and "
+            "slim the copy"
+        )
     roots = roots_of(request.paths)
     refuse_other_files(request.paths)
     for root in roots:
         _check_aside(request.options, root)
-    if request.target is not None:
-        return _slim_copy(request, roots, request.target, on_progress)
     with hold(*roots):
         trees = scan_held(request.paths, dry_run=request.options.dry_run)
         slimmers, unmet = _plan(request, trees)
@@ -198,8 +197,8 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     held = [tree.root for tree in trees]
     journals = [Journal(tree, held=held) for tree in trees]
     options = request.options
-    # A kept original needs no spare. The target is a copy, and the original stays in its folder.
-    keeps_spares = options.keep_originals is None and request.target is None
+    # A kept original needs no spare.
+    keeps_spares = options.keep_originals is None
     unmet: list[SlimRow] = []
     if request.lock is not None:
         lists, unmet = find_by_lock(
@@ -270,65 +269,6 @@ def _run(
     for slimmer in slimmers:
         rows += slimmer.run(count)
     return SlimReport(tuple(sorted(rows, key=lambda row: row.path)))
-
-
-def _slim_copy(
-    request: SlimRequest, roots: Sequence[Path], target: Path, on_progress: OnProgress
-) -> SlimReport:
-    if len(roots) != 1 or not all(path.is_dir() for path in request.paths):
-        raise OptionError(f"{target}: --target makes a copy of one folder; give one folder as PATH")
-    root = roots[0]
-    # A link or a name with ".." must not hide that one folder lies in the other.
-    target = Path(os.path.realpath(target.parent), target.name)
-    if target == root or root in target.parents or target in root.parents:
-        raise OptionError(f"{target}: the copy can't be in {root}, and can't contain it")
-    # A process that slims the target's parent folder would find half of the copy.
-    with hold(root, shared=target.parent):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise OptionError(f"{target} exists and is not an empty folder")
-        trees = scan(request.paths)
-        [slimmer], unmet = _plan(request, trees)
-        if request.require and (missed := _missed([slimmer], unmet)):
-            return SlimReport(missed, stopped=True)
-        if request.options.dry_run:
-            return _run([slimmer], unmet, on_progress)
-        return _build_copy(slimmer, unmet, target, on_progress)
-
-
-def _build_copy(
-    slimmer: Slimmer, unmet: Sequence[SlimRow], target: Path, on_progress: OnProgress
-) -> SlimReport:
-    journal = slimmer.journal
-    source = journal.tree.root
-    growing = unfinished_copy(target)
-    replaced = {name for task in slimmer.work.tasks for name in task.names}
-    removed = {name for package in slimmer.work.packages for name in package.names}
-    try:
-        make_folder(growing)
-        with hold_new(growing):
-            if any(growing.iterdir()) and not (growing / MANIFEST_NAME).is_file():
-                raise ReconstructError(
-                    f"{growing} is not empty, and no run of negativa slim left it; move it away"
-                )
-            try:
-                # A killed run may have left a part of a copy.
-                empty_folder(growing)
-                journal.move_to(growing, target)
-                copy_folder(source, growing, replaced | removed)
-                report = _run([slimmer], unmet, on_progress)
-                # Libraries that failed or were left as they are, and files that were not removed.
-                copy_folder(source, growing, journal.manifest.removed.keys())
-                copy_attributes(source, growing)
-                # The name says that the copy is complete, also after a power cut.
-                os.sync()
-                growing.rename(target)
-                sync_folder(target.parent)
-            except BaseException:
-                shutil.rmtree(growing, ignore_errors=True)
-                raise
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be made: {e.strerror}") from e
-    return report
 
 
 def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:

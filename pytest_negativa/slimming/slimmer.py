@@ -168,11 +168,6 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             spares = {spare.folder for task in self.work.tasks if (spare := task.recipe.spare)}
-            if journal.is_copy and self.options.spare is not None:
-                # prune would not know that a copy of what was slimmed before needs these, too.
-                anew = {name for task in self.work.tasks for name in task.names}
-                entries = journal.manifest.slimmed.values()
-                spares |= folders_of_spares(one for one in entries if anew.isdisjoint(one.names))
             for folder in sorted(spares):
                 self._hold_spares(folder, held, on_done)
             spares |= folders_of_spares(journal.manifest.slimmed.values())
@@ -180,15 +175,14 @@ class Slimmer:
                 self._run(on_done)
             finally:
                 for folder in spares - folders_of_spares(journal.manifest.slimmed.values()):
-                    disown(folder, journal.named_root)
+                    disown(folder, journal.root)
         return self.rows
 
     def _hold_spares(self, folder: Path, held: contextlib.ExitStack, on_done: OnDone) -> None:
         """Hold a folder of spares; its libraries fail if it can't have the place of one before."""
         journal = self.journal
-        together = () if journal.is_copy else journal.held
         try:
-            hold = hold_folder(folder, journal.named_root, together)
+            hold = hold_folder(folder, journal.root, journal.held)
             self._unchecked[folder] = held.enter_context(hold)
         except ReconstructError as e:
             if self.options.spare is not None:
@@ -389,7 +383,7 @@ class Slimmer:
         status = SlimStatus.WOULD_UNDO
         if not self.options.dry_run:
             status, journal = SlimStatus.UNDONE, self.journal
-            like = journal.tree.root / task.name
+            like = journal.root / task.name
             journal.put_back(task.names, entry, self._original_of(task), like)
             for key in [k for k, one in journal.manifest.slimmed.items() if one is entry]:
                 journal.note_back(key, entry)

@@ -40,7 +40,6 @@ _STAGED = re.compile(
     rf"\..+{_OF_RUN}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
 _SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.DOTALL)
-_UNFINISHED_COPY = re.compile(rf"\..+{re.escape(STAGED_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
@@ -87,16 +86,6 @@ def temporary_at(path: Path) -> Temporary | None:
     if (match := _STAGED.fullmatch(path.name)) is not None:
         return Temporary(path, match["token"])
     return None
-
-
-def unfinished_copy(target: Path) -> Path:
-    """The hidden name of a folder that becomes the slimmed copy ``target``."""
-    return target.with_name(f".{target.name}{STAGED_SUFFIX}")
-
-
-def is_unfinished_copy(name: str) -> bool:
-    """Whether a folder has the name of a copy that a killed run left."""
-    return _UNFINISHED_COPY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +344,7 @@ def _walk(
             name = f"{below}{base_name}"
             if stat.S_ISDIR(status.st_mode):
                 # __pycache__ has half of the files and no libraries.
-                if deep and base_name != "__pycache__" and not is_unfinished_copy(base_name):
+                if deep and base_name != "__pycache__":
                     waiting.append(f"{name}/")
             elif stat.S_ISREG(status.st_mode) or (
                 deep and stat.S_ISLNK(status.st_mode) and ".so" in base_name

@@ -70,7 +70,7 @@ def run(text: str, examples: Path) -> None:
     """Run a block in quickstart as a user would, who has this environment's commands."""
     environ = {n: v for n, v in os.environ.items() if not n.startswith(("NEGATIVA", "PYTEST_"))}
     environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
-    environ["XDG_CACHE_HOME"] = environ["XDG_STATE_HOME"] = str(examples / "cache")
+    environ["XDG_CACHE_HOME"] = str(examples / "cache")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=examples / "quickstart",

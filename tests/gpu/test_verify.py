@@ -494,9 +494,9 @@ def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
         return results
 
     def slimmed(name: str) -> Path:
-        words = ("--lock", "negativa.lock", "--require", "--target", name, libraries)
-        project.negativa("slim", *words)
-        return project.folder / name / original.name
+        folder = shutil.copytree(libraries, project.folder / name)
+        project.negativa("slim", "--lock", "negativa.lock", "--require", folder)
+        return folder / original.name
 
     project.pytest("--negativa", "--negativa-verify", "test_many.py::test_kernel[0-0]")
     project.negativa("lock")

@@ -331,8 +331,10 @@ def by_arch(box: Box) -> None:
         ("--arch", "sm_75", "--no-strip"),
         ("--arch", "sm_90", "--strip-others"),
     ):
-        box.negativa("slim", *words, "--target", f"out{words[1]}{words[-1]}", "site")
-        box.binaries(f"out{words[1]}{words[-1]}")
+        copy = f"out{words[1]}{words[-1]}"
+        copy_tree(box.folder / "site", box.folder / copy)
+        box.negativa("slim", *words, copy)
+        box.binaries(copy)
     box.negativa("slim", "--arch", "sm_999", "site")
     for name, files in (("bare", ("kernels.sm_80.cubin", "kernels.sm_90.cubin", "kernels.ptx")),):
         for file in files:
@@ -341,6 +343,11 @@ def by_arch(box: Box) -> None:
         box.binaries(name)
         box.negativa("slim", "undo", name)
         box.binaries(name)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder as ``cp -a`` does."""
+    subprocess.run(["cp", "-a", source, target], check=True)
 
 
 def largest(folder: Path) -> Path:
@@ -381,7 +388,8 @@ def cut(box: Box) -> None:
     box.negativa("slim", "undo", "site")
     box.binaries("site")
     box.negativa("slim", "prune", "spares")
-    box.negativa("slim", "--arch", "sm_100", "--spare", "other", "--target", "copy", "site")
+    copy_tree(box.folder / "site", box.folder / "copy")
+    box.negativa("slim", "--arch", "sm_100", "--spare", "other", "copy")
     box.binaries("copy")
 
 
@@ -492,7 +500,8 @@ def of_wheel(requirement: str) -> Case:
         with zipfile.ZipFile(box.folder / "small" / local.name) as file:
             file.extractall(box.folder / "unpacked")
         box.note("wheel", digests(box, "unpacked"))
-        box.negativa("slim", *quiet, "--target", "out", "site")
+        copy_tree(box.folder / "site", box.folder / "out")
+        box.negativa("slim", *quiet, "out")
         box.note("out/", digests(box, "out"))
         box.negativa("slim", *quiet, "--spare", "spares", "--json", "site")
         box.note("site/", digests(box, "site", is_cut=True))

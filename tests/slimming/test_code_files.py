@@ -157,14 +157,6 @@ def test_all_ptx_stays_if_asked_for(site: Path) -> None:
     assert left(site) == {*STAYS, "new.ptx"}
 
 
-def test_a_copy_of_a_folder_lacks_them(site: Path, tmp_path: Path) -> None:
-    before = digests(site)
-    slim(site, target=tmp_path / "copy")
-    assert digests(site) == before
-    assert left(tmp_path / "copy") == STAYS
-    assert [row.status for row in check(tmp_path / "copy")] == [SlimStatus.SOUND]
-
-
 def test_all_names_of_a_file_go_and_come_back(site: Path, tmp_path: Path) -> None:
     link = site / "kernels/link.cubin"
     os.link(site / "kernels/cubins/a/two.cubin", link)

@@ -47,7 +47,6 @@ class Workplace:
         self.folder = folder
         self.site = folder / "site-packages"
         self.originals = folder / "originals"
-        self.target = folder / "target"
         self._installed = installed
         self._keep: list[str] = []
         if keep:
@@ -69,11 +68,6 @@ class Workplace:
         lock = ["--lock", str(self._installed.lock_file), "--jobs", "2"]
         command = [str(NEGATIVA), "slim", *lock, *self._keep, str(self.site)]
         return run(command, below or self.folder, at=at, by=by)
-
-    def copy(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
-        lock = ["--lock", str(self._installed.lock_file)]
-        command = [str(NEGATIVA), "slim", *lock, "--target", str(self.target), str(self.site)]
-        return run(command, self.folder, at=at, by=by)
 
     def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
         return run([NEGATIVA, "slim", "undo", self.site], self.folder, at=at, by=by)
@@ -172,27 +166,6 @@ def test_originals_on_another_disk(installed: Made, tmp_path: Path) -> None:
 
 
 @HOW
-def test_copy(installed: Made, tmp_path: Path, by: int) -> None:
-    """With --target: the source stays, and a copy that has its name is complete."""
-    place = Workplace(installed, tmp_path / "work", keep=False)
-    place.make()
-    before = digests(place.site)
-    undisturbed = place.copy()
-    assert undisturbed.status == 0, undisturbed
-    after = digests(place.target)
-    for at in points(undisturbed.changes, seed=by):
-        shutil.rmtree(place.target, ignore_errors=True)
-        ended = place.copy(at=at, by=by)
-        assert_ended(ended, by)
-        if not place.target.exists():
-            again = place.copy()
-            assert again.status == 0, (at, again)
-        assert digests(place.target) == after
-        assert digests(place.site) == before
-        assert sorted(p.name for p in place.folder.iterdir()) == ["site-packages", "target"]
-
-
-@HOW
 @pytest.mark.parametrize("spare", [False, True], ids=["kept", "spare"])
 def test_undo(installed: Made, tmp_path: Path, by: int, spare: bool) -> None:
     place = Workplace(installed, tmp_path / "work", keep=not spare, spare=spare)
@@ -270,7 +243,7 @@ def test_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None
 
 
 @in_namespace
-def test_undo_and_copy_on_a_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
+def test_undo_on_a_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
     place = Workplace(installed, tmp_path / "disk/work", keep=True)
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         place.make()
@@ -284,10 +257,6 @@ def test_undo_and_copy_on_a_real_disk_with_ever_less_space(installed: Made, tmp_
                 place.assert_whole(before, after)
             assert place.undo().status == 0
             place.assert_clean(before)
-            with leave(disk, pages):
-                assert_ended(place.copy(), FULL_DISK)
-            assert digests(place.site) == before
-            shutil.rmtree(place.target, ignore_errors=True)
             assert sorted(p.name for p in place.folder.iterdir()) == ["originals", "site-packages"]
             assert place.slim().status == 0
 

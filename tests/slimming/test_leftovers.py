@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import slimmed_in
@@ -18,7 +17,6 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
-from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests
 
@@ -162,21 +160,3 @@ def test_the_original_that_came_out_is_removed(site: Made) -> None:
     assert not slim(site).failed
     assert site.one.read_bytes() == result
     assert not swap.exists()
-
-
-@pytest.mark.planted_fault(
-    "A folder of the user has the name of the temporary folder of slim --target.",
-    says="is not empty, and no run of negativa slim left it; move it away",
-)
-def test_folder_of_a_copy_that_is_not_ours(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
-    """It has the name of an unfinished copy, and no manifest of one."""
-    growing = tmp_path / ".target.negativa-slim"
-    growing.mkdir()
-    (growing / "thesis.txt").write_text("the only one")
-    request = SlimRequest(
-        paths=(site.folder,), lock=site.lock, target=tmp_path / "target", options=FAST
-    )
-    with pytest.raises(ReconstructError) as caught:
-        slim_trees(request)
-    fault.check(str(caught.value))
-    assert (growing / "thesis.txt").read_text() == "the only one"

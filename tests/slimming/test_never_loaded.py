@@ -123,14 +123,6 @@ def test_rows_tell_of_it(site: Made, run: Callable[..., SlimReport]) -> None:
     assert text.count("slimmed before, never loaded: all its GPU code") == 1
 
 
-def test_target(site: Made, run: Callable[..., SlimReport], tmp_path: Path) -> None:
-    before = snapshot(site.folder)
-    run(target=tmp_path / "target")
-    assert snapshot(site.folder) == before
-    run()
-    assert digests(tmp_path / "target") == digests(site.folder)
-
-
 def test_undo_and_check(site: Made, run: Callable[..., SlimReport], tmp_path: Path) -> None:
     before = digests(site.folder)
     run(options=replace(FAST, keep_originals=tmp_path / "originals"))

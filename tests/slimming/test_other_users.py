@@ -230,27 +230,13 @@ def test_nothing_is_written_into_one_folder_of_another_user(
         slim(site, spare=policy, **options)
 
 
-def test_a_copy_of_a_folder_with_one_of_another_user(site: Made) -> None:
-    folder, before = site.folder / "data" / "of", digests(site.folder)
-    folder.mkdir(parents=True)
-    os.chown(folder, OTHER, OTHER)
-    target = site.folder.parent / "copy"
-    with pytest.raises(ReconstructError, match=f"{folder} belongs to user {OTHER}"):
-        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, target=target))
-    assert not target.exists() and digests(site.folder) == before
-    assert [path.name for path in target.parent.iterdir()] == [site.folder.name]
-
-
 def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made) -> None:
-    """Originals, spares, a copy and a wheel in a folder of another user."""
+    """Originals, spares and a wheel in a folder of another user."""
     home, before = theirs.folder.parent, digests(site.folder)
     with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
         slim(site, keep_originals=home / "originals")
     with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
         slim(site, spare=SparePolicy(home / "spares"))
-    request = SlimRequest(paths=(site.folder,), lock=site.lock, target=home / "copy")
-    with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
-        slim_trees(request)
     wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
     for target in (home, home / "wheels"):
         request = SlimRequest(paths=(wheel,), lock=site.lock, target=target)
@@ -284,7 +270,6 @@ def test_another_user_makes_the_folder_first(
 ) -> None:
     folder, before = overtaken / below, digests(site.folder)
     wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
-    copy = SlimRequest(paths=(site.folder,), lock=site.lock, target=overtaken / "copy" / below)
 
     def hold_spares() -> None:
         with hold_folder(folder):
@@ -293,7 +278,6 @@ def test_another_user_makes_the_folder_first(
     for work in (
         hold_spares,
         lambda: slim_wheel(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
-        lambda: slim_trees(copy),
         lambda: keep_original(
             site.one, folder / hashlib.sha256(site.one.read_bytes()).hexdigest(), "0", None
         ),

@@ -40,14 +40,13 @@ def spares(tmp_path: Path) -> Path:
     return tmp_path / "spares"
 
 
-def slim(folder: Path, spares: Path, site: Made | None = None, target: Path | None = None) -> None:
+def slim(folder: Path, spares: Path, site: Made | None = None) -> None:
     """Slim by the lock of a site, else by an arch."""
     request = SlimRequest(
         paths=(folder,),
         lock=None if site is None else site.lock,
         devices=() if site is not None else (SM_80,),
         force_archs=True,
-        target=target,
         options=SlimOptions(spare=SparePolicy(spares)),
     )
     assert not slim_trees(request).failed
@@ -130,22 +129,6 @@ def test_copies_that_are_named_keep_theirs(site: Made, spares: Path, tmp_path: P
     shutil.copy(copy / site.one.relative_to(site.folder), tmp_path / "libone.so.1")
     prune(spares, tmp_path / "libone.so.1")
     assert spares_in(spares) == {find_spare(tmp_path / "libone.so.1").name}
-
-
-def test_a_slimmed_copy_of_what_was_slimmed_before_has_a_folder_of_its_own(
-    site: Made, spares: Path, tmp_path: Path
-) -> None:
-    """Otherwise, undo of the first and prune would leave the copy without its spares."""
-    slim(site.folder, spares)
-    copy = tmp_path / "copy"
-    with pytest.raises(ReconstructError, match="name another folder"):
-        slim(site.folder, spares, target=copy)
-    assert not copy.exists()
-    slim(site.folder, tmp_path / "others", target=copy)
-    undo_trees((site.folder,))
-    prune(spares)
-    assert SlimStatus.UNDONE in statuses(undo_trees((copy,))).values()
-    assert digests(copy) == digests(site.folder)
 
 
 def test_a_folder_of_spares_is_of_the_libraries_of_one_folder(

@@ -39,7 +39,7 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
-from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region
@@ -502,17 +502,6 @@ def test_an_original_is_back_and_its_line_in_record_is_not(
     assert digests(site.folder) == before
 
 
-def test_in_a_copy_too_an_original_comes_back(site: Made, tmp_path: Path) -> None:
-    run(site, replace(FAST, keep_originals=tmp_path / "originals"))
-    all_but_one = lock_of_original(site, set(range(1, 100)))
-    target = tmp_path / "target"
-    report = run(site, replace(FAST, strip=False), lock=all_but_one, target=target)
-    assert row_of(report, ONE).status is SlimStatus.UNDONE
-    assert digest_of(target / ONE) == load_manifest(site.folder).slimmed[ONE].original_sha256
-    assert (target / ONE).stat().st_mode == site.one.stat().st_mode
-    assert wrong_files(target) == []
-
-
 def lock_of_original(site: Made, kept: set[int]) -> Lock:
     """A lock for the first library that keeps other elements."""
     folder = site.lock_file.parent / "site-packages"
@@ -659,48 +648,10 @@ def test_manifests_that_are_refused(site: Made) -> None:
         assert snapshot(site.folder) == before
 
 
-class TestTarget:
-    def test_copy_is_slim_and_complete(self, site: Made, tmp_path: Path) -> None:
-        site.one.with_name("libone.so").symlink_to(site.one.name)
-        os.link(site.two, site.folder / "gpu/linked.so")
-        os.link(site.folder / "other/libother.so", site.folder / "other/again.so")
-        before = snapshot(site.folder)
-        expected = digests(site.folder)
-        target = tmp_path / "target"
-        report = run(site, target=target)
-        assert not report.failed
-        assert snapshot(site.folder) == before
-        made = digests(target)
-        assert set(made) - set(expected) == {MANIFEST_NAME}
-        linked = "gpu/lib/libtwo.so"
-        differing = {name for name in expected if made[name] != expected[name]}
-        assert differing == {ONE, linked, "gpu/linked.so", "gpu_code-1.0.dist-info/RECORD"}
-        assert (target / linked).samefile(target / "gpu/linked.so")
-        assert (target / "other/libother.so").samefile(target / "other/again.so")
-        assert os.readlink(target / "gpu/lib/libone.so") == "libone.so.1"
-        assert wrong_files(target) == []
-        run(site)
-        assert digests(site.folder) == made
-
-    def test_left_libraries_are_copied(self, site: Made, tmp_path: Path) -> None:
-        target = tmp_path / "target"
-        run(site, target=target, strip_others=True)
-        assert (target / PLAIN_NAME).read_bytes() == (site.folder / PLAIN_NAME).read_bytes()
-
-    def test_target_that_is_in_use(self, site: Made, tmp_path: Path) -> None:
-        target = tmp_path / "target"
-        target.mkdir()
-        (target / "mine").touch()
-        with pytest.raises(OptionError, match="not an empty folder"):
-            run(site, target=target)
-        with pytest.raises(OptionError, match="can't be in"):
-            run(site, target=site.folder / "sub")
-        assert [path.name for path in target.iterdir()] == ["mine"]
-
-    def test_nothing_is_left_of_a_failure(self, site: Made, tmp_path: Path) -> None:
-        report = run(site, target=tmp_path / "target", require=True, lock=lock_with_unknown(site))
-        assert report.stopped
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["site-packages"]
+def test_a_folder_has_no_target(site: Made, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cp -a PATH COPY"):
+        run(site, target=tmp_path / "target")
+    assert not (tmp_path / "target").exists()
 
 
 def lock_with_unknown(site: Made) -> Lock:

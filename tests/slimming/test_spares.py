@@ -413,14 +413,14 @@ def test_inspect_tells_what_is_left(site: Made, tmp_path: Path) -> None:
 def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) -> None:
     """What has GPU code gets a spare; the others lose what is never loaded, as without one."""
     alone = tmp_path / "alone"
-    for path, spare in ((alone, None), (None, SparePolicy(tmp_path / "spares"))):
+    shutil.copytree(site.folder, alone)
+    for path, spare in ((alone, None), (site.folder, SparePolicy(tmp_path / "spares"))):
         request = SlimRequest(
-            paths=(site.folder,),
+            paths=(path,),
             lock=None if by == "archs" else site.lock,
             devices=() if by == "lock" else (SM_80,),
             force_archs=True,
             strip_others=True,
-            target=path,
             options=SlimOptions(spare=spare),
         )
         lost: list[tuple[Path, Origin | None]] = []
@@ -435,18 +435,6 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
     assert {*names} == {"host-code", *(["unrelated"] if by == "archs" else [])}
     again = statuses(slim_trees(request).rows)
     assert again[ONE] is again[HOST] is SlimStatus.ALREADY
-
-
-def test_a_copy_of_a_folder(site: Made, tmp_path: Path) -> None:
-    before, target = digests(site.folder), tmp_path / "copy"
-    policy = SparePolicy(tmp_path / "spares")
-    options = SlimOptions(spare=policy)
-    paths = (site.folder,)
-    slim_trees(SlimRequest(paths=paths, lock=site.lock, target=target, options=options))
-    assert digests(site.folder) == before
-    assert read_code(target / ONE).stdout == read_code(site.one).stdout
-    assert statuses(undo_trees((target,)))[ONE] is SlimStatus.UNDONE
-    assert digests(target) == before
 
 
 def test_spares_lie_outside_of_the_folder(site: Made) -> None:

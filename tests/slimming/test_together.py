@@ -14,17 +14,9 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.models.slimming import SlimManifest, SlimStatus
-from pytest_negativa.slimming import check as check_module
-from pytest_negativa.slimming import slim as slim_module
-from pytest_negativa.slimming.copy_folder import copy_folder
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
-from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
-from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
 
@@ -58,12 +50,12 @@ def held_by_another(folder: Path) -> Iterator[None]:
         process.stdout.close()
 
 
-def start_holding(*roots: Path, shared: Path | None = None) -> threading.Event:
+def start_holding(*roots: Path) -> threading.Event:
     """Set once this process has the folders."""
     held = threading.Event()
 
     def take() -> None:
-        with hold(*roots, shared=shared):
+        with hold(*roots):
             held.set()
 
     thread = threading.Thread(target=take, daemon=True)
@@ -71,9 +63,9 @@ def start_holding(*roots: Path, shared: Path | None = None) -> threading.Event:
     return held
 
 
-def waits(*roots: Path, shared: Path | None = None) -> bool:
+def waits(*roots: Path) -> bool:
     """Whether this process does not get the folders while another one has some."""
-    return not start_holding(*roots, shared=shared).wait(0.5)
+    return not start_holding(*roots).wait(0.5)
 
 
 def gets(*roots: Path) -> bool:
@@ -94,7 +86,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_folders_in_each_other_wait(folders: tuple[Path, Path, Path]) -> None:
     outer, inner, beside = folders
     with held_by_another(outer):
-        assert waits(outer) and waits(inner) and waits(shared=inner)
+        assert waits(outer) and waits(inner)
     with held_by_another(inner):
         assert waits(outer) and waits(inner)
         assert gets(beside)
@@ -187,78 +179,3 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
     original = digests(installed.folder)
     now = digests(site.folder)
     assert now[ONE] != original[ONE] and now[TWO] != original[TWO]
-
-
-class TestTarget:
-    def copy(self, site: Made, target: Path) -> None:
-        request = SlimRequest(paths=(site.folder,), lock=site.lock, target=target, options=FAST)
-        assert not slim_trees(request).failed
-
-    def test_remains_are_not_copied(self, site: Made, tmp_path: Path) -> None:
-        left = site.one.with_name(".libone.so.1.0123456789abcdef.negativa-slim")
-        left.write_bytes(b"half")
-        unfinished = site.folder / ".copy.negativa-slim" / ONE
-        unfinished.parent.mkdir(parents=True)
-        unfinished.write_bytes(site.one.read_bytes())
-        self.copy(site, tmp_path / "target")
-        assert not list((tmp_path / "target").rglob("*.negativa-slim"))
-        # Nor are they anybody's to remove, where nothing else is changed.
-        assert left.exists() and unfinished.exists()
-
-    def test_an_unfinished_copy_is_not_slimmed(self, site: Made) -> None:
-        unfinished = site.folder / ".copy.negativa-slim" / ONE
-        unfinished.parent.mkdir(parents=True)
-        unfinished.write_bytes(site.one.read_bytes())
-        before = unfinished.read_bytes()
-        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
-        assert unfinished.read_bytes() == before
-
-    def test_two_that_make_one(self, site: Made, tmp_path: Path) -> None:
-        growing = tmp_path / ".target.negativa-slim"
-        growing.mkdir()
-        (growing / "of the other").touch()
-        (growing / MANIFEST_NAME).write_text(
-            '{"format_version": 1, "slimmed": {}, "left": {}, "run": "0123456789abcdef"}'
-        )
-        with held_by_another(growing), pytest.raises(ReconstructError, match="another process"):
-            self.copy(site, tmp_path / "target")
-        assert (growing / "of the other").exists()
-        self.copy(site, tmp_path / "target")
-        assert not growing.exists()
-        assert not (tmp_path / "target" / "of the other").exists()
-
-    @pytest.mark.slow
-    def test_source_is_held(
-        self, site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        seen = []
-
-        def copy(source: Path, *arguments: object) -> None:
-            seen.append(waits(site.one.parent) and waits(tmp_path))
-            copy_folder(source, *arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(slim_module, "copy_folder", copy)
-        self.copy(site, tmp_path / "deeper" / "target")
-        assert seen == [True, True]
-
-
-@pytest.mark.planted_fault(
-    "slim begins and ends while check reads the folder.", says="at work: negativa slim or undo"
-)
-def test_check_beside_a_run(
-    site: Made, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
-) -> None:
-    """check has read the manifest, and looks at the libraries only now."""
-
-    def slim_meanwhile(root: Path) -> SlimManifest:
-        found = load_manifest(root)
-        monkeypatch.undo()
-        slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST))
-        return found
-
-    monkeypatch.setattr(check_module, "load_manifest", slim_meanwhile)
-    [tree] = scan((site.folder,))
-    [row] = check_module.check_tree(tree)
-    fault.check(f"{row.status.value}: {row.detail}")
-    [tree] = scan((site.folder,))
-    assert {row.status for row in check_module.check_tree(tree)} == {SlimStatus.SOUND}
