@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +30,16 @@ from pytest_negativa.cli.slim_output import (
     places,
     show_proof,
 )
-from pytest_negativa.errors import NegativaError, OptionError, UnknownArch, did_you_mean
+from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
-from pytest_negativa.reporting.text import print_error, print_warning, printable
+from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.prune import Spares, find_unneeded, prune_spares
 from pytest_negativa.slimming.slim import (
     SlimReport,
     SlimRequest,
@@ -208,8 +207,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     With --spare, removed code lies in a spare and comes back when a program uses it: see
     docs/explanation/spares.md. The library looks for its spare in DIR, then beside itself, then in
     NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error names the
-    spare. A library that has a spare keeps one, also without --spare, unless --keep-originals is
-    passed.
+    spare. A library that has a spare is slimmed anew only with --spare or --keep-originals.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
@@ -245,7 +243,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
-    spares stay, because copies of the folder may use them: see negativa slim prune.
+    spares go afterwards: a copy of the folder needs a copy of its spares.
 
     PATH is a folder or a library that was slimmed; by default, the active environment, if
     one is active.
@@ -253,11 +251,9 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
     signal N interrupted it.
     """
-    spares: set[Path] = set()
     paths = paths or active_paths(or_own=False)
     with interruptible(NOTHING if dry_run else GOES_ON):
-        rows = undo_trees(paths, dry_run=dry_run, on_spares=spares.update)
-    _show_left_spares(spares)
+        rows = undo_trees(paths, dry_run=dry_run)
     finish(rows, f"nothing was slimmed in {places(*paths)}", as_json=as_json)
 
 
@@ -287,45 +283,6 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
     finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
-
-
-@slim.command("prune")
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@PATHS
-@_dry_run
-@click.option("--force", is_flag=True, help="Remove them although a library may need them.")
-def slim_prune(folder: Path, paths: tuple[Path, ...], dry_run: bool, force: bool) -> None:
-    """Remove spares in DIR that no library needs.
-
-    They are of earlier slims, and of libraries that undo put back. Spares stay that a library in
-    PATH needs, or in the folder that was slimmed into DIR. So name each copy of that folder as
-    PATH: prune does not know of copies, and a library without its spare can't be loaded. If that
-    folder is not here now, prune removes no spare without --force. What a killed slim left goes
-    in any case. It leaves all other files.
-
-    Exit status: 0; 1 if nothing was removed because a library may need them; 2 wrong usage.
-    """
-    found = prune_spares(folder, paths, dry_run=dry_run, force=force)
-    for path in found.unneeded:
-        click.echo(printable(path.name))
-    for path, library in found.needed.items():
-        click.echo(printable(f"{path.name} stays: {library} needs it"))
-    spares = format_items(len(found.unneeded), "spare", "spares")
-    is_held = bool(found.unknown) and not force
-    verb = "would be removed" if dry_run and not is_held else "stay" if is_held else "removed"
-    click.echo(
-        f"{spares} ({format_bytes(found.unneeded_size)} on disk) {verb}; "
-        f"{format_items(len(found.needed), 'other', 'others')} needed"
-    )
-    if found.left:
-        click.echo(
-            f"what a killed slim left ({format_bytes(found.left_size)} on disk) "
-            f"{'would be removed' if dry_run else 'removed'}"
-        )
-    if is_held:
-        for reason in found.unknown:
-            print_error(f"{reason}; bring it back, or pass --force if nothing needs these spares")
-        click.get_current_context().exit(1)
 
 
 def _request(flags: _Flags) -> SlimRequest:
@@ -464,42 +421,13 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     # A run that cut nothing leaves no folder that it made.
     if (spare := request.options.spare) is None or not spare.folder.is_dir():
         return
-    has = f"negativa: {printable(str(spare.folder))} has what was removed"
-    try:
-        found = find_unneeded(spare.folder, by_manifests=True)
-    except NegativaError as e:  # Such as the manifest of another folder that was slimmed into it.
-        click.echo(f"{has}; {undo} puts it back", err=True)
-        print_warning(str(e))
-        return
     # Of other libraries, too.
-    size = f"all spares there: {format_bytes(found.size)} on disk"
-    click.echo(f"{has} ({size}); {undo} puts it back", err=True)
-    _show_unneeded(spare.folder, found)
-
-
-def _show_unneeded(
-    folder: Path, found: Spares, before: str = "note: ", after: str = " of earlier slims"
-) -> None:
-    if found.unneeded:
-        click.echo(
-            f"negativa: {before}{format_items(len(found.unneeded), 'spare', 'spares')} "
-            f"({format_bytes(found.unneeded_size)} on disk){after}: negativa slim prune "
-            f"{printable(shlex.quote(str(folder)))} removes those that no library needs",
-            err=True,
-        )
-
-
-def _show_left_spares(folders: Collection[Path]) -> None:
-    """Tell that undo left spares, if no library needs them."""
-    for folder in sorted(folders):
-        if not folder.is_dir():
-            continue
-        try:
-            found = find_unneeded(folder, by_manifests=True)
-        except NegativaError as e:  # Such as the manifest of another folder with spares there.
-            print_warning(str(e))
-            continue
-        _show_unneeded(folder, found, f"{printable(str(folder))} still has ", "")
+    size = sum(path.lstat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
+    click.echo(
+        f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
+        f"{format_bytes(size)} on disk); {undo} puts it back",
+        err=True,
+    )
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.lock import Sha256
 
-MANIFEST_VERSION = 1
-"""Format version of the manifest of a folder in which no file was removed as a whole."""
-
-MANIFEST_VERSION_REMOVED = 2
-"""Format version of other manifests, and of those with a URL of spares. History: 2 adds
+MANIFEST_VERSION = 4
+"""Format version of the manifest. History: 4 has no ``left``; 3 adds ``run_spares``; 2 adds
 ``removed`` and ``spares``; 1 is the first.
 """
-
-
-MANIFEST_VERSION_RUN = 3
-"""Format version while a run writes spares, or if it was killed: 3 adds ``run_spares``."""
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
@@ -106,15 +99,6 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     spare: str | None = None
 
 
-class LeftFile(Record, frozen=True, kw_only=True):
-    """A library that slim left as it is; the next run need not read it again."""
-
-    size: NonNegative
-    mtime_ns: Nanoseconds
-    recipe: str
-    reason: str
-
-
 class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A file of GPU code that was removed as a whole.
 
@@ -143,12 +127,13 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.
         removed: files that are gone, by their path below the folder.
+        left: what earlier formats noted of libraries that stayed as they were.
         spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
     format_version: int
     slimmed: dict[str, SlimmedFile]
-    left: dict[str, LeftFile]
+    left: dict[str, Any] = msgspec.field(default_factory=dict)
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     spares: str | None = None

@@ -15,7 +15,7 @@ _COMMAND = re.compile(r"^(\s*):(?=:)")
 # Between the headers of a table and its rows.
 _RULE = re.compile(r"-+(?:  -+)*")
 # Of ours, to be copied: not the name alone, as in "slimmed by negativa slim from".
-_OURS = re.compile(r"\bnegativa (?:(?!slim\b)[a-z]|slim (?:-|undo|check|fetch|prune|push))")
+_OURS = re.compile(r"\bnegativa (?:(?!slim\b)[a-z]|slim (?:-|undo|check|fetch|push))")
 
 
 def printable(text: str) -> str:

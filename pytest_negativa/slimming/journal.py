@@ -50,9 +50,6 @@ from pytest_negativa.storage.attributes import set_mtime
 from pytest_negativa.storage.shared_folders import refuse_shared
 from pytest_negativa.storage.system import open_regular
 
-Lines = Mapping[str, Mapping[str, RecordLine]]
-"""By RECORD, because two distributions may each have a line for a file: lines by absolute path."""
-
 
 class Journal:
     """The notes of a run on one folder.
@@ -78,6 +75,7 @@ class Journal:
         self.sites = tree.sites
         self.held = tuple(held)
         self._back: list[str] = []
+        # By RECORD, because two distributions may each have a line for a file; then by path.
         self._lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
@@ -165,30 +163,21 @@ class Journal:
     def note_back(self, key: str, entry: SlimmedFile) -> None:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""
         self._back.append(key)
-        self._add_lines_before(entry, self._lines)
-
-    def _add_lines_before(
-        self, entry: SlimmedFile, lines: defaultdict[str, dict[str, RecordLine]]
-    ) -> None:
-        """Add the lines of RECORD files before slimming, for names that lead to the original."""
         for row in entry.rows:
             if digest_of(self.root / row.name) == entry.original_sha256:
                 record = os.path.normpath(self.root / row.record)
-                lines[record][os.path.join(self.root, row.name)] = RecordLine(row.digest, row.size)
+                self._lines[record][os.path.join(self.root, row.name)] = RecordLine(
+                    row.digest, row.size
+                )
 
-    def lines_behind(self, current: set[str]) -> Lines:
-        """The lines that RECORD files lack because a run was killed after it put originals back.
-
-        Args:
-            current: names whose file is a result.
-        """
-        lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
-        for entry in self.manifest.slimmed.values():
-            if self.tree.covers(entry.names) and current.isdisjoint(entry.names):
-                recorded, slim = self.tree.recorded({*entry.names}), record_digest(entry.sha256)
-                if any(slim in digests for digests in recorded.values()):
-                    self._add_lines_before(entry, lines)
-        return lines
+    def lines(self) -> dict[str, RecordLine]:
+        """The lines of RECORD files for all results that are there."""
+        return {
+            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
+            for entry in self.manifest.slimmed.values()
+            for name in entry.names
+            if _is_result(self.root / name, entry)
+        }
 
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
         """What RECORD files say of a library, for its entry.
@@ -224,16 +213,10 @@ class Journal:
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
         """
-        self.write_records(changes, self._lines)
-        for key in self._back:
-            self.manifest.slimmed.pop(key, None)
-
-    def write_records(self, changes: Mapping[str, RecordLine], lines: Lines) -> None:
-        """Change the lines of libraries in RECORD files; see ``finish``."""
         problem: NegativaError | None = None
         for site in self.sites:
             for installed in site.installed():
-                wanted = {**changes, **lines.get(str(installed.record), {})}
+                wanted = {**changes, **self._lines.get(str(installed.record), {})}
                 wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}
                 try:
                     if wanted:
@@ -244,6 +227,8 @@ class Journal:
                     problem = e
         if problem is not None:
             raise problem
+        for key in self._back:
+            self.manifest.slimmed.pop(key, None)
 
     def restore_times(self) -> None:
         """Give RECORD files that are as before slimming the times of then, and no other file."""
@@ -254,6 +239,14 @@ class Journal:
                 # It may belong to another user, who only let it be written.
                 with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
                     set_mtime(file.fileno(), before.mtime_ns)
+
+
+def _is_result(path: Path, entry: SlimmedFile) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
 
 
 def remove_leftovers(tree: Tree) -> bool:

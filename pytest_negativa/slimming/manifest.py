@@ -22,8 +22,6 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
-    MANIFEST_VERSION_REMOVED,
-    MANIFEST_VERSION_RUN,
     Origin,
     SlimManifest,
     SlimmedFile,
@@ -33,9 +31,7 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
 
-_VERSIONS = [
-    str(v).encode() for v in (MANIFEST_VERSION, MANIFEST_VERSION_REMOVED, MANIFEST_VERSION_RUN)
-]
+_VERSIONS = [str(version).encode() for version in range(1, MANIFEST_VERSION + 1)]
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # By the sorted keys.
@@ -52,7 +48,7 @@ def load_manifest(root: Path) -> SlimManifest:
     try:
         data = read_regular(path)
     except FileNotFoundError:
-        return SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, left={})
+        return SlimManifest(format_version=MANIFEST_VERSION, slimmed={})
     except OSError as e:
         hint = "" if path.is_file() else "; move it away"
         raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
@@ -61,7 +57,7 @@ def load_manifest(root: Path) -> SlimManifest:
         if version is not None and bytes(version) not in _VERSIONS:
             raise StoreError(
                 f"{path}: format_version {bytes(version).decode()}, this release reads up to "
-                f"{MANIFEST_VERSION_RUN}; use the release of pytest-negativa that wrote it"
+                f"{MANIFEST_VERSION}; use the release of pytest-negativa that wrote it"
             )
         manifest = msgspec.json.decode(data, type=SlimManifest)
     except UNDECODABLE as e:
@@ -74,7 +70,7 @@ def load_manifest(root: Path) -> SlimManifest:
             _check_name(path, name)
     for name in manifest.removed:
         _check_name(path, name)
-    return manifest
+    return msgspec.structs.replace(manifest, left={})
 
 
 def token_of(manifest: SlimManifest) -> str:
@@ -113,10 +109,7 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    is_later = manifest.removed or manifest.spares
-    version = MANIFEST_VERSION_REMOVED if is_later else MANIFEST_VERSION
-    version = MANIFEST_VERSION_RUN if manifest.run_spares else version
-    manifest = msgspec.structs.replace(manifest, format_version=version)
+    manifest = msgspec.structs.replace(manifest, format_version=MANIFEST_VERSION)
     if manifest.slimmed or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
@@ -154,14 +147,6 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     return group.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
-def is_original(tree: Tree, name: str, entry: SlimmedFile) -> bool:
-    """Whether the file of that name is the one that was there before."""
-    group = tree.group_of(name)
-    if group is None or group.size != entry.original_size:
-        return False
-    return tree.digest(group) == entry.original_sha256
-
-
 def may_be_kept(entry: SlimmedFile) -> bool:
     """Whether the original of a library was kept, and is not known to be gone.
 
@@ -176,9 +161,9 @@ def may_be_kept(entry: SlimmedFile) -> bool:
         return True
 
 
-def folders_of_spares(entries: Iterable[SlimmedFile]) -> set[Path]:
-    """The folders in which slim put the spares of libraries."""
-    return {Path(entry.spare).parent for entry in entries if entry.spare is not None}
+def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
+    """The spares of libraries, where slim put them."""
+    return {Path(entry.spare) for entry in entries if entry.spare is not None}
 
 
 def how_to_reinstall(path: Path, origin: Origin | None) -> str:

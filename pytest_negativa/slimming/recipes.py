@@ -114,6 +114,7 @@ class Kind(enum.Enum):
     NEVER_LOADED = "keep no GPU code, and with a spare no CPU code that can come back"
     STRIP = "only drop symbol tables and debug information"
     PAGES = "keep all GPU code, and the CPU code that a run touched"
+    WHOLE = "keep all of it"
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,11 @@ def strip_only() -> Recipe:
 def by_pages(spare: SparePolicy) -> Recipe:
     """Keep all GPU code, and the CPU code that a run touched."""
     return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
+
+
+def keep_whole(reason: str) -> Recipe:
+    """Keep all of a library, so that the original comes back if it was slimmed."""
+    return Recipe(Kind.WHOLE, reason, ("whole",), lambda _recipe, _path: NotSlimmed(reason))
 
 
 def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:

@@ -94,7 +94,7 @@ def fetch_spares(paths: Sequence[Path], folder: Path) -> list[SlimRow]:
     Raises:
         NegativaError: a folder or manifest can't be read, or see ``refuse_shared``.
     """
-    refuse_shared(*(roots := roots_of(paths)))
+    refuse_shared(*roots_of(paths))
     rows: list[SlimRow] = []
     with contextlib.ExitStack() as held:
         unchecked: Path | None = None
@@ -105,7 +105,7 @@ def fetch_spares(paths: Sequence[Path], folder: Path) -> list[SlimRow]:
                     detail = _find(tree.root / name, note, folder)
                     if detail is None:
                         if unchecked is None:
-                            hold = hold_folder(folder, tree.root, roots)
+                            hold = hold_folder(folder, tree.root)
                             unchecked = held.enter_context(hold)
                         # Another process may have fetched it meanwhile.
                         detail = _find(tree.root / name, note, folder)

@@ -225,6 +225,11 @@ def _inode(state: FileState | None) -> tuple[int, int] | None:
     return None if state is None else (state.device, state.inode)
 
 
+def is_same_file(one: FileState | None, other: FileState | None) -> bool:
+    """Whether two states are of one file."""
+    return one is not None and _inode(one) == _inode(other)
+
+
 def _inode_at(path: Path) -> tuple[int, int] | None:
     try:
         return _inode(FileState.of(path.lstat()))

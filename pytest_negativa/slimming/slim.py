@@ -197,8 +197,7 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     held = [tree.root for tree in trees]
     journals = [Journal(tree, held=held) for tree in trees]
     options = request.options
-    # A kept original needs no spare.
-    keeps_spares = options.keep_originals is None
+    keeps_originals = options.keep_originals is not None
     unmet: list[SlimRow] = []
     if request.lock is not None:
         lists, unmet = find_by_lock(
@@ -209,7 +208,7 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             unloaded=request.drop_never_loaded,
             spare=options.spare,
             spare_unloaded=request.spare_never_loaded,
-            keeps_spares=keeps_spares,
+            keeps_originals=keeps_originals,
             jobs=options.jobs,
         )
     else:
@@ -218,7 +217,7 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
         recipe, keep_ptx = _by_archs(request), request.keep_ptx
         lists = [
             find_by_archs(
-                one.tree, one.manifest, recipe, keep_ptx=keep_ptx, keeps_spares=keeps_spares
+                one.tree, one.manifest, recipe, keep_ptx=keep_ptx, keeps_originals=keeps_originals
             )
             for one in journals
         ]

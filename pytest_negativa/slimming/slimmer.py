@@ -22,20 +22,18 @@ import msgspec
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
-from pytest_negativa.installed.record import RecordLine, record_digest
-from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    LeftFile,
     Origin,
     SlimmedFile,
     SlimRow,
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.code_files import forget_stale, reason_of, remove_files
-from pytest_negativa.slimming.journal import Journal, Lines
-from pytest_negativa.slimming.manifest import folders_of_spares, may_be_kept
+from pytest_negativa.slimming.code_files import forget_stale, remove_files
+from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import spares_of
+from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
@@ -45,23 +43,18 @@ from pytest_negativa.slimming.recipes import (
     names_of,
     slim_library,
 )
-from pytest_negativa.slimming.replace import keep_original, link, replace_all
+from pytest_negativa.slimming.replace import is_same_file, keep_original, replace_all
 from pytest_negativa.slimming.spares import (
     SparePolicy,
     clear_abandoned,
     discard_unchecked,
-    disown,
     hold_folder,
     rebuild,
+    release,
 )
 from pytest_negativa.slimming.tree import read_fact, staged_name
-from pytest_negativa.slimming.worklist import ANOTHER_PLACE, Task, WorkList
+from pytest_negativa.slimming.worklist import Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
-
-_NOT_KEPT = (
-    "no original is kept, because it was slimmed without --keep-originals before; to have one, "
-    "install it again, then slim"
-)
 
 OnDone = Callable[[int], None]
 """Called with the bytes of each library that is done."""
@@ -104,7 +97,7 @@ class Slimmer:
         self.options = options
         self.rows: list[SlimRow] = []
         self._has_code: dict[str, bool | None] = {}
-        self._unchecked: dict[Path, Path] = {}
+        self._unchecked: Path | None = None
 
     @functools.cached_property
     def _origins(self) -> Origins:
@@ -124,9 +117,9 @@ class Slimmer:
             yield self.journal.root / names[0], self._origin_of(names)
 
     def _may_lose_for_good(self, task: Task) -> bool:
-        if task.before is not None:
-            return False
         recipe = task.recipe
+        if task.slimmed is not None or recipe.kind is Kind.WHOLE:
+            return False
         if recipe.spare is None:
             return self._may_lose(task)
         return recipe.strips_others and self._code_in(task) is False
@@ -151,7 +144,7 @@ class Slimmer:
             KeyboardInterrupt: what was replaced is in order. Threads may still write to files
                 that have no name, so the process should end.
         """
-        self.rows = [self._with_note(row) for row in self.work.rows]
+        self.rows = [*self.work.rows]
         if self.options.dry_run:
             self._process(
                 self._foresee,
@@ -162,75 +155,46 @@ class Slimmer:
                 self.rows.append(package.row(SlimStatus.WOULD_SLIM, package.unused))
                 on_done(package.size)
             return self.rows
-        journal = self.journal
+        journal, spare = self.journal, self.options.spare
         for killed in map(Path, journal.manifest.run_spares):
             clear_abandoned(killed)
+        before = spares_of(journal.manifest.slimmed.values())
+        before |= spares_of(task.slimmed.entry for task in self.work.tasks if task.slimmed)
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
-            spares = {spare.folder for task in self.work.tasks if (spare := task.recipe.spare)}
-            for folder in sorted(spares):
-                self._hold_spares(folder, held, on_done)
-            spares |= folders_of_spares(journal.manifest.slimmed.values())
-            try:
-                self._run(on_done)
-            finally:
-                for folder in spares - folders_of_spares(journal.manifest.slimmed.values()):
-                    disown(folder, journal.root)
+            if spare is not None and any(task.recipe.spare for task in self.work.tasks):
+                self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
+            self._run(on_done)
+        release(before, journal.root, journal.manifest)
         return self.rows
-
-    def _hold_spares(self, folder: Path, held: contextlib.ExitStack, on_done: OnDone) -> None:
-        """Hold a folder of spares; its libraries fail if it can't have the place of one before."""
-        journal = self.journal
-        try:
-            hold = hold_folder(folder, journal.root, journal.held)
-            self._unchecked[folder] = held.enter_context(hold)
-        except ReconstructError as e:
-            if self.options.spare is not None:
-                raise
-            for task in [*self.work.tasks]:
-                if task.recipe.spare is not None and task.recipe.spare.folder == folder:
-                    self.work.tasks.remove(task)
-                    self._add_failed(task, f"{e}; {ANOTHER_PLACE}")
-                    on_done(task.size)
 
     def _run(self, on_done: OnDone) -> None:
         journal, work = self.journal, self.work
         before = msgspec.json.encode(journal.manifest)
-        behind = journal.lines_behind(work.current)
-        begun = bool(work.tasks or work.links or work.packages or behind or journal.manifest.run)
-        with journal.at_work(self._unchecked) if begun else contextlib.nullcontext():
-            self._apply(behind, on_done)
+        begun = bool(work.packages or work.past or journal.manifest.run)
+        begun |= any(map(self._may_lose, work.tasks))
+        spares = () if self._unchecked is None else (self._unchecked.parent,)
+        with journal.at_work(spares) if begun else contextlib.nullcontext():
+            self._apply(on_done)
         if not begun and msgspec.json.encode(journal.manifest) != before:
             journal.save()
 
-    def _apply(self, behind: Lines, on_done: OnDone) -> None:
+    def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            if behind:
-                journal.write_records({}, behind)
-                journal.sites = [Site(site.folder) for site in journal.sites]
-            self._forget_stale()
+            forget_stale(journal.tree, journal.manifest)
             try:
-                self._link_names()
                 self._process(self._slim, self._publish, on_done)
                 self._remove_files(on_done)
             finally:
                 # Also when interrupted: what was replaced must be in order.
-                journal.finish(self._lines())
+                for key, entry in self.work.past.items():
+                    if journal.manifest.slimmed.get(key) is entry:
+                        journal.note_back(key, entry)
+                journal.finish(journal.lines())
         finally:
-            for unchecked in self._unchecked.values():
-                discard_unchecked(unchecked)
-
-    def _lines(self) -> dict[str, RecordLine]:
-        """The lines of RECORD files for results."""
-        return {
-            os.path.join(self.journal.root, name): RecordLine(
-                record_digest(entry.sha256), str(entry.size)
-            )
-            for entry in self.journal.manifest.slimmed.values()
-            for name in entry.names
-            if name in self.work.current
-        }
+            if self._unchecked is not None:
+                discard_unchecked(self._unchecked)
 
     def _remove_files(self, on_done: OnDone) -> None:
         """Remove the files that are unused GPU code."""
@@ -242,39 +206,6 @@ class Slimmer:
                 jobs=self.options.jobs,
             )
             on_done(package.size)
-
-    def _with_note(self, row: SlimRow) -> SlimRow:
-        """Tell that a library slimmed before without its original kept has none to keep."""
-        entry = self.journal.manifest.slimmed.get(row.path)
-        if self.options.keep_originals is None or row.status is not SlimStatus.ALREADY:
-            return row
-        if entry is None or may_be_kept(entry) or entry.spare is not None:
-            return row
-        return msgspec.structs.replace(row, notes=(*row.notes, _NOT_KEPT))
-
-    def _forget_stale(self) -> None:
-        journal = self.journal
-        for key in self.work.stale:
-            del journal.manifest.slimmed[key]
-        for name in [*journal.manifest.left]:
-            if journal.tree.group_of(name) is None and journal.tree.covers((name,)):
-                del journal.manifest.left[name]
-        forget_stale(journal.tree, journal.manifest)
-
-    def _link_names(self) -> None:
-        journal = self.journal
-        for name, result in self.work.links.items():
-            place = journal.root / name
-            try:
-                [state] = journal.places([name]).values()
-                link(journal.root / result, place, state, journal.token)
-                self.work.current.add(name)
-            except (OSError, NegativaError) as e:
-                detail = f"cannot be replaced: {reason_of(e)}"
-                size = 0  # it may be gone, and link() failed for that
-                with contextlib.suppress(OSError):
-                    size = place.lstat().st_size
-                self.rows.append(SlimRow.unchanged(name, SlimStatus.FAILED, size, detail))
 
     def _process(
         self,
@@ -343,14 +274,13 @@ class Slimmer:
         original = self._original_of(task)
         if task.is_cut:
             rebuild(task.source, original)
-        spare = task.recipe.spare
         return slim_library(
             task.recipe,
             original,
             staged,
             (root / task.name).name,
             strip=options.strip,
-            unchecked=None if spare is None else self._unchecked[spare.folder],
+            unchecked=self._unchecked,
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Result | NotSlimmed:
@@ -363,32 +293,19 @@ class Slimmer:
             return foresee_library(task.recipe, source, name, strip=self.options.strip)
 
     def _leave(self, task: Task, reason: str) -> None:
-        if task.before is not None:
-            self._put_back(task, task.before, reason)
-            return
+        if task.slimmed is not None:
+            self._put_back(task, task.slimmed, reason)
         # Libraries without GPU code are not what the user asked about.
-        if reason != NO_GPU_CODE:
+        elif reason != NO_GPU_CODE:
             self._add_unchanged(task, SlimStatus.LEFT, task.size, reason)
-        group = self.journal.tree.group_of(task.name)
-        if group is not None:
-            self._note_left(task, group.size, group.mtime_ns, reason)
 
-    def _note_left(self, task: Task, size: int, mtime_ns: int, reason: str) -> None:
-        self.journal.manifest.left[task.name] = LeftFile(
-            size=size, mtime_ns=mtime_ns, recipe=task.recipe.digest, reason=reason
-        )
-
-    def _put_back(self, task: Task, entry: SlimmedFile, reason: str) -> None:
+    def _put_back(self, task: Task, slimmed: Slimmed, reason: str) -> None:
         """Put the original of a library back that lacks code, and of which nothing may go now."""
-        status = SlimStatus.WOULD_UNDO
+        entry, status, journal = slimmed.entry, SlimStatus.WOULD_UNDO, self.journal
         if not self.options.dry_run:
-            status, journal = SlimStatus.UNDONE, self.journal
-            like = journal.root / task.name
-            journal.put_back(task.names, entry, self._original_of(task), like)
-            for key in [k for k, one in journal.manifest.slimmed.items() if one is entry]:
-                journal.note_back(key, entry)
-            self.work.current.difference_update(task.names)
-            self._note_left(task, entry.original_size, entry.mtime_ns, reason)
+            status, like = SlimStatus.UNDONE, journal.root / slimmed.results[0]
+            journal.put_back(task.names, entry, None if task.is_cut else task.source, like)
+            journal.note_back(slimmed.key, entry)
         row = SlimRow(
             path=task.name,
             status=status,
@@ -401,22 +318,22 @@ class Slimmer:
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         journal = self.journal
-        notes = (*made.removal.notes, *made.notes, *self._notes_on(task, made))
+        notes = (*made.removal.notes, *made.notes, *self._notes_on(task))
         linked: FileState | None = None
         places = journal.places(task.names)
-        original = None if task.before is None else task.before.original
-        if self.options.keep_originals is not None:
-            aside = self.options.keep_originals / made.original_sha256
-            known = next(iter(places.values()))
-            linked = keep_original(self._original_of(task), aside, journal.token, known)
-            # The file that is replaced is another one than the original made again.
-            linked = None if task.is_cut else linked
-            original = str(aside)
-        status, old = staged.stat(), task.before
-        rows = journal.rows_before(task.names) if old is None else old.rows
         slimmed = journal.manifest.slimmed
         before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
-        journal.manifest.left.pop(task.name, None)
+        known = [] if task.slimmed is None else [task.slimmed.entry]
+        known += [e for e in before.values() if e.original_sha256 == made.original_sha256]
+        old = known[0] if known else None
+        original = None if old is None else old.original
+        if self.options.keep_originals is not None:
+            aside = self.options.keep_originals / made.original_sha256
+            state = next(iter(places.values()))
+            linked = keep_original(self._original_of(task), aside, journal.token, state)
+            original = str(aside)
+        status = staged.stat()
+        rows = journal.rows_before(task.names) if old is None else old.rows
         slimmed[task.name] = SlimmedFile(
             names=task.names,
             original_sha256=made.original_sha256,
@@ -437,22 +354,18 @@ class Slimmer:
         )
         journal.save()
         try:
-            replace_all(staged, {p: linked or state for p, state in places.items()}, journal.token)
+            # Keeping the original has changed its time of change.
+            changed = {p: linked for p, state in places.items() if is_same_file(state, linked)}
+            replace_all(staged, places | changed, journal.token)
         except ReconstructError:
             if not any(_is_file(place, status) for place in places):
                 del slimmed[task.name]
                 slimmed.update(before)
                 journal.save()
             raise
-        self.work.current.update(task.names)
         self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
-    def _notes_on(self, task: Task, made: Result) -> Iterator[str]:
-        if made.spare is not None and self.options.spare is None:
-            yield (
-                f"its code lies in a spare as before, in {made.spare.parent}; to do without a "
-                "spare, pass --keep-originals DIR"
-            )
+    def _notes_on(self, task: Task) -> Iterator[str]:
         if task.outside:
             yield (
                 "the original still takes its space: it has "
@@ -479,7 +392,7 @@ class Slimmer:
 
     def _add_failed(self, task: Task, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
-        size = task.size if task.before is None else task.before.size
+        size = task.size if task.slimmed is None else task.slimmed.entry.size
         self._add_unchanged(task, SlimStatus.FAILED, size, detail)
 
     def _add_unchanged(self, task: Task, status: SlimStatus, size: int, detail: str) -> None:

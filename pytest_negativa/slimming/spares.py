@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shlex
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.slimming import SlimManifest
 from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import (
@@ -38,10 +39,19 @@ from pytest_negativa.rewriting.compact.rebuild import (
 )
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.folder_locks import held
+from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import SPARE_FOLDER, Note
-from pytest_negativa.storage.atomic import sync_folder, write_atomically
+from pytest_negativa.spare.note import (
+    MAGIC,
+    MAX_TRAILER,
+    PAGE_SIZE,
+    SPARE_FOLDER,
+    Note,
+    trailer_offset,
+    unpack_trailer,
+)
+from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
     ALONE,
     refuse_shared,
@@ -51,6 +61,7 @@ from pytest_negativa.storage.shared_folders import (
 )
 from pytest_negativa.storage.system import read_regular
 
+_NAME = re.compile(r".+\.([0-9a-f]{16})\.spare", re.DOTALL)
 UNCHECKED = ".unchecked-"
 """Begins the names of folders with a spare that is not checked yet."""
 
@@ -264,9 +275,7 @@ def cut(
 
 
 @contextlib.contextmanager
-def hold_folder(
-    folder: Path, tree: Path | None = None, together: Collection[Path] = ()
-) -> Iterator[Path]:
+def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     """Make a folder of spares and keep others out, and remove what killed runs left there.
 
     Yields a folder in it for spares that are not checked yet, which goes at the end.
@@ -277,11 +286,9 @@ def hold_folder(
         folder: absolute path.
         tree: the folder of the libraries. Who can exchange that one needs no spare to do harm,
             unless root is at work.
-        together: folders whose libraries may have spares there, too.
 
     Raises:
-        ReconstructError: it can't be written, other users may write to it, or it has the spares of
-            other libraries.
+        ReconstructError: it can't be written, or other users may write to it.
     """
     made: list[Path] = []
     with contextlib.ExitStack() as stack:
@@ -299,7 +306,7 @@ def hold_folder(
             # Until then, another user may have made it.
             _refuse_shared(folder, tree)
             remove_unchecked(folder)
-            _own(folder, tree, together)
+            _own(folder, tree)
             unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
         except BaseException as e:
             if made:
@@ -314,27 +321,14 @@ def hold_folder(
             _remove_made(folder, made)
 
 
-def _own(folder: Path, tree: Path | None, together: Collection[Path]) -> None:
-    """Note in a folder of spares whose libraries need them, for ``slim prune``.
+def _own(folder: Path, tree: Path | None) -> None:
+    """Note in a folder of spares whose libraries need them, see ``release``.
 
     The note also keeps scans out: spares begin like libraries.
     """
     known = owners_of(folder)
-    if tree in known:
-        return
-    if others := [owner for owner in known if owner not in together]:
-        moved = (
-            ""
-            if others[0].exists()
-            else (
-                ". If that folder was moved: negativa slim prune --force "
-                f"{shlex.quote(str(folder))} PATH"
-            )
-        )
-        raise ReconstructError(
-            f"{folder}: has the spares of the libraries in {others[0]}; name another folder{moved}"
-        )
-    _note_owners(folder, [*known, *([tree] if tree else [])])
+    if tree not in known:
+        _note_owners(folder, [*known, *([tree] if tree else [])])
 
 
 def owners_of(folder: Path) -> list[Path]:
@@ -343,46 +337,79 @@ def owners_of(folder: Path) -> list[Path]:
     Raises:
         ReconstructError: its note can't be read.
     """
-    found: list[bytes] = []
-    for note in (folder / ORIGINALS_MARK, *_earlier_notes(folder)):
-        try:
-            found += read_regular(note, follow=False).split(b"\0")
-        except FileNotFoundError:
-            continue
-        except OSError as e:
-            raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
-    return [Path(os.fsdecode(path)) for path in dict.fromkeys(found) if path]
-
-
-def _earlier_notes(folder: Path) -> list[Path]:
-    """Notes of earlier versions, which had a file for each folder of libraries."""
-    return sorted(folder.glob(".tree-*"))
-
-
-def disown(folder: Path, tree: Path) -> None:
-    """Note that libraries of a tree need no spare in a folder any more."""
-    with contextlib.suppress(OSError, NegativaError):
-        # A manifest names the folder, and may have come with an image.
-        refuse_shared(folder)
-        if tree in (known := owners_of(folder)):
-            _note_owners(folder, [owner for owner in known if owner != tree])
+    note = folder / ORIGINALS_MARK
+    try:
+        found = read_regular(note, follow=False).split(b"\0")
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
+    return [Path(os.fsdecode(path)) for path in found if path]
 
 
 def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
     note = b"\0".join(map(os.fsencode, owners))
     write_atomically(folder / ORIGINALS_MARK, note, mode=0o644)
-    for earlier in _earlier_notes(folder):
-        earlier.unlink()
 
 
-def unchecked_in(folder: Path) -> list[Path]:
-    """What a ``slim`` that is at work, or was killed, has in a folder of spares."""
-    return sorted(folder.glob(f"{UNCHECKED}*"))
+def release(before: Set[Path], tree: Path, manifest: SlimManifest) -> None:
+    """Remove the spares that the libraries of a folder needed, and none needs now.
+
+    A spare stays if the manifest of another folder with spares there has it, or if such a folder
+    has no manifest now: it may be away. In a folder that is not noted as ours, all stay.
+
+    Args:
+        before: the spares that libraries had.
+        tree: the folder of the libraries.
+        manifest: what it says now.
+    """
+    needed = spares_of(manifest.slimmed.values())
+    for folder in {spare.parent for spare in before - needed}:
+        # A manifest names the folder, and may have come with an image.
+        with contextlib.suppress(OSError, NegativaError), hold_alone(folder):
+            owners = owners_of(folder)
+            others = [load_manifest(owner) for owner in owners if owner != tree]
+            if tree not in owners or not all(other.slimmed for other in others):
+                continue
+            needed_there = needed.union(*(spares_of(other.slimmed.values()) for other in others))
+            names = {spare.name for spare in needed_there}
+            for spare in before:
+                if spare.parent == folder and spare.name not in names and is_spare(spare):
+                    remove_file(spare)
+            if folder not in {spare.parent for spare in needed}:
+                _note_owners(folder, [owner for owner in owners if owner != tree])
+
+
+def is_spare(path: Path) -> bool:
+    """Whether a file is a spare, by its name and its trailer.
+
+    Raises:
+        ReconstructError: a file of such a name can't be read.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with ByteSource(path) as source:
+            start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
+            tail = source.read(start, source.size - start)
+    except FormatError as e:
+        raise ReconstructError(str(e)) from e
+    for at in range(0, len(tail), PAGE_SIZE):
+        if tail.startswith(MAGIC, at):
+            try:
+                trailer = unpack_trailer(tail[at:], str(path), start + at)
+            except FormatError:
+                continue
+            is_here = trailer_offset(trailer.original_size) == start + at
+            if is_here and trailer.pair.hex().startswith(match[1]):
+                return True
+    return False
 
 
 def remove_unchecked(folder: Path) -> None:
     """Remove what killed runs left in a folder of spares, which is locked."""
-    for left in unchecked_in(folder):
+    for left in folder.glob(f"{UNCHECKED}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 

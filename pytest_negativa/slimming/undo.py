@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
-    RecordRow,
     SlimManifest,
     SlimmedFile,
     SlimRow,
@@ -29,29 +25,22 @@ from pytest_negativa.slimming.manifest import (
     Fate,
     Judgement,
     Records,
-    folders_of_spares,
-    how_to_reinstall,
     is_reinstalled,
     is_uninstalled,
     judge,
-    may_be_kept,
-    other_manifest,
+    spares_of,
 )
+from pytest_negativa.slimming.originals import entry_of, is_past, kept_original, unlisted
 from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
-from pytest_negativa.slimming.spares import clear_abandoned, disown, find_spare, note_of
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of
-from pytest_negativa.spare.note import Note
-
-OnSpares: TypeAlias = Callable[[AbstractSet[Path]], None]
-"""Is told the folders whose spares gave originals back."""
+from pytest_negativa.slimming.spares import clear_abandoned, find_spare, release
+from pytest_negativa.slimming.tree import Tree
 
 
 def undo_trees(
     paths: Sequence[Path],
     *,
     dry_run: bool = False,
-    on_spares: OnSpares = lambda folders: None,
 ) -> list[SlimRow]:
     """Put back all originals, and remove their entries from the manifest.
 
@@ -63,7 +52,6 @@ def undo_trees(
     Args:
         paths: folders that were slimmed, or libraries of them.
         dry_run: report what would be done, and write nothing.
-        on_spares: is called after a folder was put back, unless ``dry_run``.
 
     Returns:
         A row for each entry of the manifests.
@@ -73,10 +61,10 @@ def undo_trees(
     """
     with hold(*roots_of(paths)):
         trees = scan_held(paths, dry_run=dry_run)
-        return [row for tree in trees for row in _undo_tree(tree, on_spares, dry_run=dry_run)]
+        return [row for tree in trees for row in _undo_tree(tree, dry_run=dry_run)]
 
 
-def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRow]:
+def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
@@ -86,25 +74,19 @@ def _undo_tree(tree: Tree, on_spares: OnSpares, *, dry_run: bool) -> list[SlimRo
     if dry_run or not (entries or manifest.removed or manifest.run):
         return [*rows, *_undo_entries(journal, entries, dry_run=True)]
     killed = {Path(folder) for folder in manifest.run_spares}
-    try:
-        with journal.at_work():
-            try:
-                rows += _undo_entries(journal, entries, dry_run=False)
-            finally:
-                journal.finish({})
-                journal.restore_times()
-                if not manifest.slimmed:
-                    manifest.left.clear()
-                    manifest.records.clear()
-                for spares in killed:
-                    clear_abandoned(spares)
-    finally:
-        # Without their entries nothing tells whether more libraries have spares there.
-        needed = folders_of_spares((*manifest.slimmed.values(), *by_spare.values()))
-        free = (folders_of_spares(entries.values()) | killed) - needed
-        for spares in free:
-            disown(spares, tree.root)
-        on_spares(free)
+    with journal.at_work():
+        try:
+            rows += _undo_entries(journal, entries, dry_run=False)
+        finally:
+            journal.finish({})
+            journal.restore_times()
+            if not manifest.slimmed:
+                manifest.records.clear()
+            for spares in killed:
+                clear_abandoned(spares)
+    back = {key: entry for key, entry in entries.items() if key not in manifest.slimmed}
+    left = {row.path for row in rows if row.status is SlimStatus.FAILED}
+    release(spares_of(e for key, e in back.items() if key not in left), tree.root, manifest)
     return rows
 
 
@@ -122,6 +104,12 @@ def _undo_entries(
     yield from undo_files(journal, dry_run=dry_run)
 
 
+def _is_done_with(tree: Tree, row: SlimRow, entry: SlimmedFile) -> bool:
+    if row.status is not SlimStatus.LEFT:
+        return row.status is SlimStatus.UNDONE
+    return is_past(tree, entry, (found.fate for found in judge(tree, entry).values()))
+
+
 def _entries_by_spare(
     tree: Tree, manifest: SlimManifest, rows: list[SlimRow]
 ) -> Iterator[tuple[str, SlimmedFile]]:
@@ -129,85 +117,11 @@ def _entries_by_spare(
 
     ``rows`` gets a row for each other one.
     """
-    known = {name for entry in manifest.slimmed.values() for name in entry.names}
-    for group in tree.groups:
-        path = tree.root / group.name
-        if not (known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path)):
-            continue
-        detail = "was slimmed, and no manifest here tells how to undo it; install it again"
-        if (folder := other_manifest(tree.root, path)) is not None:
-            detail += f", or run negativa slim undo {shlex.quote(str(folder))}"
-        else:
-            try:
-                if (note := note_of(path)) is not None:
-                    yield group.name, _entry_of(tree, group, note, find_spare(path))
-                    continue
-            except NegativaError as e:
-                detail += f": {str(e).removeprefix(f'{path}: ')}"
-        rows.append(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, detail))
-
-
-def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedFile:
-    """What a manifest would say of a library with a spare. It has the times of its original."""
-    sha256 = tree.digest(group)
-    assert sha256 is not None, "its note was read"
-    original = note.original.hex()
-    found = tree.recorded(set(group.names))
-    rows = tuple(
-        RecordRow(
-            record=os.path.relpath(found[name][line], tree.root),
-            name=name,
-            digest=record_digest(original),
-            size=str(note.original_size),
-        )
-        for name in group.names
-        if (line := record_digest(sha256)) in found.get(name, {})
-    )
-    return SlimmedFile(
-        names=group.names,
-        original_sha256=original,
-        original_size=note.original_size,
-        sha256=sha256,
-        size=group.size,
-        mtime_ns=group.mtime_ns,
-        recipe="",
-        source="",
-        gpu_code_removed=0,
-        rows=rows,
-        spare=str(spare),
-    )
-
-
-def is_forgotten(tree: Tree, key: str, entry: SlimmedFile) -> bool:
-    """Whether undo would find that an entry's library was uninstalled, or is another one now."""
-    try:
-        row = _way_back(tree, key, entry, judge(tree, entry))
-    except NegativaError:
-        return False
-    return (
-        isinstance(row, SlimRow)
-        and row.status is SlimStatus.LEFT
-        and _is_done_with(tree, row, entry)
-    )
-
-
-def _is_done_with(tree: Tree, row: SlimRow, entry: SlimmedFile) -> bool:
-    if row.status is SlimStatus.LEFT:
-        # If the library comes back, its entry is the way to the original.
-        is_away = row.after == 0 and not _is_removed(tree, entry)
-        return not may_be_kept(entry) and not (is_away and entry.spare is not None)
-    return row.status is not SlimStatus.FAILED
-
-
-def _is_removed(tree: Tree, entry: SlimmedFile) -> bool:
-    """Whether a library that is not there was uninstalled, and not away with all of its site."""
-    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
-    sites = {tree.root, *(site.folder for site in tree.sites)}
-    return (
-        any(is_uninstalled(name, entry, records) for name, records in _recorded(tree, entry))
-        and {Path(record).parents[1] for record in records_then} <= sites
-        and tree.unread_record() is None
-    )
+    for group in unlisted(tree, manifest):
+        try:
+            yield group.name, entry_of(tree, group)
+        except NegativaError as e:
+            rows.append(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, str(e)))
 
 
 def _recorded(tree: Tree, entry: SlimmedFile) -> list[tuple[str, Records]]:
@@ -252,10 +166,9 @@ def _way_back(
         raise ReconstructError(UNREADABLE)
     if names := [name for name, one in found.items() if one.fate is Fate.RESULT]:
         like = tree.root / names[0]
-        if entry.spare is None or may_be_kept(entry):
-            return _Way(names, _kept_original(like, entry), like)
-        find_spare(like)
-        return _Way(names, None, like)
+        if (kept := kept_original(tree.root, entry)) is None:
+            find_spare(like)
+        return _Way(names, kept, like)
     if Fate.ORIGINAL in fates:
         return _row(key, entry, SlimStatus.UNDONE, entry.original_size, "it was back already")
     if fates != {Fate.GONE}:
@@ -263,7 +176,7 @@ def _way_back(
         return _row(key, entry, SlimStatus.LEFT, entry.size, reason)
     if (reason := _why_gone(tree, entry)) is not None:
         return _row(key, entry, SlimStatus.LEFT, 0, reason)
-    return _Way([*entry.names], _kept_original(tree.root / entry.names[0], entry), None)
+    return _Way([*entry.names], kept_original(tree.root, entry), None)
 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
@@ -281,19 +194,6 @@ def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
         for name in names
     )
     return None if entry.original is not None and ours else "it is no longer there"
-
-
-def _kept_original(place: Path, entry: SlimmedFile) -> Path:
-    if entry.original is None:
-        raise ReconstructError(
-            f"its original was not kept; {how_to_reinstall(place, entry.origin)}"
-        )
-    aside = Path(entry.original)
-    if digest_of(aside) != entry.original_sha256:
-        raise ReconstructError(
-            f"{aside} is gone, or no longer its original; {how_to_reinstall(place, entry.origin)}"
-        )
-    return aside
 
 
 def _row(

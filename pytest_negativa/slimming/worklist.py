@@ -6,18 +6,19 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from pytest_negativa.arch import OLDEST_DEVICES, ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError, OptionError
+from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
@@ -26,7 +27,7 @@ from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
-from pytest_negativa.models.slimming import LeftFile, SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import (
@@ -34,21 +35,20 @@ from pytest_negativa.slimming.code_files import (
     packages_by_lock,
 )
 from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
-from pytest_negativa.slimming.manifest import (
-    UNREADABLE,
-    Fate,
-    is_original,
-    is_result,
-    judge,
-    may_be_kept,
-    other_manifest,
+from pytest_negativa.slimming.manifest import UNREADABLE, judge, may_be_kept
+from pytest_negativa.slimming.originals import (
+    Slimmed,
+    entry_of,
+    find_slimmed,
+    is_past,
+    kept_original,
 )
 from pytest_negativa.slimming.recipes import (
-    NO_GPU_CODE,
     Kind,
     Recipe,
     by_lock,
     by_pages,
+    keep_whole,
     names_of,
     never_loaded,
 )
@@ -57,10 +57,8 @@ from pytest_negativa.slimming.spares import (
     SpareAwayError,
     SparePolicy,
     find_spare,
-    note_of,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, soname_of
-from pytest_negativa.storage.records import utf8
+from pytest_negativa.slimming.tree import FileGroup, Tree, read_fact, soname_of
 
 _OWN_DISTRIBUTION = "pytest_negativa"
 _INTERPRETER = "libpython"
@@ -111,37 +109,19 @@ def require_known(lock: Lock) -> None:
         raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
 
 
-_IN_ANOTHER_WAY = "was slimmed before in another way, and its original was not kept"
-_DAMAGED = "was slimmed, and differs from what was written; install it again, then slim"
-_DAMAGED_UNDO = (
-    "was slimmed, and differs from what was written; negativa slim undo, or install it again, "
-    "then slim"
-)
-_NOT_AGAIN = (
-    "was slimmed before, by another lock or with other options, and its original was not kept; "
-    "install it again, then slim"
-)
-
-_LEFT_OUT = (
-    "was slimmed before, by another lock or with other options; this lock leaves it out, so all of "
-    "it is needed: install it again"
-)
-_HAS_SPARE = "was slimmed before, and its spare has its symbol tables, too"
-ANOTHER_PLACE = (
-    "pass --spare DIR to put its next spare elsewhere, or --keep-originals DIR to have none"
-)
-"""What to do if a spare can't lie where the one before does."""
-
-_SPARE_NEAR = (
-    "its spare lies in the folder to slim, in one around it, or in one whose path is not UTF-8; "
-    f"{ANOTHER_PLACE}"
-)
 _KEPT = (
     "libraries.include, libraries.exclude or keep.libraries of the project keeps it, so it stays "
     "whole although no test loaded it"
 )
-_IS_THERE = {SlimStatus.ALREADY, SlimStatus.SPARE_AWAY}
-_LEFT_OUT_UNDO = f"{_LEFT_OUT}, or negativa slim undo"
+_LEFT_OUT = "the lock leaves it out, so all of it is needed"
+_HAS_SPARE = (
+    "was slimmed with a spare, which would go with its original: pass --spare DIR to have one "
+    "again, or --keep-originals DIR"
+)
+_NOT_KEPT = (
+    "no original is kept, because it was slimmed without --keep-originals before; to have one, "
+    "install it again, then slim"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +133,7 @@ class Task:
         source: the original; with ``is_cut``, the library with a spare that was made of it.
         names: the names that will lead to the result, below the folder.
         size: bytes of the original.
-        before: the manifest's entry, if the file that is there was slimmed before.
+        slimmed: the file that is there, if it was slimmed before.
         outside: how many names of the file lie outside of the folder.
         is_cut: the original is made again from ``source`` and its spare.
     """
@@ -162,7 +142,7 @@ class Task:
     source: Path
     names: tuple[str, ...]
     size: int
-    before: SlimmedFile | None = None
+    slimmed: Slimmed | None = None
     outside: int = 0
     is_cut: bool = False
 
@@ -177,18 +157,14 @@ class WorkList:
 
     Attributes:
         tasks: libraries to slim.
-        links: names that will lead to a result that exists: name to name of the result.
         rows: what is known beforehand.
-        current: names whose file is a result.
-        stale: entries of the manifest whose file is gone or another one.
+        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
         packages: the files that are GPU code themselves.
     """
 
     tasks: list[Task] = field(default_factory=list)
-    links: dict[str, str] = field(default_factory=dict)
     rows: list[SlimRow] = field(default_factory=list)
-    current: set[str] = field(default_factory=set)
-    stale: list[str] = field(default_factory=list)
+    past: dict[str, SlimmedFile] = field(default_factory=dict)
     packages: list[Package] = field(default_factory=list)
 
     def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
@@ -202,55 +178,25 @@ class WorkList:
                 self.packages.append(package)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownResult:
-    """A library of the manifest whose result is there.
-
-    Attributes:
-        key: of its entry.
-        entry: what the manifest says.
-        results: those of its names that lead to the result.
-        originals: those that still lead to the original, because a run was killed between the
-            names of one file.
-    """
-
-    key: str
-    entry: SlimmedFile
-    results: tuple[str, ...]
-    originals: tuple[str, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.entry.names
-
-    def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
-        """A row for a library that stays as it is."""
-        return SlimRow.unchanged(self.key, status, self.entry.size, detail)
-
-
-Library: TypeAlias = KnownResult | FileGroup
+Library: TypeAlias = Slimmed | FileGroup
 
 
 def classify(
-    tree: Tree, library: Library, left: LeftFile | None, recipe: Recipe
+    tree: Tree, library: Library, recipe: Recipe, *, keeps_original: bool = False
 ) -> Task | SlimRow | None:
-    """What a recipe makes of a library: a task, or a row that tells why there is none.
+    """What a recipe makes of a library, as if it had never been slimmed.
 
     Args:
         tree: where it lies.
-        library: the file, or the entry of the manifest that it belongs to.
-        left: what the manifest says of a file that an earlier run left as it is.
+        library: the file, or the slimmed library that it belongs to.
         recipe: what is wanted.
+        keeps_original: whether the original will be kept.
 
     Returns:
-        None if there is nothing to do and nothing to tell.
+        A task; a row that tells why there is none; None if there is nothing to do or to tell.
     """
-    if isinstance(library, KnownResult):
-        return _classify_slimmed(tree, library, recipe)
-    if left is not None and _is_left(library, left, recipe):
-        if left.reason == NO_GPU_CODE:
-            return None
-        return SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, left.reason)
+    if isinstance(library, Slimmed):
+        return _classify_slimmed(tree, library, recipe, keeps_original=keeps_original)
     # A digest of the lock says enough.
     if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
@@ -260,125 +206,85 @@ def classify(
     return Task(recipe, source, library.names, library.size, outside=outside)
 
 
-def _classify_slimmed(tree: Tree, library: KnownResult, recipe: Recipe) -> Task | SlimRow:
+def _classify_slimmed(
+    tree: Tree, library: Slimmed, recipe: Recipe, *, keeps_original: bool
+) -> Task | SlimRow:
     entry, path = library.entry, tree.root / library.results[0]
-    if entry.recipe == recipe.digest:
-        status, detail = SlimStatus.ALREADY, recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
-        try:
-            if entry.spare is not None:
-                find_spare(path)
-        except NegativaError as e:
-            is_away = isinstance(e, SpareAwayError)
-            status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.FAILED
-            detail = str(e).removeprefix(f"{path}: ")
-        return SlimRow(
-            path=library.key,
-            status=status,
-            before=entry.original_size,
-            after=entry.size,
-            detail=detail,
-            others=len(entry.names) - 1,
-        )
-    kept = None if entry.original is None else Path(entry.original)
-    if kept is not None and digest_of(kept) == entry.original_sha256:
-        return Task(recipe, kept, library.results, entry.original_size, before=entry)
-    if entry.spare is not None:
-        return Task(recipe, path, library.results, entry.original_size, before=entry, is_cut=True)
-    # If GPU code is gone, some of it may be what the recipe keeps.
-    if entry.gpu_code_removed and recipe.kind not in (Kind.STRIP, Kind.NEVER_LOADED):
-        return library.unchanged(SlimStatus.FAILED, _NOT_AGAIN)
-    return library.unchanged(SlimStatus.LEFT, _IN_ANOTHER_WAY)
-
-
-def _keep_spare(tree: Tree, library: KnownResult, recipe: Recipe) -> Recipe | SlimRow:
-    """The recipe with the spare of a library, without which its original would be lost.
-
-    Returns:
-        A row if the library stays as it is.
-    """
-    entry = library.entry
-    if recipe.kind is Kind.STRIP:
-        return library.unchanged(SlimStatus.LEFT, _HAS_SPARE)
-    if recipe.spare is not None or entry.spare is None:
-        return recipe
-    path = tree.root / library.results[0]
+    if library.is_whole and entry.recipe == recipe.digest:
+        lacks = keeps_original and entry.spare is None and not may_be_kept(entry)
+        row = _already(path, library, recipe)
+        return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
+    loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        spare = SparePolicy(Path(entry.spare).parent, by_arch=recipe.kind is Kind.ARCHS)
-        if (same := replace(recipe, spare=spare)).digest == entry.recipe:
-            return same
-        folder = find_spare(path).parent
+        if library.problem is not None:
+            raise ReconstructError(library.problem)
+        if loses_spare and recipe.kind is not Kind.WHOLE:
+            raise ReconstructError(_HAS_SPARE)
+        source = None
+        if library.originals:
+            source = tree.root / library.originals[0]
+        elif (source := kept_original(tree.root, entry)) is None:
+            return Task(recipe, path, library.names, entry.original_size, library, is_cut=True)
+        return Task(recipe, source, library.names, entry.original_size, library)
     except NegativaError as e:
-        return library.unchanged(SlimStatus.FAILED, str(e).removeprefix(f"{path}: "))
-    real = folder.resolve()
-    # As for --spare: no scan enters a folder of spares.
-    is_near = tree.root == real or tree.root in real.parents or real in tree.root.parents
-    if is_near or utf8(str(folder)) != str(folder):
-        return library.unchanged(SlimStatus.FAILED, _SPARE_NEAR)
-    return replace(recipe, spare=replace(spare, folder=folder))
+        # If GPU code is gone, some of it may be what the recipe keeps.
+        keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
+        is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
+        status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
+        return SlimRow.unchanged(library.key, status, entry.size, str(e))
 
 
-def _is_left(group: FileGroup, left: LeftFile, recipe: Recipe) -> bool:
-    """Whether an earlier run with this recipe left this very file as it is."""
-    known = (left.size, left.mtime_ns, left.recipe) == (group.size, group.mtime_ns, recipe.digest)
-    return known and not (recipe.strips_others and left.reason == NO_GPU_CODE)
+def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
+    entry, status = library.entry, SlimStatus.ALREADY
+    detail = recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
+    try:
+        if entry.spare is not None:
+            find_spare(path)
+    except NegativaError as e:
+        is_away = isinstance(e, SpareAwayError)
+        status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.FAILED
+        detail = str(e).removeprefix(f"{path}: ")
+    return SlimRow(
+        path=library.key,
+        status=status,
+        before=entry.original_size,
+        after=entry.size,
+        detail=detail,
+        others=len(entry.names) - 1,
+    )
 
 
 class _Folder:
     """A tree with its manifest, whose files are given to the recipes.
 
     Args:
-        keeps_spares: a library with a spare is cut anew, also by a recipe without spares.
+        keeps_originals: whether originals will be kept.
         jobs: files to read at a time.
 
     Attributes:
         work: what is to be done there.
-        slimmed: the libraries whose results are there.
+        slimmed: the slimmed libraries that are there.
+        slimmed_by_name: the same, by each of their names.
     """
 
     def __init__(
-        self, tree: Tree, manifest: SlimManifest, *, keeps_spares: bool, jobs: int
+        self, tree: Tree, manifest: SlimManifest, *, keeps_originals: bool, jobs: int
     ) -> None:
         self.tree = tree
         self.manifest = manifest
-        self._keeps_spares = keeps_spares
+        self._keeps_originals = keeps_originals
         self._jobs = jobs
         self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
-        self.slimmed: list[KnownResult] = []
+        self.slimmed = list(find_slimmed(tree, manifest))
         self._taken: set[str] = set()
-        # Digests of originals, and sizes of files, that may be here: damaged, or unreadable.
-        self._damaged: set[str] = set()
+        # Sizes of files that can't be read.
         self._unread: set[int] = set()
+        self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
+        there = {one.key for one in self.slimmed}
         for key, entry in manifest.slimmed.items():
-            self._add_entry(key, entry)
-        self._slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
-
-    def _add_entry(self, key: str, entry: SlimmedFile) -> None:
-        tree = self.tree
-        results = tuple(name for name in entry.names if is_result(tree, name, entry))
-        if results:
-            rest = (name for name in entry.names if name not in results)
-            originals = tuple(name for name in rest if is_original(tree, name, entry))
-            self.slimmed.append(KnownResult(key, entry, results, originals))
-            self.work.current.update(results)
-            return
-        found = judge(tree, entry)
-        fates = {one.fate for one in found.values()} & {Fate.RESULT, Fate.UNREADABLE}
-        if not fates:
-            # The library may be away for a while, and the entry is the way to the original.
-            is_away = tree.is_hidden(entry.names) or may_be_kept(entry)
-            self.work.stale += [key] if not is_away and tree.covers(entry.names) else []
-            return
-        self._damaged.add(entry.original_sha256)
-        status, detail = SlimStatus.FAILED, UNREADABLE
-        if Fate.RESULT in fates:
-            # None is whole, so this one was damaged.
-            status = SlimStatus.CHANGED
-            detail = _DAMAGED_UNDO if may_be_kept(entry) else _DAMAGED
-            fates = {Fate.RESULT}
-        for name, one in found.items():
-            group = tree.group_of(name)
-            if group is not None and one.fate in fates and self.is_free(group.names):
-                self.settle(group, SlimRow.unchanged(name, status, group.size, detail))
+            if key not in there and tree.covers(entry.names):
+                fates = (found.fate for found in judge(tree, entry).values())
+                self.work.past |= {key: entry} if is_past(tree, entry, fates) else {}
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -397,38 +303,22 @@ class _Folder:
         """Give a library to a recipe, unless another one has it."""
         if not self.is_free(library.names):
             return
-        wanted: Recipe | SlimRow = recipe
-        if isinstance(library, KnownResult) and library.entry.spare and self._keeps_spares:
-            wanted = _keep_spare(self.tree, library, recipe)
-        if isinstance(wanted, SlimRow):
-            self.settle(library, wanted)
-            return
         self.take(library)
-        outcome = classify(self.tree, library, self.manifest.left.get(library.names[0]), wanted)
+        keeps = self._keeps_originals
+        outcome = classify(self.tree, library, recipe, keeps_original=keeps)
         if isinstance(outcome, Task):
             self.work.tasks.append(outcome)
         elif outcome is not None:
             self.work.rows.append(outcome)
-            if isinstance(library, KnownResult) and outcome.status in _IS_THERE:
-                self.work.links |= dict.fromkeys(library.originals, library.results[0])
 
     def libraries(self) -> Iterator[tuple[FileGroup, Library]]:
         """The files that no recipe has yet, and the libraries that each belongs to."""
         for group in self.tree.groups:
-            slimmed = map(self._slimmed_by_name.get, group.names)
+            slimmed = map(self.slimmed_by_name.get, group.names)
             library: Library = next(filter(None, slimmed), None) or group
-            is_named = isinstance(library, KnownResult) or ".so" in group.name.rpartition("/")[2]
+            is_named = isinstance(library, Slimmed) or ".so" in group.name.rpartition("/")[2]
             if is_named and self.is_free(library.names):
                 yield group, library
-
-    def add_left(self, recipes: Sequence[Recipe]) -> Iterator[str]:
-        """Digests of the recipes by which an earlier run left a file that is still there."""
-        by_digest = {recipe.digest: recipe for recipe in recipes}
-        for name, left in self.manifest.left.items():
-            group, recipe = self.tree.group_of(name), by_digest.get(left.recipe)
-            if group is not None and recipe is not None and _is_left(group, left, recipe):
-                self.add(group, recipe)
-                yield recipe.digest
 
     def add_locked(
         self, locked: LockedLibrary, recipe: Recipe, by_digest: Mapping[str, Sequence[FileGroup]]
@@ -438,7 +328,7 @@ class _Folder:
         libraries: list[Library] = [*results, *by_digest.get(locked.sha256, ())]
         for library in libraries:
             self.add(library, recipe)
-        return bool(libraries) or locked.sha256 in self._damaged or locked.size in self._unread
+        return bool(libraries) or locked.size in self._unread
 
     def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
         """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
@@ -464,7 +354,7 @@ def find_by_lock(
     unloaded: bool = False,
     spare: SparePolicy | None = None,
     spare_unloaded: bool = False,
-    keeps_spares: bool,
+    keeps_originals: bool,
     jobs: int,
 ) -> tuple[list[WorkList], list[SlimRow]]:
     """Give the files of folders to the libraries of a lock.
@@ -478,23 +368,25 @@ def find_by_lock(
         spare: where removed code goes; None: it is lost.
         spare_unloaded: whether all code that can come back goes of the libraries that the lock and
             the trace of CPU code do not know.
-        keeps_spares: a library that has a spare keeps one, also without ``spare``.
+        keeps_originals: whether originals will be kept.
         jobs: files to read at a time.
 
     Returns:
         A work list for each folder, and rows for libraries of the lock that are in none.
     """
-    folders = [_Folder(t, manifest, keeps_spares=keeps_spares, jobs=jobs) for t, manifest in trees]
+    folders = [
+        _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
+        for tree, manifest in trees
+    ]
     source = _describe(lock)
     recipes = [by_lock(one, lock.proof.fill, source, strip=strip, spare=spare)
                for one in lock.libraries]  # fmt: skip
-    left = {digest for folder in folders for digest in folder.add_left(recipes)}
     sizes = {library.size for library in lock.libraries}
     digests = [(folder, folder.by_digest(sizes)) for folder in folders]
     missing = []
     for locked, recipe in zip(lock.libraries, recipes, strict=True):
         found = [folder.add_locked(locked, recipe, by_digest) for folder, by_digest in digests]
-        if not any(found) and recipe.digest not in left:
+        if not any(found):
             missing.append(locked)
     unmet = [_unmet(library, folders) for library in missing]
     never = whole = None
@@ -559,7 +451,7 @@ class _Rules:
         sizes = {one.size for one in (*loaded_then, *traced)}
         by_digest = folder.by_digest(sizes) if sizes else {}
         self._rules: tuple[Callable[[_Facts], Recipe | SlimRow | None], ...] = (
-            self._contradicts,
+            self._is_left_out,
             self._not_loaded,
             self._of_lock,
             self._by_trace,
@@ -571,7 +463,7 @@ class _Rules:
         """The recipe for a library, or a row that tells why it stays; None: it is no concern."""
         paths = tuple(str(self._tree.root / name) for name in group.names)
         sha256 = self._digests.get(group)
-        if isinstance(library, KnownResult):
+        if isinstance(library, Slimmed):
             sha256 = library.entry.original_sha256
         facts = _Facts(library, group, paths, sha256, self)
         for rule in self._rules:
@@ -592,27 +484,23 @@ class _Rules:
         is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
         return Role.NEVER if is_allowed else Role.KEPT
 
-    def _contradicts(self, facts: _Facts) -> SlimRow | None:
+    def _is_left_out(self, facts: _Facts) -> Recipe | None:
         """The lock leaves it out, so needs it whole, and the result that is here lacks code."""
         library, others = facts.library, self._others
-        if not isinstance(library, KnownResult) or not library.entry.gpu_code_removed:
+        if not isinstance(library, Slimmed) or not library.entry.gpu_code_removed:
             return None
-        kept = may_be_kept(library.entry)
-        # If its original was kept, the recipe for others slims that.
-        if others is not None and (kept or others.kind is Kind.ARCHS):
+        if others is not None and others.kind is Kind.ARCHS:
             return None
         here = [f"/{(self._tree.root / name).as_posix()}" for name in library.names]
-        if not any(path.endswith(f"/{left}") for path in here for left in self._left_out):
-            return None
-        has_way_back = kept or library.entry.spare is not None
-        return library.unchanged(SlimStatus.FAILED, _LEFT_OUT_UNDO if has_way_back else _LEFT_OUT)
+        is_left_out = any(path.endswith(f"/{left}") for path in here for left in self._left_out)
+        return keep_whole(_LEFT_OUT) if is_left_out else None
 
     def _not_loaded(self, facts: _Facts) -> Recipe | SlimRow | None:
         """No run is known to have loaded it, by its content and names."""
         if not facts.is_unknown or facts.role is not Role.NEVER:
             return None
         if (reason := runs_below(facts.path, facts.group.names)) is not None:
-            return facts.left(reason)
+            return facts.whole(reason)
         return self._whole
 
     def is_unknown(self, facts: _Facts) -> bool:
@@ -639,14 +527,14 @@ class _Rules:
             return None
         return by_pages(self._spare)
 
-    def _is_kept(self, facts: _Facts) -> SlimRow | None:
+    def _is_kept(self, facts: _Facts) -> Recipe | SlimRow | None:
         """It would have lost its code, and the project keeps it."""
         never = any(self._never.get(path) is not None for path in facts.paths)
         takes_cpu_code = self._spare is not None and self._spare.loaded is not None
         if not (never or facts.is_unknown) or facts.role is not Role.KEPT:
             return None
         has_code = (facts.is_unknown and takes_cpu_code) or read_fact(facts.path, has_gpu_code)
-        return facts.left(_KEPT) if has_code else None
+        return facts.whole(_KEPT) if has_code else None
 
 
 @dataclass(frozen=True)
@@ -675,8 +563,10 @@ class _Facts:
     def is_unknown(self) -> bool:
         return self.rules.is_unknown(self)
 
-    def left(self, reason: str) -> SlimRow:
-        """A row for a library that stays as it is."""
+    def whole(self, reason: str) -> Recipe | SlimRow:
+        """A row for a library that stays as it is; the original of a slimmed one comes back."""
+        if isinstance(self.library, Slimmed):
+            return keep_whole(reason)
         return SlimRow.unchanged(self.group.name, SlimStatus.LEFT, self.group.size, reason)
 
 
@@ -701,10 +591,10 @@ def _add_packages(
 
 
 def find_by_archs(
-    tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_spares: bool
+    tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_originals: bool
 ) -> WorkList:
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
-    folder = _Folder(tree, manifest, keeps_spares=keeps_spares, jobs=1)
+    folder = _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=1)
     for _, library in folder.libraries():
         folder.add(library, recipe)
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
@@ -725,11 +615,13 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
         for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
             folder.take(group)
             path = folder.tree.root / name
-            # Of the manifest's results it is known that their originals were other files, too.
-            if folder.work.current.isdisjoint(group.names) and is_slimmed(path):
-                # What the lock needs of it may be gone.
-                detail = _why_unknown(folder.tree.root, path)
-                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, detail)
+            # Of slimmed libraries with an original it is known that it was another file, too.
+            if name not in folder.slimmed_by_name and is_slimmed(path):
+                try:
+                    entry_of(folder.tree, group)
+                except NegativaError as e:
+                    # What the lock needs of it may be gone.
+                    return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, str(e))
             detail = (
                 f"not the file that was proved{wanted}; left as it is: install that file, or prove "
                 "and lock this one"
@@ -737,17 +629,6 @@ def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
             return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
     detail = f"it is not here{wanted}; install it, or lock a run that doesn't load it"
     return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, detail)
-
-
-def _why_unknown(root: Path, path: Path) -> str:
-    """Why a slimmed library that is not in the manifest of ``root`` is a problem."""
-    detail = "was slimmed before, and no manifest here tells how: install it again"
-    if (folder := other_manifest(root, path)) is not None:
-        return f"{detail}, or slim the folder of its manifest: {folder}"
-    with contextlib.suppress(FormatError):
-        if note_of(path) is not None:
-            return f"{detail}, or run negativa slim undo, which needs its spare, and then slim"
-    return detail
 
 
 def _describe(lock: Lock) -> str:

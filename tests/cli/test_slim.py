@@ -305,7 +305,9 @@ class TestSlim:
     def test_undo_without_originals(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)
         result = negativa("slim", "undo", site.folder, code=1)
-        detail = "failed: its original was not kept; install it again: pip install "
+        detail = (
+            "failed: was slimmed, and its original was not kept; install it again: pip install "
+        )
         lines = result.stderr.splitlines()
         for line, name in zip(lines, (ONE, TWO), strict=True):
             assert line.startswith(f"negativa: error: {name}: {detail}")
@@ -402,6 +404,6 @@ class TestSlim:
 def test_manifest_is_json_for_others(site: Made) -> None:
     negativa("slim", "--lock", site.lock_file, site.folder)
     document = json.loads((site.folder / "negativa-slim.json").read_text())
-    assert document["format_version"] == 1
+    assert document["format_version"] == 4
     assert set(document["slimmed"]) == {ONE, TWO}
     assert msgspec.json.decode(msgspec.json.encode(document)) == document

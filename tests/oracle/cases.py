@@ -387,7 +387,6 @@ def cut(box: Box) -> None:
     spare.write_bytes(saved)
     box.negativa("slim", "undo", "site")
     box.binaries("site")
-    box.negativa("slim", "prune", "spares")
     copy_tree(box.folder / "site", box.folder / "copy")
     box.negativa("slim", "--arch", "sm_100", "--spare", "other", "copy")
     box.binaries("copy")

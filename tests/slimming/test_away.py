@@ -112,30 +112,34 @@ def test_nothing_kept_and_a_folder_that_cannot_be_listed(
 
 def test_a_damaged_library(slimmed: Made, before: dict[str, str]) -> None:
     os.truncate(slimmed.one, slimmed.one.stat().st_size // 2)
-    report = run(slimmed)
-    assert report.failed
-    rows = {row.path: row for row in report.rows}
-    assert rows[ONE].status is SlimStatus.CHANGED
-    assert "negativa slim undo" in (rows[ONE].detail or "")
-    assert rows[TWO].status is SlimStatus.ALREADY
+    rows = {row.path: row for row in run(slimmed).rows}
+    assert (rows[ONE].status, rows[TWO].status) == (SlimStatus.SLIMMED, SlimStatus.ALREADY)
+    os.truncate(slimmed.one, slimmed.one.stat().st_size // 2)
     assert undo_all(slimmed)[ONE].status is SlimStatus.UNDONE
     assert digests(slimmed.folder) == before
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("damage", ["cut", "patched"])
-def test_damage_is_told_with_archs_too(slimmed: Made, damage: str) -> None:
+def test_damage_is_mended_or_told(site: Made, tmp_path: Path, damage: str, is_kept: bool) -> None:
+    """The original decides: with it, the library is slimmed as if it had never been."""
+    kept = ["--keep-originals", str(tmp_path / "kept")] if is_kept else []
+    words = ["slim", "--arch", "sm_80", "--force-arch", *kept, str(site.folder)]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    whole = site.one.read_bytes()
     if damage == "cut":
-        os.truncate(slimmed.one, slimmed.one.stat().st_size // 2)
+        os.truncate(site.one, site.one.stat().st_size // 2)
     else:
-        with slimmed.one.open("r+b") as file:
-            file.seek(slimmed.one.stat().st_size // 2)
+        with site.one.open("r+b") as file:
+            file.seek(site.one.stat().st_size // 2)
             file.write(bytes(8192))
-    now = slimmed.one.read_bytes()
-    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(slimmed.folder)])
-    assert done.exit_code == 1
-    assert f"{ONE}: changed: was slimmed, and differs" in done.stderr
-    assert slimmed.one.read_bytes() == now
-    assert ONE in load_manifest(slimmed.folder).slimmed
+    now = site.one.read_bytes()
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == (0 if is_kept else 1), done.output
+    assert site.one.read_bytes() == (whole if is_kept else now)
+    if not is_kept:
+        assert f"{ONE}: failed: was slimmed, and its original was not kept" in done.stderr
+    assert ONE in load_manifest(site.folder).slimmed
 
 
 def test_a_file_that_disappears_while_folders_are_listed(

@@ -226,10 +226,10 @@ class TestSlimming:
             paths=(site.folder,), devices=(H200,), strip_others=True, options=FAST
         )
         assert not slim_trees(request).failed
-        before = snapshot(site.folder)
+        before = digests(site.folder)
         rows = slim_trees(request).rows
         assert {row.status for row in rows} == {SlimStatus.ALREADY, SlimStatus.LEFT}
-        assert snapshot(site.folder) == before
+        assert digests(site.folder) == before
 
     def test_stripping_the_others_later(self, site: Made) -> None:
         plain = SlimRequest(paths=(site.folder,), devices=(H200,), options=FAST)

@@ -166,12 +166,6 @@ def test_all_names_of_a_file_go_and_come_back(site: Path, tmp_path: Path) -> Non
     assert link.read_bytes() == FILES["cubins/a/two.cubin"]
 
 
-def test_the_manifest_of_other_folders_is_as_before(tmp_path: Path) -> None:
-    (tmp_path / "x.cubin").write_bytes(cubin(80))
-    slim(tmp_path)
-    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["format_version"] == 2
-
-
 @pytest.mark.planted_fault(
     "files are slimmed for another arch, and the first slimming removed what that needs",
     says="removed before, by another lock or for other archs",

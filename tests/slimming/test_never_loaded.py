@@ -90,10 +90,10 @@ def test_all_code_goes_and_nothing_else(
 
 def test_second_run_does_nothing(site: Made, run: Callable[..., SlimReport]) -> None:
     run(strip_others=True)
-    before = snapshot(site.folder)
+    before = digests(site.folder)
     report = run(strip_others=True)
     assert statuses(report.rows)[TWO] is statuses(report.rows)[HOST] is SlimStatus.ALREADY
-    assert snapshot(site.folder) == before
+    assert digests(site.folder) == before
 
 
 def test_wins_over_archs(site: Made, run: Callable[..., SlimReport]) -> None:
@@ -280,7 +280,18 @@ def test_a_lock_that_leaves_it_out_later(
     report = run(lock=later, drop_never_loaded=False, strip_others=strip_others)
     [row] = [row for row in report.rows if row.path == TWO]
     assert row.status is SlimStatus.FAILED
-    assert "this lock leaves it out" in (row.detail or "")
+    assert "was slimmed, and its original was not kept" in (row.detail or "")
+
+
+def test_a_lock_that_leaves_it_out_later_has_the_original_back(
+    site: Made, run: Callable[..., SlimReport], lock: Lock, tmp_path: Path
+) -> None:
+    before = site.two.read_bytes()
+    run(options=replace(FAST, keep_originals=tmp_path / "originals"))
+    report = run(lock=left_out(lock), drop_never_loaded=False)
+    [row] = [row for row in report.rows if row.path == TWO]
+    assert row.status is SlimStatus.UNDONE and "the lock leaves it out" in (row.detail or "")
+    assert site.two.read_bytes() == before and wrong_files(site.folder) == []
 
 
 def test_errors_are_explained(site: Made, run: Callable[..., SlimReport]) -> None:

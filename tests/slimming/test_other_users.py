@@ -290,7 +290,7 @@ def test_another_user_makes_the_folder_first(
     assert digests(site.folder) == before
 
 
-def test_prune_takes_no_folder_that_another_user_makes_first(overtaken: Path) -> None:
+def test_nobody_holds_a_folder_that_another_user_makes_first(overtaken: Path) -> None:
     with pytest.raises(ReconstructError, match="belongs to user"), hold_alone(overtaken):
         pass
 

@@ -6,22 +6,17 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.models.slimming import LeftFile, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.recipes import (
-    NO_GPU_CODE,
-    Recipe,
-    by_archs,
-    never_loaded,
-    strip_only,
-)
+from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.slimming.originals import Slimmed
+from pytest_negativa.slimming.recipes import Recipe, by_archs, never_loaded, strip_only
 from pytest_negativa.slimming.tree import Tree, scan_folder
-from pytest_negativa.slimming.worklist import KnownResult, Task, classify
+from pytest_negativa.slimming.worklist import Task, classify
 from tests.support.libraries import PLAIN
 
 ARCHS = by_archs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=False)
+BEFORE = by_archs((), keep_ptx=True, strip=False, strip_others=False)
 NAMES = ("liba.so", "libb.so")
 
 
@@ -35,49 +30,31 @@ def tree(tmp_path: Path) -> Tree:
     return scan_folder(folder)
 
 
-def left_by(tree: Tree, recipe: Recipe, reason: str) -> LeftFile:
-    group = tree.groups[0]
-    return LeftFile(size=group.size, mtime_ns=group.mtime_ns, recipe=recipe.digest, reason=reason)
-
-
 def test_library_is_a_task(tree: Tree) -> None:
-    task = classify(tree, tree.groups[0], None, ARCHS)
+    task = classify(tree, tree.groups[0], ARCHS)
     assert task == Task(ARCHS, tree.root / NAMES[0], NAMES, PLAIN.stat().st_size)
 
 
 def test_other_files_are_not(tree: Tree) -> None:
-    assert classify(tree, tree.groups[1], None, ARCHS) is None
+    assert classify(tree, tree.groups[1], ARCHS) is None
 
 
 def test_name_outside_of_the_folder_counts(tree: Tree) -> None:
     (tree.root.parent / "outside.so").hardlink_to(tree.root / NAMES[0])
-    task = classify(tree, scan_folder(tree.root).groups[0], None, ARCHS)
+    task = classify(tree, scan_folder(tree.root).groups[0], ARCHS)
     assert isinstance(task, Task) and task.outside == 1
 
 
-class TestLeftByAnEarlierRun:
-    def test_stays_so(self, tree: Tree) -> None:
-        row = classify(tree, tree.groups[0], left_by(tree, ARCHS, "too small"), ARCHS)
-        size = PLAIN.stat().st_size
-        assert row == SlimRow.unchanged(NAMES[0], SlimStatus.LEFT, size, "too small")
-
-    def test_without_gpu_code_it_is_not_told_again(self, tree: Tree) -> None:
-        assert classify(tree, tree.groups[0], left_by(tree, ARCHS, NO_GPU_CODE), ARCHS) is None
-
-    def test_stripping_others_asks_anew(self, tree: Tree) -> None:
-        strips = by_archs(ARCHS.devices, keep_ptx=False, strip=True, strip_others=True)
-        left = left_by(tree, ARCHS, NO_GPU_CODE)
-        assert isinstance(classify(tree, tree.groups[0], left, strips), Task)
-
-    @pytest.mark.parametrize("change", [{"size": 1}, {"mtime_ns": 1}, {"recipe": "other"}])
-    def test_another_file_or_recipe_asks_anew(self, tree: Tree, change: dict[str, object]) -> None:
-        left = replace(left_by(tree, ARCHS, "too small"), **change)
-        assert isinstance(classify(tree, tree.groups[0], left, ARCHS), Task)
-
-
 class TestSlimmedBefore:
-    def entry(self, recipe: Recipe, original: Path | None, removed: int = 100) -> SlimmedFile:
-        return SlimmedFile(
+    def slimmed(
+        self,
+        recipe: Recipe,
+        original: Path | None = None,
+        removed: int = 100,
+        originals: tuple[str, ...] = (),
+        spare: str | None = None,
+    ) -> Slimmed:
+        entry = SlimmedFile(
             names=NAMES,
             original_sha256=hashlib.sha256(b"original").hexdigest(),
             original_size=8,
@@ -88,24 +65,40 @@ class TestSlimmedBefore:
             source="",
             gpu_code_removed=removed,
             original=None if original is None else str(original),
+            spare=spare,
         )
-
-    def outcome(self, tree: Tree, entry: SlimmedFile, recipe: Recipe) -> Task | SlimRow | None:
-        return classify(tree, KnownResult(NAMES[0], entry, NAMES[:1], ()), None, recipe)
+        return Slimmed(NAMES[0], entry, NAMES[:1], originals, is_whole=not originals)
 
     def test_in_the_same_way(self, tree: Tree) -> None:
-        row = self.outcome(tree, self.entry(ARCHS, None), ARCHS)
+        row = classify(tree, self.slimmed(ARCHS), ARCHS)
         assert isinstance(row, SlimRow)
         assert (row.status, row.before, row.after, row.others) == (SlimStatus.ALREADY, 8, 5, 1)
+        assert not row.notes
+        kept = classify(tree, self.slimmed(ARCHS), ARCHS, keeps_original=True)
+        assert isinstance(kept, SlimRow) and "no original is kept" in kept.notes[0]
 
     def test_in_another_way_with_its_original(self, tree: Tree, tmp_path: Path) -> None:
         original = tmp_path / "original"
         original.write_bytes(b"original")
-        entry = self.entry(strip_only(), original)
-        task = self.outcome(tree, entry, ARCHS)
-        assert task == Task(ARCHS, original, NAMES[:1], 8, before=entry)
+        slimmed = self.slimmed(strip_only(), original)
+        task = classify(tree, slimmed, ARCHS)
+        assert task == Task(ARCHS, original, NAMES[:1], 8, slimmed)
         original.write_bytes(b"damaged.")
-        assert isinstance(self.outcome(tree, entry, ARCHS), SlimRow)
+        assert isinstance(classify(tree, slimmed, ARCHS), SlimRow)
+
+    def test_a_name_that_leads_to_the_original_gives_it(self, tree: Tree) -> None:
+        """A run was killed between the names of one file."""
+        slimmed = self.slimmed(ARCHS, originals=NAMES[1:])
+        task = classify(tree, slimmed, ARCHS)
+        assert task == Task(ARCHS, tree.root / NAMES[1], NAMES, 8, slimmed)
+
+    def test_a_spare_gives_it_if_it_is_not_lost(self, tree: Tree) -> None:
+        slimmed = self.slimmed(BEFORE, spare="/spares/a.spare")
+        row = classify(tree, slimmed, ARCHS)
+        assert isinstance(row, SlimRow) and row.status is SlimStatus.FAILED
+        task = classify(tree, slimmed, ARCHS, keeps_original=True)
+        path = tree.root / NAMES[0]
+        assert task == Task(ARCHS, path, NAMES[:1], 8, slimmed, is_cut=True)
 
     @pytest.mark.parametrize(
         ("removed", "recipe", "status"),
@@ -120,6 +113,6 @@ class TestSlimmedBefore:
     def test_in_another_way_without(
         self, tree: Tree, removed: int, recipe: Recipe, status: SlimStatus
     ) -> None:
-        before = by_archs((), keep_ptx=True, strip=False, strip_others=False)
-        row = self.outcome(tree, self.entry(before, None, removed), recipe)
+        row = classify(tree, self.slimmed(BEFORE, None, removed), recipe)
         assert isinstance(row, SlimRow) and row.status is status
+        assert "was slimmed, and its original was not kept; install it again" in str(row.detail)

@@ -1,0 +1,188 @@
+"""The slimmed libraries of a folder, and where the original of each is.
+
+The original was kept, or the library and its spare give it back. The manifest lists slimmed
+libraries. A library with a spare says itself what its original was, so it needs no entry.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.installed.record import record_digest
+from pytest_negativa.models.slimming import RecordRow, SlimManifest, SlimmedFile
+from pytest_negativa.slimming.manifest import (
+    UNREADABLE,
+    Fate,
+    how_to_reinstall,
+    is_result,
+    is_uninstalled,
+    judge,
+    may_be_kept,
+    other_manifest,
+)
+from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of
+from pytest_negativa.spare.note import Note
+
+
+@dataclass(frozen=True, slots=True)
+class Slimmed:
+    """A slimmed library that is there.
+
+    Attributes:
+        key: of its entry.
+        entry: what the manifest says, or the library itself.
+        results: those of its names that lead to the result, or to what became of it.
+        originals: those that lead to the original, because a run was killed between the names.
+        is_whole: all are the result, as it was written.
+        problem: why nothing is known of the file that is there.
+    """
+
+    key: str
+    entry: SlimmedFile
+    results: tuple[str, ...]
+    originals: tuple[str, ...] = ()
+    is_whole: bool = True
+    problem: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that are to lead to the same file."""
+        return (*self.results, *self.originals)
+
+
+def find_slimmed(tree: Tree, manifest: SlimManifest) -> Iterator[Slimmed]:
+    """The slimmed libraries that are there, of the manifest and then the others."""
+    for key, entry in manifest.slimmed.items():
+        if tree.covers(entry.names) and (found := _slimmed(tree, key, entry)) is not None:
+            yield found
+    for group in unlisted(tree, manifest):
+        try:
+            entry = entry_of(tree, group)
+        except NegativaError:
+            continue
+        yield Slimmed(group.name, entry, group.names)
+
+
+def _slimmed(tree: Tree, key: str, entry: SlimmedFile) -> Slimmed | None:
+    if all(is_result(tree, name, entry) for name in entry.names):
+        return Slimmed(key, entry, entry.names)
+    fates = {name: found.fate for name, found in judge(tree, entry).items()}
+    if unreadable := tuple(name for name, fate in fates.items() if fate is Fate.UNREADABLE):
+        return Slimmed(key, entry, unreadable, is_whole=False, problem=UNREADABLE)
+    results = tuple(name for name, fate in fates.items() if fate is Fate.RESULT)
+    if not results:
+        return None
+    originals = tuple(name for name, fate in fates.items() if fate is Fate.ORIGINAL)
+    groups = {tree.group_of(name) for name in results}
+    digests = {tree.digest(group) for group in groups if group is not None}
+    return Slimmed(key, entry, results, originals, digests == {entry.sha256} and not originals)
+
+
+def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
+    """The slimmed libraries that the manifest does not name."""
+    known = {name for entry in manifest.slimmed.values() for name in entry.names}
+    for group in tree.groups:
+        path = tree.root / group.name
+        if known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path):
+            yield group
+
+
+def entry_of(tree: Tree, group: FileGroup) -> SlimmedFile:
+    """What a manifest would say of a library with a spare. It has the times of its original.
+
+    Raises:
+        ReconstructError: the library and its spare don't give the original.
+    """
+    path = tree.root / group.name
+    detail = "was slimmed, and no manifest here has its original; install it again"
+    if (folder := other_manifest(tree.root, path)) is not None:
+        undo = f"negativa slim undo {shlex.quote(str(folder))}"
+        raise ReconstructError(f"{detail}, or slim {folder}, which has its manifest, or run {undo}")
+    try:
+        if (note := note_of(path)) is None:
+            raise ReconstructError(detail)
+        return _entry_of(tree, group, note, find_spare(path))
+    except NegativaError as e:
+        reason = str(e).removeprefix(f"{path}: ")
+        raise ReconstructError(detail if reason == detail else f"{detail}: {reason}") from e
+
+
+def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedFile:
+    sha256 = tree.digest(group)
+    assert sha256 is not None, "its note was read"
+    original = note.original.hex()
+    found = tree.recorded(set(group.names))
+    rows = tuple(
+        RecordRow(
+            record=os.path.relpath(found[name][line], tree.root),
+            name=name,
+            digest=record_digest(original),
+            size=str(note.original_size),
+        )
+        for name in group.names
+        if (line := record_digest(sha256)) in found.get(name, {})
+    )
+    return SlimmedFile(
+        names=group.names,
+        original_sha256=original,
+        original_size=note.original_size,
+        sha256=sha256,
+        size=group.size,
+        mtime_ns=group.mtime_ns,
+        recipe="",
+        source="",
+        gpu_code_removed=0,
+        rows=rows,
+        spare=str(spare),
+    )
+
+
+def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
+    """The file of an original that was kept; None: the library and its spare give it.
+
+    Raises:
+        ReconstructError: it is neither here nor in a spare.
+    """
+    kept = None if entry.original is None else Path(entry.original)
+    if kept is not None and digest_of(kept) == entry.original_sha256:
+        return kept
+    if entry.spare is not None:
+        return None
+    why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
+    again = how_to_reinstall(root / entry.names[0], entry.origin)
+    raise ReconstructError(f"was slimmed, and its original {why}; {again}")
+
+
+def is_past(tree: Tree, entry: SlimmedFile, fates: Iterable[Fate]) -> bool:
+    """Whether an entry is of no use any more: no file needs it as the way to its original.
+
+    The original is back, another file took its place, or the library was uninstalled. One that is
+    away for a while may come back.
+    """
+    found = set(fates)
+    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}) or tree.is_hidden(entry.names):
+        return False
+    if Fate.ORIGINAL in found:
+        return True
+    if may_be_kept(entry):
+        return False
+    return found != {Fate.GONE} or entry.spare is None or _is_removed(tree, entry)
+
+
+def _is_removed(tree: Tree, entry: SlimmedFile) -> bool:
+    """Whether a library that is not there was uninstalled, and not away with all of its site."""
+    recorded = tree.recorded(set(entry.names))
+    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
+    sites = {tree.root, *(site.folder for site in tree.sites)}
+    return (
+        any(is_uninstalled(name, entry, recorded.get(name, {})) for name in entry.names)
+        and {Path(record).parents[1] for record in records_then} <= sites
+        and tree.unread_record() is None
+    )
