@@ -15,11 +15,9 @@ from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
     DifferenceList,
-    Explanation,
     HistoryList,
     KernelList,
     NeedList,
-    RunDetails,
     RunList,
     SimilarityList,
     SlimList,
@@ -38,9 +36,7 @@ CONFIGURATION = "negativa"
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
     "difference": (DifferenceList, "Output of negativa diff --json"),
-    "explanation": (Explanation, "Output of negativa explain --json"),
     "history": (HistoryList, "Output of negativa diff --json without B"),
-    "image-report": (ImageReport, "Output of negativa inspect --packages --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (KernelList, "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),
@@ -48,9 +44,9 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "measurement": (Measurement, "A program on original and on slim libraries"),
     "misses": (MissReport, "Output of negativa misses --json"),
     "needs": (NeedList, "Output of negativa needs --json"),
+    "packages": (ImageReport, "Output of negativa inspect --packages --json"),
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
-    "run": (RunDetails, "Output of negativa runs show --json"),
     "runs": (RunList, "Output of negativa runs list --json"),
     "similarity": (SimilarityList, "Output of negativa tests --similar --json"),
     "slim": (SlimList, "Output of negativa slim, slim undo and slim check with --json"),
