@@ -84,7 +84,7 @@ def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]
         if row.percent > limit:
             yield (
                 f"{row.distribution or 'libraries of no distribution'}: {row.percent:.1f}% of the "
-                f"GPU code is dead, more than {limit:g}%"
+                f"GPU code is for other GPUs, more than {limit:g}%"
             )
 
 

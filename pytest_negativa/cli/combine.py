@@ -33,7 +33,7 @@ from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.results import combine_tests
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder, is_run_id
 from pytest_negativa.storage.urls import is_url
 
 
@@ -70,31 +70,35 @@ def combine(
 ) -> None:
     """Find the GPU code that none of several RUNS used.
 
-    RUNS are folders of traced runs, or folders with trace files: of the shards of a CI job, or of
-    machines with other GPUs. A URL is where negativa push sent a run. The result is a new run,
-    the same in whatever order they are given. If CPU code was traced in all of them, "negativa
+    RUNS are ids or folders of traced runs, or folders with trace files: of the shards of a CI job,
+    or of machines with other GPUs. A URL is where negativa push sent a run. The result is a new
+    run, the same in whatever order they are given. If CPU code was traced in all of them, "negativa
     pages" shows the pages that any of them touched.
 
     A result that lacks a bad run, or has an older run in its place, can't be locked. Exit status:
     0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
     """
     settings = settings_of(flags)
-    listed = (line.strip() for line in input_list or ())
-    names = dict.fromkeys((*runs, *filter(None, listed)))
-    if not (names or carried):
-        raise click.UsageError("name the runs to combine: RUN... or --input-list FILE")
     folder = RunsFolder(Path(settings.directory))
+    listed = (line.strip() for line in input_list or ())
+    names = dict.fromkeys(_place(name, folder) for name in (*runs, *filter(None, listed)))
+    older = dict.fromkeys(_place(name, folder) for name in carried)
+    if not (names or older):
+        raise click.UsageError("name the runs to combine: RUN... or --input-list FILE")
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}
-        if any(map(is_url, (*names, *carried))):
+        if any(map(is_url, (*names, *older))):
             folder.make()
             temporary = tempfile.TemporaryDirectory(dir=folder.folder, prefix=".fetched-")
-            fetched = fetch_parts((*names, *carried), Path(stack.enter_context(temporary)))
+            fetched = fetch_parts((*names, *older), Path(stack.enter_context(temporary)))
         parts = [read_part(name, fetched.get(name)) for name in names]
-        parts += [
-            read_part(name, fetched.get(name), carried=True) for name in dict.fromkeys(carried)
-        ]
+        parts += [read_part(name, fetched.get(name), carried=True) for name in older]
         _combine(parts, folder.new_run(), settings, FailureMode(failure_mode), executor)
+
+
+def _place(name: str, folder: RunsFolder) -> str:
+    """The folder of a run that is named by its id; any other name as it is."""
+    return str(folder.folder / name) if is_run_id(name) else name
 
 
 def _combine(

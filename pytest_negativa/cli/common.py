@@ -255,10 +255,10 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
     from pytest_negativa.installed.active import find_active
     from pytest_negativa.reporting.text import printable
 
-    found = find_active(os.environ, Path.cwd(), or_own=or_own)
-    folders = printable(", ".join(map(str, found.folders)))
-    click.echo(f"negativa: {folders} ({found.named_by})", err=True)
-    return found.folders
+    folders, named_by = find_active(os.environ, Path.cwd(), or_own=or_own)
+    listed = printable(", ".join(map(str, folders)))
+    click.echo(f"negativa: {listed} ({named_by})", err=True)
+    return folders
 
 
 def show(text: str) -> None:

@@ -50,12 +50,12 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
     "required",
     "Fail (exit 1) unless each library has some code for each of these archs.",
 )
-@click.option("--dead", is_flag=True, help="Show the GPU code that no device of --arch loads.")
+@click.option("--dead", is_flag=True, help="Show the GPU code for other GPUs than those of --arch.")
 @click.option(
     "--max-dead",
     metavar="PERCENT",
     callback=_parse_percent,
-    help="Fail (exit 1) if more of a distribution is dead (with --dead).",
+    help="Fail (exit 1) if more of a distribution is so (with --dead).",
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
@@ -115,8 +115,8 @@ def inspect(
     is one file tree: the root of an unpacked image, an environment of Python or conda, or an
     archive of one, such as a saved image (docker save, OCI; a folder or a tar archive) or a wheel.
     A library is one that the suite loaded if content or build id agree; paths don't matter. --arch
-    then calls code slimmable that no such device loads; without it, the devices are those of the
-    run or the lock. The JSON has the schema image-report.
+    then calls code for other GPUs slimmable; without it, the devices are those of the
+    run or the lock. The JSON has the schema packages.
 
     With --require-arch or --dead, the command answers these questions alone. It unpacks no code.
     The table of --require-arch counts the regions without code for an arch: libraries may have

@@ -36,7 +36,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
         "needs": ("needs", "Show the GPU code that a part of the tests needs alone."),
         "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
-        "runs": ("runs", "List, show and delete traced runs."),
+        "runs": ("runs", "List and delete traced runs."),
     },
     "Ship": {
         "verify": ("verify", "Run COMMAND on copies without unused GPU code."),

@@ -1,36 +1,25 @@
-"""The commands that look after traced runs: runs list, show, delete."""
+"""The commands that look after traced runs: runs list, delete."""
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, run_of, runs_of, settings_of
+from pytest_negativa.cli.common import as_json_option, encode_json, runs_of, settings_of
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.listing import LISTING_VERSION, RunDetails, RunList, RunRow
-from pytest_negativa.reporting.rows import code_files_rows
+from pytest_negativa.models.listing import LISTING_VERSION, RunList, RunRow
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
-from pytest_negativa.storage.outcomes import read_outcomes
-from pytest_negativa.storage.results import (
-    load_files_plans,
-    load_plans,
-    load_tests,
-    load_usage,
-    load_verdict,
-)
+from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.files import TraceReader
 
 
 @click.group()
 def runs() -> None:
-    """List, show and delete traced runs.
+    """List and delete traced runs.
 
     Exit status: 0, or 1 if a run can't be read or deleted.
     """
@@ -62,27 +51,6 @@ def list_runs(as_json: bool) -> None:
     click.echo(format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=()))
     if listing.copies_size is not None:
         click.echo(f"\ncopies of libraries: {format_bytes(listing.copies_size)}")
-
-
-@runs.command()
-@click.argument("run", required=False, metavar="[RUN]")
-@as_json_option("run")
-def show(run: str | None, as_json: bool) -> None:
-    """Show a run: its command, tests, devices, libraries and verdict.
-
-    RUN is an id that list prints, or a folder; without it, the last run. Exit status: 0, or 1 if
-    the run can't be read.
-    """
-    settings = settings_of()
-    named = run_of(settings) if run is None else runs_of(settings).find(run)
-    if named.is_empty:
-        raise StoreError(f"{named}: no trace here; expected the folder of a run")
-    details = _details(named)
-    if as_json:
-        click.echo(encode_json(details), nl=False)
-        return
-    for line in _lines(details):
-        click.echo(line)
 
 
 @runs.command()
@@ -122,50 +90,6 @@ def _row(run: Run) -> RunRow:
         state=_state(run),
         size=_size(run.folder),
     )
-
-
-def _details(run: Run) -> RunDetails:
-    session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
-    usage = load_usage(run)
-    plans = load_plans(run) if run.plan_files() else ()
-    code_files = code_files_rows(load_files_plans(run))
-    devices = () if usage is None else usage.devices
-    return RunDetails(
-        format_version=LISTING_VERSION,
-        run=_row(run),
-        command=None if session is None else session.command,
-        tests=Counter(
-            test.outcome.value for test in (load_tests(run) if session is None else session.tests)
-        ),
-        devices=None
-        if usage is None
-        else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),
-        processes=None if usage is None else len(usage.processes),
-        libraries=len(plans),
-        code_files=sum(row.files for row in code_files),
-        gpu_code=sum(p.code_bytes for p in plans) + sum(row.code_bytes for row in code_files),
-        unused=sum(p.unused_bytes for p in plans) + sum(row.unused_bytes for row in code_files),
-    )
-
-
-def _lines(details: RunDetails) -> Iterator[str]:
-    yield f"run       {printable(details.run.folder)}"
-    yield f"state     {printable(details.run.state)}"
-    if details.command is not None:
-        yield f"command   {printable(shlex.join(details.command))}"
-    if details.command is not None or details.tests:
-        outcomes = ", ".join(f"{n:,} {outcome}" for outcome, n in details.tests.items())
-        yield f"tests     {outcomes or 'none'}"
-    if details.devices is not None:
-        yield f"devices   {printable(', '.join(details.devices)) or 'none'}"
-        yield f"processes {details.processes:,}"
-    if details.libraries or details.code_files:
-        yield (
-            f"planned   {format_holders(details.libraries, details.code_files)}: "
-            f"{format_bytes(details.unused)} of {format_bytes(details.gpu_code)} of GPU code "
-            f"unused ({format_share(details.unused, details.gpu_code)})"
-        )
-    yield f"size      {format_bytes(details.run.size)}"
 
 
 def _state(run: Run) -> str:

@@ -6,7 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import click
 
@@ -53,28 +54,6 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
-
-
-class _Flags(NamedTuple):
-    """The options of ``negativa slim``, by click's names."""
-
-    paths: tuple[Path, ...]
-    lock_file: Path | Url | None
-    archs: tuple[str, ...]
-    force_arch: bool
-    keep_ptx: bool
-    drop_never_loaded: bool
-    spare_never_loaded: bool
-    strip_others: bool
-    no_strip: bool
-    require: bool
-    target: Path | None
-    keep_originals: Path | None
-    spare: Path | None
-    cpu_pages: Path | None
-    logs: tuple[Path, ...]
-    dry_run: bool
-    jobs: int | None
 
 
 class _SlimGroup(click.Group):
@@ -232,7 +211,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    _slim(_request(_Flags(**flags)), as_json=as_json)
+    _slim(_request(SimpleNamespace(**flags)), as_json=as_json)
 
 
 @slim.command("undo")
@@ -285,7 +264,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
 
 
-def _request(flags: _Flags) -> SlimRequest:
+def _request(flags: SimpleNamespace) -> SlimRequest:
+    """The request of the options, which have click's names."""
     refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
     for given, allowed, problem in (

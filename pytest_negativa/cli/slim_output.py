@@ -50,7 +50,7 @@ def finish(
     rows: Sequence[SlimRow],
     nothing: str,
     *,
-    as_json: bool,
+    as_json: bool = False,
     stopped: bool = False,
     checked: bool = False,
     require: bool = False,

@@ -8,7 +8,6 @@ import click
 
 from pytest_negativa.cli.common import (
     active_paths,
-    as_json_option,
     interruptible,
     run_of,
     runs_of,
@@ -25,8 +24,7 @@ from pytest_negativa.tracing.files import require_ended
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[RUN|PATH]... URL")
 @click.option("--spares", is_flag=True, help="Send the spares of the libraries in PATH.")
-@as_json_option("slim")
-def push(words: tuple[str, ...], spares: bool, as_json: bool) -> None:
+def push(words: tuple[str, ...], spares: bool) -> None:
     """Send a run to a URL, or the spares of slimmed libraries.
 
     \b
@@ -39,25 +37,25 @@ def push(words: tuple[str, ...], spares: bool, as_json: bool) -> None:
 
     With --spares, PATH is a folder or a library that was slimmed with --spare; by default, the
     active environment. negativa-slim.json in each slimmed folder keeps
-    the URL, for negativa fetch. Several folders may use one URL. --json is for spares.
+    the URL, for negativa fetch. Several folders may use one URL.
 
     Exit status: 0; 1 if the run or a spare can't be read or sent; 128 + N if signal N interrupted
     it.
     """
     *named, url = words
     if spares:
-        _push_spares(tuple(map(Path, named)), Url(url), as_json=as_json)
+        _push_spares(tuple(map(Path, named)), Url(url))
         return
-    if len(named) > 1 or as_json:
-        raise click.UsageError("expected at most one RUN, and the URL; --json goes with --spares")
+    if len(named) > 1:
+        raise click.UsageError("expected at most one RUN, and the URL")
     _push_run(named, Url(url))
 
 
-def _push_spares(paths: tuple[Path, ...], url: Url, *, as_json: bool) -> None:
+def _push_spares(paths: tuple[Path, ...], url: Url) -> None:
     paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = push_spares(paths, url)
-    finish(rows, f"no library with a spare in {places(*paths)}", as_json=as_json, checked=True)
+    finish(rows, f"no library with a spare in {places(*paths)}", checked=True)
 
 
 def _push_run(named: list[str], url: Url) -> None:
@@ -79,8 +77,7 @@ def _push_run(named: list[str], url: Url) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Put spares into DIR. (default: NEGATIVA_SPARE_DIR)",
 )
-@as_json_option("slim")
-def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+def fetch(words: tuple[str, ...], folder: Path | None) -> None:
     """Fetch runs from URLs, or the spares that slimmed libraries lack.
 
     \b
@@ -93,8 +90,7 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     Without a URL, fetch takes spares, from where negativa push --spares sent them. Run it before
     the program starts: a library looks for its spare when it is loaded. A spare is taken only if it
     gives the original back, by its digest. PATH is a folder or a
-    library that was slimmed with --spare; by default, the active environment. --json is for
-    spares.
+    library that was slimmed with --spare; by default, the active environment.
 
     Exit status: 0; 1 if a run or a spare can't be fetched, or another run of the same id is here;
     128 + N if signal N interrupted it.
@@ -103,17 +99,17 @@ def fetch(words: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     if not urls:
         if folder is None:
             raise click.UsageError("give the URL of a run; or for spares --spare DIR")
-        _fetch_spares(tuple(map(Path, words)), folder, as_json=as_json)
+        _fetch_spares(tuple(map(Path, words)), folder)
         return
-    if len(urls) < len(words) or as_json:
-        raise click.UsageError("PATH and --json go with spares, which have no URL here")
+    if len(urls) < len(words):
+        raise click.UsageError("PATH goes with spares, which have no URL here")
     runs = runs_of(settings_of())
     for url in urls:
         click.echo(printable(str(runs.fetch(Url(url)))))
 
 
-def _fetch_spares(paths: tuple[Path, ...], folder: Path, *, as_json: bool) -> None:
+def _fetch_spares(paths: tuple[Path, ...], folder: Path) -> None:
     paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = fetch_spares(paths, absolute(folder))
-    finish(rows, f"no spare to fetch in {places(*paths)}", as_json=as_json, checked=True)
+    finish(rows, f"no spare to fetch in {places(*paths)}", checked=True)

@@ -6,7 +6,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_negativa.errors import OptionError
 
@@ -14,15 +13,10 @@ from pytest_negativa.errors import OptionError
 _OF_A_TOOL = ("uv-receipt.toml", "pipx_metadata.json")
 
 
-class ActiveEnvironment(NamedTuple):
-    """The folders with the packages of an environment, and what names it."""
-
-    folders: tuple[Path, ...]
-    named_by: str
-
-
-def find_active(environ: Mapping[str, str], here: Path, *, or_own: bool) -> ActiveEnvironment:
-    """The environment of VIRTUAL_ENV, of CONDA_PREFIX, or in ``.venv``, in this order.
+def find_active(
+    environ: Mapping[str, str], here: Path, *, or_own: bool
+) -> tuple[tuple[Path, ...], str]:
+    """The package folders of VIRTUAL_ENV, CONDA_PREFIX or ``.venv``, and which of them it is.
 
     Args:
         environ: the environment variables.
@@ -34,12 +28,12 @@ def find_active(environ: Mapping[str, str], here: Path, *, or_own: bool) -> Acti
     """
     local = here / ".venv"
     if (folder := environ.get("VIRTUAL_ENV")) is not None:
-        return ActiveEnvironment(_packages(Path(folder)), "VIRTUAL_ENV")
+        return _packages(Path(folder)), "VIRTUAL_ENV"
     if (folder := environ.get("CONDA_PREFIX")) is not None:
         # Conda has libraries outside site-packages, too.
-        return ActiveEnvironment((Path(folder),), "CONDA_PREFIX")
+        return (Path(folder),), "CONDA_PREFIX"
     if local.is_dir():
-        return ActiveEnvironment(_packages(local), ".venv")
+        return _packages(local), ".venv"
     if not or_own:
         raise OptionError(
             "no PATH, and no active environment (VIRTUAL_ENV, CONDA_PREFIX or .venv): name the "
@@ -51,7 +45,7 @@ def find_active(environ: Mapping[str, str], here: Path, *, or_own: bool) -> Acti
             "pipx installed it: name a PATH, or activate the environment of the program"
         )
     own = dict.fromkeys(Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib"))
-    return ActiveEnvironment(tuple(filter(Path.is_dir, own)), "the Python that runs negativa")
+    return tuple(filter(Path.is_dir, own)), "the Python that runs negativa"
 
 
 def _packages(folder: Path) -> tuple[Path, ...]:

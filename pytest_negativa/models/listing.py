@@ -80,34 +80,6 @@ class RunList(Record, frozen=True, kw_only=True):
     copies_size: NonNegative | None
 
 
-class RunDetails(Record, frozen=True, kw_only=True):
-    """A run, and what is known of it.
-
-    Attributes:
-        format_version: of this form.
-        run: the run.
-        command: the words of its command; None if no pytest session ran.
-        tests: how many tests ended with each outcome.
-        devices: e.g. ``"NVIDIA H200 (9.0)"``; None if the run isn't located yet.
-        processes: how many processes were traced; None if the run isn't located yet.
-        libraries: how many libraries have a plan.
-        code_files: how many files that are GPU code themselves have one.
-        gpu_code: bytes of GPU code in all of them.
-        unused: bytes of it that are planned as unused.
-    """
-
-    format_version: int
-    run: RunRow
-    command: tuple[str, ...] | None
-    tests: dict[str, int]
-    devices: tuple[str, ...] | None
-    processes: NonNegative | None
-    libraries: NonNegative
-    code_files: NonNegative
-    gpu_code: NonNegative
-    unused: NonNegative
-
-
 class SlimList(Record, frozen=True, kw_only=True):
     """What became of libraries, or what they are.
 
@@ -120,38 +92,6 @@ class SlimList(Record, frozen=True, kw_only=True):
     format_version: int
     libraries: tuple[SlimRow, ...]
     stopped: bool = False
-
-
-class SlimmedLibrary(Record, frozen=True, kw_only=True):
-    """A slimmed library.
-
-    Attributes:
-        path: of the file.
-        removed: bytes of GPU code that it lost; None if no manifest tells.
-        never_loaded: no run of the lock or the trace loaded it, so it lost all code that may leave.
-        source: what told what stays; None if no manifest tells.
-    """
-
-    path: str
-    removed: NonNegative | None
-    never_loaded: bool
-    source: str | None
-
-
-class Explanation(Record, frozen=True, kw_only=True):
-    """What a CUDA error may have to do with slimmed libraries.
-
-    Attributes:
-        format_version: of this form.
-        error: the text of the error; empty if none was given.
-        text: the explanation, for people.
-        libraries: the slimmed libraries, those that lost most first.
-    """
-
-    format_version: int
-    error: str
-    text: str
-    libraries: tuple[SlimmedLibrary, ...]
 
 
 class LaunchRange(Record, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def render_dead(summaries: Sequence[LibrarySummary], dead: Sequence[DeadCode]) -
         return
     names = short_names([s.path for s in summaries])
     yield f"GPU code that no device of {', '.join(summaries[0].devices)} loads:"
-    headers = ["library", "GPU code", "dead", "share", "PTX in it"]
+    headers = ["library", "GPU code", "for other GPUs", "share", "PTX in it"]
     by_loss = sorted(summaries, key=lambda s: -s.dead_bytes)
     yield format_table(
         "lrrrr",

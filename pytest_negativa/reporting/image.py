@@ -171,8 +171,8 @@ def _summary(report: ImageReport) -> Iterator[str]:
     by_arch = [row for row in report.rows if row.slimmable_by is not None]
     if by_arch and report.devices:
         lines.append(
-            "Slimmable by plan or lock: what the suite doesn't need; by arch: what no device of "
-            f"{', '.join(report.devices)} loads."
+            "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other GPUs "
+            f"than {', '.join(report.devices)}."
         )
     if lines:
         yield "\n".join(lines)

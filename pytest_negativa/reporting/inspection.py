@@ -170,7 +170,7 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
         rows.append([name, *_figures(group)])
     headers = [title, "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
     if devices := summaries[0].devices:
-        headers += [_loaded_on(devices), "dead weight"]
+        headers += [_loaded_on(devices), "for other GPUs"]
     return format_table(
         "l" + "r" * (len(headers) - 1),
         headers,
@@ -219,7 +219,7 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
     devices = summaries[0].devices
     headers = ["arch", "kind", "elements", "on disk", "unpacked", "kernels"]
     if devices:
-        headers += [_loaded_on(devices), "dead weight"]
+        headers += [_loaded_on(devices), "for other GPUs"]
     rows = []
     for (arch, kind), group in sorted(groups.items()):
         stored = sum(r.stored_bytes for r in group)
@@ -335,7 +335,7 @@ def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
     return (
         f"A device of compute capability {one_of(devices)} loads at most {format_bytes(loaded)} "
         f"({format_share(loaded, code)}) of this; {format_bytes(code - loaded)} "
-        f"({format_share(code - loaded, code)}) is dead weight for it."
+        f"({format_share(code - loaded, code)}) is for other GPUs."
     )
 
 

@@ -32,7 +32,7 @@ def render_markdown(report: RunReport) -> str:
     if report.proof is not None:
         lines += [escape_markdown(describe_proof(report.proof)), ""]
     lines += [
-        "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |",
+        "| library | GPU code | unused | | for other GPUs | no used kernel | kernels | used |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in report.libraries:

@@ -26,7 +26,7 @@ _HEADERS = (
     "GPU code",
     "unused",
     "",
-    "wrong arch",
+    "for other GPUs",
     "no used kernel",
     "elements",
     "kept",

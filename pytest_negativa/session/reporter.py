@@ -132,12 +132,9 @@ class Reporter:
             return result  # A test forked, and its child came here. The report is the parent's.
         try:
             self._failures = self._report(session)
-        except NegativaError as e:
-            self._write_no_report(str(e))
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
-            text = f"{describe_fault(e)} (a fault in pytest-negativa or in one of its hooks)"
-            self._write_no_report(text)
+            self._write_no_report(_describe(e))
         if self._pages is not None:
             self._show_pages(self._pages, session)
         return result
@@ -150,11 +147,9 @@ class Reporter:
             failure, ended = self._why_failed(session), self._have_all_ended(session)
             for paragraph in describe_pages(pages, failure, all_tests_ended=ended, top=top):
                 self._write(f"{paragraph}\n")
-        except NegativaError as e:
-            self._write(f"negativa: no report of CPU code: {printable_lines(str(e))}", red=True)
         except Exception as e:
-            text = f"{describe_fault(e)} (a fault in pytest-negativa)"
-            self._write(f"negativa: no report of CPU code: {printable_lines(text)}", red=True)
+            text = printable_lines(_describe(e))
+            self._write(f"negativa: no report of CPU code: {text}", red=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
@@ -392,3 +387,9 @@ class Reporter:
             "terminalreporter"
         )
         return found
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, NegativaError):
+        return str(error)
+    return f"{describe_fault(error)} (a fault in pytest-negativa or in one of its hooks)"

@@ -22,7 +22,6 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
-from pytest_negativa.models.listing import SlimmedLibrary
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
@@ -117,19 +116,6 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
                     _add(found, path, library)
         _add_unlisted(found, libraries)
     return _most_first(found)
-
-
-def rows_of(slimmed: Iterable[Slimmed]) -> tuple[SlimmedLibrary, ...]:
-    """The libraries as rows of a listing."""
-    return tuple(
-        SlimmedLibrary(
-            path=one.path,
-            removed=None if one.entry is None else one.removed,
-            never_loaded=one.never_loaded,
-            source=None if one.entry is None else one.entry.source,
-        )
-        for one in slimmed
-    )
 
 
 def loaded_slimmed() -> tuple[Slimmed, ...]:

@@ -14,11 +14,9 @@ from pytest_negativa.models.hostcode import HostReport
 from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
-    Explanation,
     LibraryKernels,
     ListedTest,
     NeedList,
-    RunDetails,
     RunList,
     SimilarPair,
     SlimList,
@@ -37,9 +35,7 @@ CONFIGURATION = "negativa"
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
     "difference": (SnapshotDifference, "Output of negativa diff --json"),
-    "explanation": (Explanation, "Output of negativa explain --json"),
     "history": (Listing[Snapshot], "Output of negativa diff --json without B"),
-    "image-report": (ImageReport, "Output of negativa inspect --packages --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),
@@ -47,9 +43,9 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "measurement": (Measurement, "A program on original and on slim libraries"),
     "misses": (Listing[MissedLibrary], "Output of negativa misses --json"),
     "needs": (NeedList, "Output of negativa needs --json"),
+    "packages": (ImageReport, "Output of negativa inspect --packages --json"),
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
-    "run": (RunDetails, "Output of negativa runs show --json"),
     "runs": (RunList, "Output of negativa runs list --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (SlimList, "Output of negativa slim, slim undo and slim check with --json"),

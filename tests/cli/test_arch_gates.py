@@ -176,7 +176,7 @@ class TestDead:
         assert inspect(site, "--dead", "--arch=80,90", "--max-dead", "72%").exit_code == 0
         done = inspect(site, "--dead", "--arch=80,90", "--max-dead", "71.5")
         assert done.exit_code == 1
-        assert done.stderr.endswith(": 71.8% of the GPU code is dead, more than 71.5%\n")
+        assert done.stderr.endswith(": 71.8% of the GPU code is for other GPUs, more than 71.5%\n")
 
     def test_a_gate_that_checks_nothing_fails(self) -> None:
         assert inspect(PLAIN, "--dead", "--arch=90").exit_code == 0

@@ -72,8 +72,8 @@ def test_a_replay_among_other_runs(shards: Project) -> None:
     shards.pytest("-q", "--negativa", "--negativa-replay", "first/trace")
     replay = shards.runs()[0].name
     for others in (["first"], ["second"], ["first", "second"]):
-        shards.negativa("combine", f".negativa/{replay}", *others)
-        assert "state     planned (replay)" in shards.negativa("runs", "show").stdout
+        shards.negativa("combine", replay, *others)
+        assert "latest  planned (replay)" in shards.negativa("runs", "list").stdout
 
 
 @pytest.mark.slow

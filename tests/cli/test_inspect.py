@@ -90,7 +90,7 @@ class TestTables:
         assert [".nv_fatbin", "3", "21", "0", "21.8 kB"] in rows
         assert ["sm_75", "cubin", "3", "2.9 kB", "15.2 kB", "6"] in rows
         assert ["sm_120", "ptx", "3", "992 B", "3.0 kB", "6"] in rows
-        assert "dead weight" not in result.stdout
+        assert "for other GPUs" not in result.stdout
 
     def test_arch(self) -> None:
         output = inspect("--arch", "sm_89", MULTIARCH).stdout
@@ -100,7 +100,7 @@ class TestTables:
         assert ["sm_90", "cubin", "3", "3.2 kB", "18.2 kB", "-", "0 B", "3.2 kB"] in rows
         assert (
             "A device of compute capability 8.9 loads at most 3.0 kB (13.5%) of this; "
-            "18.8 kB (86.5%) is dead weight for it."
+            "18.8 kB (86.5%) is for other GPUs."
         ) in output
 
     @pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "9.0", "compute_90"])

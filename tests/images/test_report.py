@@ -404,7 +404,7 @@ def test_command(root: Path, tmp_path: Path) -> None:
 
     document = json.loads(invoke(*arguments, "--json").stdout)
 
-    jsonschema.validate(document, json.loads(schema_text("image-report")))
+    jsonschema.validate(document, json.loads(schema_text("packages")))
     assert document["run_id"] == "20260101T000000Z-run"
     assert document["without_code"] == 1
     assert document["without_code_bytes"] == PLAIN.stat().st_size

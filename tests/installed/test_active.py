@@ -35,7 +35,7 @@ def test_the_order(tmp_path: Path) -> None:
 def test_one_that_is_gone_is_no_other(tmp_path: Path) -> None:
     make_venv(tmp_path / ".venv")
     gone = tmp_path / "gone"
-    assert find_active({"VIRTUAL_ENV": str(gone)}, tmp_path, or_own=True).folders == (gone,)
+    assert find_active({"VIRTUAL_ENV": str(gone)}, tmp_path, or_own=True)[0] == (gone,)
 
 
 def test_nothing_changes_the_environment_of_negativa_by_default(tmp_path: Path) -> None:

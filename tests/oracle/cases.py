@@ -75,7 +75,6 @@ def quickstart(box: Box) -> None:
     box.negativa("report", "baseline:negativa-baseline.json", **at)
     box.file("negativa-baseline.json", box.folder / "project" / "negativa-baseline.json")
     box.negativa("runs", "list", **at)
-    box.negativa("runs", "show", **at)
     box.negativa("reconstruct", **at)
     box.binaries("project/.negativa/reconstructed")
     box.negativa("reconstruct", "--copies", "compacted", **at)
@@ -91,7 +90,7 @@ def quickstart(box: Box) -> None:
         box.negativa("locate", *policy, **at)
         box.latest("plan/", "spans/", project="project")
     box.negativa("lock", **at)
-    box.negativa("locate", "--json", **at)
+    box.negativa("locate", "--report", "json:-", **at)
     box.negativa("report", *crossed("15", "60000", "5"), **at)
     box.negativa("diff", **at)
 
@@ -278,7 +277,6 @@ def hidden(box: Box) -> None:
     box.latest("verdict.json", project="project")
     box.pytest("--negativa-heal", "--negativa-rerun=0", **at)
     box.latest("verdict.json", "plan/", project="project")
-    box.negativa("runs", "show", **at)
     box.negativa("lock", **at)
     box.file("negativa.lock", box.folder / "project" / "negativa.lock")
 

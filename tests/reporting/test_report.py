@@ -70,11 +70,11 @@ def test_row() -> None:
 GOLDEN = """\
 1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
 
-library       size    GPU code    unused           wrong arch    no used kernel    elements    elements kept    kernels    kernels used
-----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
-libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5                2      1,200               3
-----------  ------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
-total       4.0 kB      1.8 kB    1.6 kB  94.3%        1.6 kB              50 B           5                2      1,200               3
+library       size    GPU code    unused           for other GPUs    no used kernel    elements    elements kept    kernels    kernels used
+----------  ------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
+libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%            1.6 kB              50 B           5                2      1,200               3
+----------  ------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
+total       4.0 kB      1.8 kB    1.6 kB  94.3%            1.6 kB              50 B           5                2      1,200               3
 
 Files in .negativa/run: usage.json, report.json"""  # noqa: E501
 
@@ -164,7 +164,7 @@ def test_markdown() -> None:
         "# GPU code used by the tests\n\n"
         "3.3 kB of 3.5 kB (94.3%) is unused on NVIDIA H200 (9.0).\n\n"
         "No GPU.\n\n"
-        "| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |\n"
+        "| library | GPU code | unused | | for other GPUs | no used kernel | kernels | used |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| `libours.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n"
         "| `lib\\|odd.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n\n"

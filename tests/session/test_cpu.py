@@ -493,7 +493,6 @@ def test_shards_are_united_by_test(project: Project, library: Path) -> None:
         "test_same": {"in_main", "in_thread", "at_exit"},
         "test_child": {"in_constructor", "in_child"},
     }
-    assert "tests     3 passed" in project.negativa("runs", "show").stdout
     whole = (project.results / "latest").resolve()
     project.negativa("combine", whole, *parts)
     for name in ("cpu.json", "cpu-tests.json", "combined-tests.json"):

@@ -24,11 +24,11 @@ from tests.support.sessions import (
 )
 
 TABLE = """\
-library              size    GPU code    unused           wrong arch    no used kernel    elements    elements kept    kernels    kernels used
-----------------  -------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
-libquickstart.so  88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            2.4 kB          28                3         13               4
-----------------  -------  ----------  --------  -----  ------------  ----------------  ----------  ---------------  ---------  --------------
-total             88.7 kB     67.2 kB   60.2 kB  89.6%       57.8 kB            2.4 kB          28                3         13               4
+library              size    GPU code    unused           for other GPUs    no used kernel    elements    elements kept    kernels    kernels used
+----------------  -------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
+libquickstart.so  88.7 kB     67.2 kB   60.2 kB  89.6%           57.8 kB            2.4 kB          28                3         13               4
+----------------  -------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
+total             88.7 kB     67.2 kB   60.2 kB  89.6%           57.8 kB            2.4 kB          28                3         13               4
 """  # noqa: E501
 
 COVERAGE = """\
@@ -59,7 +59,7 @@ MARKDOWN = f"""\
 
 {NO_GPU_LINE}
 
-| library | GPU code | unused | | wrong arch | no used kernel | kernels | used |
+| library | GPU code | unused | | for other GPUs | no used kernel | kernels | used |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% | 57.8 kB | 2.4 kB | 13 | 4 |
 

@@ -231,9 +231,8 @@ def test_the_commands(site: Made, tmp_path: Path) -> None:
     refused = subprocess.run(read, env={}, capture_output=True, text=True, check=False)
     assert refused.returncode == 1 and "spare" in refused.stderr
 
-    rows = json.loads(negativa("fetch", "--spare", spares, "--json", site.folder))["libraries"]
-    assert {row["detail"] for row in rows} == {"its spare was fetched"}
-    assert ONE in {row["path"] for row in rows}
+    fetched = negativa("fetch", "--spare", spares, site.folder)
+    assert "its spare was fetched" in fetched and ONE in fetched
     assert subprocess.run(read, env={}, capture_output=True, check=True).stdout == expected
     negativa("slim", "undo", site.folder)
     assert digests(site.folder) == before

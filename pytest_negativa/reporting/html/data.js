@@ -46,7 +46,7 @@ const CATEGORIES = [
   { id: "alien", title: "For other GPUs", state: "other GPU", text: "The tested GPU never loads it." },
 ];
 const REASONS = {
-  "wrong-arch": [3, "Built for other GPUs (wrong arch)"],
+  "wrong-arch": [3, "For other GPUs"],
   "no-used-kernel": [2, "Fits the tested GPU, but no test used a kernel of its region (no used kernel)"],
   "unreachable-kernel": [2, "Kernels that no test used, inside code that stays (unreachable kernel)"],
   "loaded": [0, "Loaded by the tests"],
