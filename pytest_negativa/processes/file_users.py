@@ -6,11 +6,14 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
+
+_T = TypeVar("_T")
 
 # The time of the system's start, which the start of a process is counted from, has no fractions.
 _CLOCK_ERROR = 1.0
@@ -48,13 +51,7 @@ def wait_for_users(paths: Iterable[str], since: float) -> tuple[tuple[str, FileU
         since: seconds since the epoch.
     """
     paths = tuple(paths)
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        found = tuple(users_of(paths))
-        leaving = any(user.may_be_younger(since) for _, user in found)
-        if not leaving or time.monotonic() > deadline:
-            return found
-        time.sleep(_POLL)
+    return _wait(lambda: users_of(paths), lambda one: one[1].may_be_younger(since))
 
 
 def wait_for_users_of_gone(folder: str) -> tuple[str, ...]:
@@ -65,12 +62,15 @@ def wait_for_users_of_gone(folder: str) -> tuple[str, ...]:
     Args:
         folder: a real path.
     """
+    return _wait(lambda: _users_of_gone(f"{folder}/"), lambda user: True)
+
+
+def _wait(look: Callable[[], Iterable[_T]], may_leave: Callable[[_T], bool]) -> tuple[_T, ...]:
+    """What is found at last; it is looked for again while something may leave."""
     deadline = time.monotonic() + _PATIENCE
-    while True:
-        found = tuple(_users_of_gone(f"{folder}/"))
-        if not found or time.monotonic() > deadline:
-            return found
+    while any(map(may_leave, found := tuple(look()))) and time.monotonic() < deadline:
         time.sleep(_POLL)
+    return found
 
 
 def _users_of_gone(start: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Writes files that get their name when they are complete.
 
-A reader sees the old file or the new one, never half of one. The new file has no name while it is
-written (``O_TMPFILE``), so that a process that is killed leaves nothing. If the file system can't
-do that, or if ``/proc`` is missing, it has a hidden name beside the target.
+A reader sees the old file or the new one, never half of one. The new file has a hidden name beside
+the target while it is written. A process that is killed leaves it, and ``remove_abandoned``, or the
+next run of ``slim``, removes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from pytest_negativa.storage.shared_folders import refuse_shared
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written."""
 
-# A kernel or file system without O_TMPFILE opens the folder itself, which is an error.
-_CANNOT_TMPFILE = {errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT}
-
 
 class NewFile:
     """A file that is being written; see ``new_file``.
@@ -31,38 +28,15 @@ class NewFile:
         fd: its descriptor, for reading and writing.
     """
 
-    def __init__(self, fd: int, target: Path, hidden: Path, *, named: bool) -> None:
-        self.fd = fd
+    def __init__(self, target: Path, hidden: Path, mode: int) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self.fd = os.open(hidden, flags, mode)
         self._target = target
         self._hidden = hidden
-        self._named = named
-
-    @classmethod
-    def create(cls, target: Path, hidden: Path, flag: int, mode: int) -> NewFile:
-        """Make the file; see ``new_file``."""
-        flags = os.O_RDWR | os.O_CLOEXEC
-        # Some image builds use a chroot without /proc, by which alone the file gets its name.
-        if os.access("/proc/self/fd", os.X_OK):
-            try:
-                return cls(os.open(target.parent, flags | flag, mode), target, hidden, named=False)
-            except OSError as e:
-                if e.errno not in _CANNOT_TMPFILE:
-                    raise
-        flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return cls(os.open(hidden, flags, mode), target, hidden, named=True)
+        self._is_published = False
 
     def path(self) -> Path:
-        """A hidden name beside the target by which other programs can open the file.
-
-        Raises:
-            OSError: it can't be made.
-        """
-        if not self._named:
-            # linkat(2) gives a name, but does not replace; its manual page tells this way in.
-            # With a folder given Python calls linkat, and that follows the link.
-            link = f"/proc/self/fd/{self.fd}"
-            os.link(link, self._hidden, src_dir_fd=self.fd, follow_symlinks=True)
-            self._named = True
+        """A hidden name beside the target by which other programs can open the file."""
         return self._hidden
 
     def publish(self, *, durable: bool = False, replace: bool = True) -> None:
@@ -77,40 +51,36 @@ class NewFile:
         """
         if durable:
             os.fsync(self.fd)
-        hidden = self.path()
         if not replace:
             # This takes the name, also on file systems without hard links.
             self._target.touch(exist_ok=False)
-        hidden.replace(self._target)
-        self._named = False
+        self._hidden.replace(self._target)
+        self._is_published = True
         if durable:
             sync_folder(self._target.parent)
 
     def close(self) -> None:
         """Close the file; without ``publish`` nothing is left of it."""
         os.close(self.fd)
-        if self._named:
+        if not self._is_published:
             with contextlib.suppress(OSError):
                 self._hidden.unlink()
 
 
 @contextlib.contextmanager
-def new_file(
-    target: Path, *, hidden: Path | None = None, flag: int = os.O_TMPFILE, mode: int = 0o600
-) -> Iterator[NewFile]:
+def new_file(target: Path, *, hidden: Path | None = None, mode: int = 0o600) -> Iterator[NewFile]:
     """A file that replaces ``target`` when it is published, and is gone if it is not.
 
     Args:
         target: its folder must exist.
         hidden: its name meanwhile, in the same folder; by default a random one.
-        flag: how to open a file without a name; tests give another one.
         mode: its permissions, less those that the umask forbids.
 
     Raises:
         OSError: it can't be made.
     """
     random = f".{target.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
-    new = NewFile.create(target, hidden or target.with_name(random), flag, mode)
+    new = NewFile(target, hidden or target.with_name(random), mode)
     try:
         yield new
     finally:

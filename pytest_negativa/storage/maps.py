@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
-from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own
+from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own, write_record
 
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 
@@ -41,7 +40,7 @@ def save_map(library_map: LibraryMap, path: Path) -> None:
     Raises:
         StoreError: the file can't be written; nothing is left behind.
     """
-    write_atomically(path, encode_map(library_map))
+    write_record(path, library_map)
 
 
 def load_map(path: Path) -> LibraryMap:

@@ -14,7 +14,6 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.system import read_regular
 
 _T = TypeVar("_T")
 
@@ -78,13 +77,13 @@ def decode_versioned(
 
 
 def read_own(path: Path) -> bytes:
-    """The bytes of a file that a run or a session left, and no link: a mark is shown to people.
+    """The bytes of a file that a run or a session left.
 
     Raises:
-        StoreError: it can't be read, or is no regular file.
+        StoreError: it can't be read.
     """
     with refusing(path, "read"):
-        return read_regular(path, follow=False)
+        return path.read_bytes()
 
 
 def load_record(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T:

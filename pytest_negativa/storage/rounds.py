@@ -15,7 +15,6 @@ from pytest_negativa.models.round import Round
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.storage.system import read_regular
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
@@ -44,7 +43,7 @@ def load_round(path: Path) -> Round:
         StoreError: it can't be read, or is no round file.
     """
     try:
-        return msgspec.json.decode(read_regular(path, follow=False), type=Round)
+        return msgspec.json.decode(path.read_bytes(), type=Round)
     except (OSError, *UNDECODABLE) as e:
         raise StoreError(f"{path}: not a round of this release: {e}") from e
 

@@ -46,7 +46,6 @@ from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.locks import lock, open_to_lock
-from pytest_negativa.storage.system import read_regular
 from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:
@@ -657,7 +656,7 @@ def run_at(folder: Path) -> Run:
 def _read_mark(path: Path) -> str | None:
     """What a mark says, in one line; None if there is no mark."""
     try:
-        reason = read_regular(path, follow=False).decode("utf-8", "replace")
+        reason = path.read_text("utf-8", "replace")
     except FileNotFoundError:
         return None
     except OSError as e:

@@ -18,8 +18,6 @@ from typing import BinaryIO
 _MAX_BYTES = 2 << 30
 """Of a record. The usage of 1,000 shards has 6 MB."""
 
-_PIECE = 1 << 16
-
 
 class System:
     """The original functions. A namespace, never instantiated."""
@@ -183,12 +181,6 @@ def read_regular(
         OSError: it can't be opened or read, or is larger than the limit.
     """
     with open_regular(path, follow=follow) as file:
-        # Some file systems tell no size, as /proc.
-        parts: list[bytes] = []
-        size, known = 0, os.fstat(file.fileno()).st_size
-        while max(size, known) <= limit:
-            if not (part := file.read(max(known, _PIECE))):
-                return b"".join(parts)
-            parts.append(part)
-            size, known = size + len(part), 0
-    raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", os.fspath(path))
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", os.fspath(path))
+        return file.read()

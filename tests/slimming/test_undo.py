@@ -171,14 +171,12 @@ def test_killed_half_way(slimmed: tuple[Made, dict[str, str]]) -> None:
 
 
 def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]]) -> None:
-    """A part of a copy has a name on file systems without O_TMPFILE: the next run removes it."""
+    """A part of a copy has a hidden name: the next run removes it."""
     site, before = slimmed
     code = f"""
 import os, signal
-from functools import partial
 from pathlib import Path
 from pytest_negativa.slimming import replace, slim, undo
-replace.new_file = partial(replace.new_file, flag=os.O_DIRECTORY)
 replace.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 undo.undo_trees((Path({str(site.folder)!r}),))
 """
