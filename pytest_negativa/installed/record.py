@@ -50,6 +50,20 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
         start = reader.line_num
 
 
+def read_rows(record: Path, marks: Collection[bytes] | None = None) -> list[list[str]]:
+    """The fields of each row of a RECORD; none if it can't be read.
+
+    Args:
+        marks: without any of these in its bytes, it counts as empty; None: it never does.
+    """
+    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
+        data = read_regular(record)
+        # Reading CSV takes most of the time.
+        if marks is None or any(mark in data for mark in marks):
+            return [row for _, row in iter_rows(data.decode("utf-8"))]
+    return []
+
+
 def path_of(row: list[str], site: Path) -> str:
     """The normalized absolute path of a row's file; empty for an empty row."""
     return os.path.normpath(os.path.join(site, row[0])) if row else ""
@@ -70,18 +84,12 @@ def find_by_content(
     marks = [digest.encode() for digest in wanted]
     for folder in folders:
         for record in folder.glob(f"*.dist-info/{RECORD}"):
-            with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
-                data = read_regular(record)
-                # Most distributions have none, and reading CSV takes most of the time.
-                if not any(mark in data for mark in marks):
-                    continue
-                rows = [row for _, row in iter_rows(data.decode("utf-8"))]
-                for row in rows:
-                    # ValueError: the path has a NUL.
-                    with contextlib.suppress(OSError, ValueError):
-                        if len(row) > 1 and row[1] in wanted:
-                            path = os.path.realpath(path_of(row, folder), strict=True)
-                            yield Path(path), wanted[row[1]]
+            for row in read_rows(record, marks):
+                # ValueError: the path has a NUL.
+                with contextlib.suppress(OSError, ValueError):
+                    if len(row) > 1 and row[1] in wanted:
+                        path = os.path.realpath(path_of(row, folder), strict=True)
+                        yield Path(path), wanted[row[1]]
 
 
 def update_record(

@@ -5,7 +5,6 @@ The distributions may be installed for another interpreter than the one that run
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -20,10 +19,9 @@ from pytest_negativa.installed.distributions import (
     normalized,
 )
 from pytest_negativa.installed.libraries import with_requirements
-from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows, path_of
+from pytest_negativa.installed.record import RECORD, RecordLine, path_of, read_rows
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.lock import Place
-from pytest_negativa.storage.system import read_regular
 
 SITE_NAMES = ("site-packages", "dist-packages")
 """Folders that distributions are installed in."""
@@ -93,10 +91,7 @@ class Site:
         if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:
             return None
         record = folder / RECORD
-        try:
-            rows = [row for _, row in iter_rows(read_regular(record).decode("utf-8"))]
-        except (OSError, UnicodeDecodeError, csv.Error):
-            rows = []
+        rows = read_rows(record)
         return Installed(
             name=str(metadata["Name"]),
             version=metadata["Version"],

@@ -34,6 +34,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import find_interpreter
@@ -61,8 +62,7 @@ class RedirectError(NegativaError):
     """Libraries cannot be replaced by their copies."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileId:
+class FileId(NamedTuple):
     """The identity of a file, independent of its name."""
 
     major: int
@@ -241,7 +241,7 @@ def write_table(table: RedirectTable, path: Path) -> None:
         "\t".join(
             (
                 "library",
-                *(str(n) for i in (row.original_id, row.copy_id) for n in _numbers(i)),
+                *map(str, (*row.original_id, *row.copy_id)),
                 row.original,
                 row.copy,
             )
@@ -261,10 +261,6 @@ def redirected_originals(table: Path) -> tuple[str, ...]:
     """
     rows = (line.split("\t") for line in table.read_text("utf-8").split("\n"))
     return tuple(row[-2] for row in rows if row[0] == "library")
-
-
-def _numbers(identity: FileId) -> tuple[int, int, int]:
-    return identity.major, identity.minor, identity.inode
 
 
 # ---- The environment ----

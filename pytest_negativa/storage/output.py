@@ -35,7 +35,7 @@ def append_output(path: Path | Url, make: Callable[[int], bytes]) -> None:
     """
     if isinstance(path, Url):
         raise StoreError(f"{path}: a report can't be appended to a file at a URL; name a path")
-    target = path if str(path) == STDOUT else _follow_safely(path)
+    target = path if str(path) == STDOUT else _follow(path)
     if str(path) == STDOUT or (target.exists() and not target.is_file()):
         write_output(path, make(0))
         return
@@ -81,23 +81,19 @@ def write_output(path: Path | Url, data: bytes) -> None:
                 file.write(data)
 
 
-def _follow_safely(path: Path) -> Path:
-    with refusing(path, "written"):
-        return _follow(path)
-
-
 def _follow(path: Path) -> Path:
     """The path that the links at ``path`` lead to; descriptors of this process stay links."""
     target = path.absolute()
-    for _ in range(_MOST_LINKS):
-        if not target.is_symlink() or _DESCRIPTOR.fullmatch(str(target)):
-            return target
-        if (owner := _foreign_owner(target)) is not None:
-            raise StoreError(
-                f"{path}: not written: {target} is a link of another user (uid {owner}), in a "
-                f"folder in which others can write; name the file itself: {target.readlink()}"
-            )
-        target = target.parent / target.readlink()
+    with refusing(path, "written"):
+        for _ in range(_MOST_LINKS):
+            if not target.is_symlink() or _DESCRIPTOR.fullmatch(str(target)):
+                return target
+            if (owner := _foreign_owner(target)) is not None:
+                raise StoreError(
+                    f"{path}: not written: {target} is a link of another user (uid {owner}), in a "
+                    f"folder in which others can write; name the file itself: {target.readlink()}"
+                )
+            target = target.parent / target.readlink()
     raise StoreError(f"{path}: not written: more than {_MOST_LINKS} links in a row")
 
 
