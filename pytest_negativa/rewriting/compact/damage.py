@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION, SOUND_VERSIONS
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.guards import read_dynamic
+from pytest_negativa.rewriting.compact.dynamic import read_dynamic
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 

@@ -101,7 +101,7 @@ def offset_of(data: bytes, vaddr: int) -> int:
 
 def first_hole(data: bytes) -> int:
     loads = [row for _, row in rows(data) if row[0] == PT_LOAD]
-    return next(i for i, row in enumerate(loads) if row[6] > row[5])
+    return next(i for i, row in enumerate(loads) if row[6] > row[5] > 0)
 
 
 def test_sound_result_passes(case: Case, tmp_path: Path) -> None:
