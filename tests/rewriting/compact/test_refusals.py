@@ -18,7 +18,6 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.certify import PROGRAM
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions, NotCompacted
 from tests.support.builders import patched
 from tests.support.compacting import (
@@ -308,7 +307,6 @@ def test_damaged_tables_are_no_crash(
     except ReconstructError:
         return
     assert isinstance(result, Compacted | NotCompacted)
-    diagnose(target if isinstance(result, Compacted) else damaged)
 
 
 @pytest.fixture(scope="module")
