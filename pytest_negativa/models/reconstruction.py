@@ -14,9 +14,9 @@ RECONSTRUCTION_VERSION = 2
 FILL = 1
 """The byte that unused code becomes."""
 
-MANIFEST_VERSION = 3
-"""Of the manifest in the folder of copies. History: 3 tells where kept bytes lie in compacted
-copies; 2 tells what was spared, and which code."""
+MANIFEST_VERSION = 4
+"""Of the manifest in the folder of copies. History: 4 has nothing spared; 3 has the places of kept
+bytes in compacted copies; 2 has what was spared, and which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -86,8 +86,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
         copy: real path of the copy.
         copy_sha256: hex digest of all its bytes.
         unused: the elements and frames that are filled in the copy or gone from it, as offsets
-            in the original; neighbours are one span. Less than is planned where compaction left
-            some as they are.
+            in the original; neighbours are one span.
         unused_bytes: sum of their sizes.
         elements: how many elements and frames that is.
         repacked: kept cubins that lost a part of their code, by offset.
@@ -113,11 +112,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
 
     @property
     def changes_code(self) -> bool:
-        """Whether any GPU code is gone: tests on a copy without show nothing.
-
-        All of it may have been spared. The copy is the original then, byte by byte, or without
-        what is never loaded.
-        """
+        """Whether any GPU code is gone: tests on a copy without show nothing."""
         return bool(self.unused) or any(cubin.filled for cubin in self.repacked)
 
 
@@ -163,8 +158,6 @@ class CopyRecord(Record, frozen=True, kw_only=True):
         copy, original: the two files at that time.
         boot: which start of the system that was; after another one, states prove nothing: what
             had not reached the disk when power failed is gone.
-        spared: elements and frames, planned as unused, that are in the copy as they were; a span
-            each, by offset in the original.
         not_compacted: see ``ReconstructedLibrary``.
     """
 
@@ -173,7 +166,6 @@ class CopyRecord(Record, frozen=True, kw_only=True):
     copy: FileState
     original: FileState
     boot: str
-    spared: tuple[Span, ...] = ()
     repacked: tuple[RepackedCubin, ...] = ()
     compaction: Compaction | None = None
     not_compacted: str | None = None

@@ -41,7 +41,7 @@ from pytest_negativa.models.reconstruction import (
     RefusedLibrary,
     RepackedCubin,
 )
-from pytest_negativa.models.spans import Span
+from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
@@ -194,14 +194,13 @@ class _Reconstructor:
         if record is None:
             remove_abandoned(target)
             record = self._write(planned, edits, target, recipe)
-        unused = _without(edits, record.spared)
         made = ReconstructedLibrary(
             library=library,
             copy=os.fspath(target),
             copy_sha256=record.sha256,
-            unused=unused.filled,
-            unused_bytes=sum(fill.end - fill.start for fill in unused.fills),
-            elements=len(unused.fills),
+            unused=edits.filled,
+            unused_bytes=size(edits.filled),
+            elements=len(edits.fills),
             reused=reused,
             repacked=record.repacked,
             compaction=record.compaction,
@@ -235,7 +234,6 @@ class _Reconstructor:
                     copy=state_of(target),
                     original=before,
                     boot=self._boot,
-                    spared=made.spared,
                     repacked=cubins,
                     compaction=Compaction(
                         size=made.size_after,
@@ -343,12 +341,6 @@ class _Reconstructor:
         manifest = Manifest(format_version=MANIFEST_VERSION, copies=self._known)
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(self._root / MANIFEST_NAME, data)
-
-
-def _without(edits: Edits, spared: Sequence[Span]) -> Edits:
-    """The fills alone, without those that compaction spared."""
-    left = set(spared)
-    return Edits(edits.size, tuple(f for f in edits.fills if (f.start, f.end) not in left))
 
 
 def _recipe(

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.slimmed import has_marker, is_slimmed
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.manifest import (
@@ -119,12 +119,6 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
         return SlimStatus.DIFFERENT, "the original is back"
     if record_digest(digest) in records:
         return SlimStatus.DIFFERENT, "another one was installed since: RECORD has its digest"
-    try:
-        damage = diagnose(path).damage
-    except FormatError as e:
-        return SlimStatus.FAILED, e.problem
-    if damage is not None:
-        return SlimStatus.DAMAGED, f"{damage}; {_remedy(root, entry)}"
     # A patch and a page of kernels that a disk lost look alike.
     return SlimStatus.CHANGED, f"differs from what was written; {_remedy(root, entry)}"
 
@@ -147,13 +141,11 @@ def _remedy(root: Path, entry: SlimmedFile) -> str:
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
     try:
-        diagnosis = diagnose(path)
+        with ByteSource(path) as source:
+            if not has_marker(source):
+                return None
     except FormatError as e:
         return SlimStatus.FAILED, e.problem
-    if diagnosis.damage is not None:
-        return SlimStatus.DAMAGED, diagnosis.damage
-    if not diagnosis.compacted:
-        return None
     judged = _judge_spare(path) if note_of(path) is not None else None
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged

@@ -15,7 +15,7 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
-from pytest_negativa.gpucode.slimmed import size_before
+from pytest_negativa.gpucode.slimmed import is_slimmed, size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.installed.record import record_digest
@@ -26,7 +26,6 @@ from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.rewriting.compact.damage import diagnose
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -249,7 +248,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judge
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
     try:
-        if diagnose(path).compacted:
+        if is_slimmed(path):
             return read_fact(path, size_before) in (None, entry.original_size)
         with ByteSource(path) as source:
             header = EHDR.unpack_from(source.read(0, EHDR.size))

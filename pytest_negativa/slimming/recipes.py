@@ -300,13 +300,12 @@ def slim_library(
     )
     if isinstance(compacted, NotCompacted):
         return NotSlimmed(compacted.reason)
-    gone = removal.trimmed - sum(span.size for span in compacted.spared)
     return Result(
         removal,
         compacted.size_after,
         compacted.original_sha256,
         compacted.sha256,
-        0 if removal.plan is None else removal.plan.unused_bytes + gone,
+        0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed,
         compacted.certificate,
         compacted.notes,
     )

@@ -22,7 +22,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.damage import Diagnosis, diagnose
 from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
 from tests.support.compacting import plan_of, vaddr_of
 
@@ -203,7 +202,6 @@ def test_same_to_a_process(name: str, every: int, real_libs: Path, tmp_path: Pat
     if not every:
         # All but some pages at both ends of what is kept between.
         assert result.gpu_code_removed > 0.99 * unused - 200_000
-    assert diagnose(target) == Diagnosis(compacted=True)
     target.unlink()
 
 

@@ -27,8 +27,11 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, LibraryPlan
 from tests.support.builders import ElementSpec, build_region
+from tests.support.libraries import SHARED_OBJECTS
 
 CXX = shutil.which("g++") or shutil.which("c++")
+COMPACTABLE = tuple(path for path in SHARED_OBJECTS if path.stem != "libframes")
+"""Fixtures; dynamic symbols of libframes name its GPU code, so it stays whole."""
 needs_compiler = pytest.mark.skipif(CXX is None, reason="needs a C++ compiler")
 
 # Regions of one element each would do for size; these have the shapes that matter: one element,

@@ -96,14 +96,14 @@ def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed
 
 
 def rows(
-    library_map: LibraryMap, plan: LibraryPlan | None = None, spared: tuple[Span, ...] = ()
+    library_map: LibraryMap, plan: LibraryPlan | None = None, whole: tuple[Span, ...] = ()
 ) -> dict[int, tuple[Any, ...]]:
     """All that is kept, or all, by address: the header's, or the frame's.
 
-    ``spared``: what the compaction left though it is unused.
+    ``whole``: what is there though it is unused.
     """
     unused = {(d.start, d.end) for d in plan.decisions if not d.kept} if plan else set()
-    unused -= {(span.start, span.end) for span in spared}
+    unused -= {(span.start, span.end) for span in whole}
     found: dict[int, tuple[Any, ...]] = {}
     for section in library_map.sections:
         shift = section.vaddr - section.span.start

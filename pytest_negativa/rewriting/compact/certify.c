@@ -684,9 +684,9 @@ static void use_packed_relocations(void) {
         memcpy(&entry, rows + at, 8);
         if (entry & 1)
             for (int bit = 0; bit < 63; bit++)
-                use(place + 8 * bit, entry >> (bit + 1) & 1 ? 8 : 0, "a word");
+                use(place + 8 * bit, entry >> (bit + 1) & 1 ? 8 : 0, "the target of a relocation");
         else
-            use(entry, 8, "a word");
+            use(entry, 8, "the target of a relocation");
         place = entry & 1 ? place + 63 * 8 : entry + 8;
     }
 }
@@ -738,9 +738,11 @@ static void check_uses(void) {
         if (row->p_type != PT_LOAD && row->p_type != PT_NULL && row->p_type != PT_GNU_STACK)
             use(row->p_vaddr, row->p_memsz, "a segment");
     }
+    bool has_symbols = !original.section_count;
     for (size_t i = 0; i < original.section_count; i++) {
         const Elf64_Shdr *row = &original.sections[i];
         const char *name = section_name(&original, i);
+        has_symbols |= row->sh_type == SHT_DYNSYM && row->sh_addr == tag(&original, DT_SYMTAB);
         bool is_table =
             row->sh_type != SHT_PROGBITS && row->sh_type != SHT_X86_64_UNWIND && moved_tag(row) < 0;
         bool is_host =
@@ -753,6 +755,7 @@ static void check_uses(void) {
             within(row->sh_offset, row->sh_size, original.file.size))
             use_symbols(row, row->sh_type == SHT_DYNSYM);
     }
+    if (!has_symbols) fail("no section has its dynamic symbols");
 }
 
 /* ---- The spare, the note, the tables and the code of a cut library ---- */

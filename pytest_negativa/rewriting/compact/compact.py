@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.spans import Range, Span, covers, intersection, size, union
+from pytest_negativa.models.spans import Range, intersection, size, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
-from pytest_negativa.rewriting.compact.guards import Guards, read_guards, refuse_programs
-from pytest_negativa.rewriting.compact.new_tables import NewTables, append_tables
+from pytest_negativa.rewriting.compact.dynamic import refuse_programs
+from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     MAX_HEADERS,
     ElfTables,
@@ -37,6 +38,7 @@ from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
     PageMap,
     lay_out,
+    moved_segments,
     unsegmented,
 )
 from pytest_negativa.rewriting.compact.records import (
@@ -159,7 +161,6 @@ class _Design:
         pages: the pages that stay.
         new_tables: those of the new file.
         layout: the new file.
-        notes: unused code that is not removed, and why.
     """
 
     tables: ElfTables
@@ -168,7 +169,6 @@ class _Design:
     pages: PageLayout
     new_tables: NewTables
     layout: FileLayout
-    notes: tuple[str, ...]
 
 
 def _design(
@@ -192,26 +192,17 @@ def _design(
     refuse_unnamed_data(source, tables)
     page_size = _page_size(tables, options)
     removal = Edits(source.size)
-    notes: tuple[str, ...] = ()
-    functions: tuple[int, ...] = ()
-    ends = list(_zeros_of(edits))
     if library_map is not None and plan is not None:
-        guards = read_guards(source, tables)
-        functions = guards.functions
-        removal, notes = plan_removal(
-            source,
-            library_map,
-            plan,
-            guards.why_kept,
-        )
-        ends = [zero for zero in ends if not _in_use(tables, guards, *zero)]
+        removal = plan_removal(source, library_map, plan)
     changes = merge_edits(removal, edits)
-    zeros = union((*removal.filled, *ends))
-    pages = lay_out(tables, zeros, page_size, options.max_headers, functions)
+    zeros = union((*removal.filled, *_zeros_of(edits)))
+    pages = lay_out(tables, zeros, page_size, options.max_headers)
     builder = LayoutBuilder()
     for start, end in pages.pages.kept:
         builder.append_copy(start, end)
-    new_tables = append_tables(builder, source, tables, pages, strip=options.strip)
+    segments = tuple(moved_segments(tables, pages.holes, pages.pages, zeros=True))
+    segments = aligned(source, tables, segments)
+    new_tables = append_headers(builder, source, tables, pages.pages, segments, strip=options.strip)
     gain = source.size - builder.size
     if gain < options.min_gain:
         reason = (
@@ -228,7 +219,7 @@ def _design(
         layout = builder.build()
     except ValueError as e:
         raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
-    return _Design(tables, page_size, removal, pages, new_tables, layout, notes)
+    return _Design(tables, page_size, removal, pages, new_tables, layout)
 
 
 def _page_size(tables: ElfTables, options: CompactOptions) -> int:
@@ -302,23 +293,12 @@ def _compact(
         gpu_code_removed=size(pages.holes),
         gpu_code_zeroed=size(intersection(removal.filled, pages.pages.kept)),
         holes=len(pages.holes),
-        load_segments=sum(map(len, pages.runs)),
+        load_segments=sum(s.p_type == PT_LOAD for s in design.new_tables.segments),
         dropped_sections=design.new_tables.dropped,
         certificate=certificate,
-        spared=tuple(_spared(plan, removal)),
-        notes=(*design.notes, *_notes(pages, options), *lost),
+        notes=(*_notes(pages, options), *lost),
         kept=design.layout.copies,
     )
-
-
-def _spared(plan: LibraryPlan | None, removal: Edits) -> Iterator[Span]:
-    """Unused code that is not zeros as a whole."""
-    filled = removal.filled
-    for decision in plan.decisions if plan is not None else ():
-        if decision.kept or not decision.size:
-            continue
-        if not covers(filled, decision.start, decision.end):
-            yield Span(decision.start, decision.end)
 
 
 def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:
@@ -336,15 +316,3 @@ def _zeros_of(edits: Edits) -> Iterator[Range]:
             yield edit.start + len(edit.data.rstrip(b"\0")), edit.end
         elif edit.value == 0:
             yield edit.start, edit.end
-
-
-def _in_use(tables: ElfTables, guards: Guards, start: int, end: int) -> bool:
-    """Whether the loader uses bytes at these offsets."""
-    return any(
-        guards.why_kept(
-            max(start, load.p_offset) - load.p_offset + load.p_vaddr,
-            min(end, load.file_end) - load.p_offset + load.p_vaddr,
-        )
-        for load in tables.loads
-        if load.p_offset < end and start < load.file_end
-    )

@@ -46,8 +46,6 @@ from pytest_negativa.gpucode.elf_tables import (
     PHDR,
     PT_DYNAMIC,
     PT_LOAD,
-    PT_NULL,
-    PT_PHDR,
     R_X86_64_IRELATIVE,
     RELA,
     SHT_DYNAMIC,
@@ -63,7 +61,9 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import (
     MovedSpan,
     Range,
+    Span,
     around,
+    intersection,
     minus,
     round_up,
     size,
@@ -71,12 +71,12 @@ from pytest_negativa.models.spans import (
     within,
 )
 from pytest_negativa.rewriting.compact.certify import certify
-from pytest_negativa.rewriting.compact.guards import (
-    Guards,
+from pytest_negativa.rewriting.compact.dynamic import (
+    dynamic_rows,
     exports_resolvers,
     read_dynamic,
-    read_guards,
     refuse_programs,
+    relocated_words,
 )
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
@@ -85,7 +85,12 @@ from pytest_negativa.rewriting.compact.original_tables import (
     read_tables,
     refuse_unnamed_data,
 )
-from pytest_negativa.rewriting.compact.pages import PageMap, pages_without
+from pytest_negativa.rewriting.compact.pages import (
+    PageMap,
+    largest_holes,
+    moved_segments,
+    pages_without,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Edits, Patch
 from pytest_negativa.rewriting.layout import (
@@ -410,11 +415,7 @@ def _needed_names(
 ) -> Iterator[bytes]:
     """The libraries that the dynamic section names as dependencies."""
     strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
-    size = segment.p_filesz - segment.p_filesz % DYN.size
-    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
-        if row.d_tag == DT_NULL:
-            return
+    for row in dynamic_rows(source, tables):
         if row.d_tag == DT_NEEDED:
             yield string_at(strings, row.d_val) or b""
 
@@ -437,41 +438,41 @@ def find_holes(
         needed: ranges of file offsets that stay, except for dynamic strings.
         options, containers: see ``cut_library``.
     """
-    others = [(start, end) for start, end in containers if start < end]
+    others = union(containers)
     used = around(needed, PAGE_SIZE)
     free: list[Range] = []
-    guards = read_guards(source, tables)
     for load in tables.loads:
-        if not load.p_filesz:
-            continue
-        own = [
-            range_ for range_ in others if load.p_offset <= range_[0] and range_[1] <= load.file_end
-        ]
-        if load.p_flags & PF_W:
-            own = list(_unguarded(load, own, guards))
-        else:
+        stays = used
+        # In data, the zeros behind the last byte (.bss) belong to it.
+        end = load.file_end - bool(load.p_flags & PF_W)
+        own: list[Range] = list(intersection([(load.p_offset, end)], others))
+        if not load.p_flags & PF_W:
             own += _removable(tables, load, dynamic)
-        free += minus(within(union(own), PAGE_SIZE), used)
-    targets = guards.targets
-    if targets and any(
-        load.p_vaddr <= target < load.p_vaddr + load.p_filesz
-        for load in tables.loads
-        if not load.p_flags & PF_W
-        for target in (targets[0], targets[-1])
-    ):
-        raise CannotCompactError(source.path, "relocations write to pages that are read-only")
+        elif own:
+            stays = union((*used, *_written(source, tables, load)))
+        free += minus(within(union(own), PAGE_SIZE), stays)
     holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
     if holes:
-        moved = _old_tables(tables, dynamic, holes, guards)
+        moved = _old_tables(tables, dynamic, holes)
         holes = sorted((*holes, *(s for s in moved if s[1] - s[0] >= options.min_hole)))
-    while holes and (excess := _count_loads(tables, holes) - options.max_loads) > 0:
-        holes.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
-        holes = sorted(holes[excess:])
-    return holes
+    return list(largest_holes(tables, holes, options.max_loads, zeros=False))
+
+
+def _written(source: ByteSource, tables: ElfTables, load: ProgramHeader) -> tuple[Span, ...]:
+    """The pages of a segment that ld.so writes to, before a page can come back."""
+    shift = load.p_vaddr - load.p_offset
+    return around(
+        (
+            (start - shift, end - shift)
+            for start, end in relocated_words(source, tables)
+            if load.p_offset <= start - shift < load.file_end
+        ),
+        PAGE_SIZE,
+    )
 
 
 def _old_tables(
-    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range], guards: Guards
+    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range]
 ) -> Iterator[Range]:
     """The whole pages outside of the holes of the tables that get a new place.
 
@@ -481,27 +482,11 @@ def _old_tables(
         if not _is_moved(section, dynamic):
             continue
         for load in tables.loads:
-            writable = bool(load.p_flags & PF_W)
-            # As in _unguarded.
-            last = min(section.file_end, load.file_end - writable)
-            shift = load.p_vaddr - load.p_offset
+            # As in find_holes.
+            last = min(section.file_end, load.file_end - bool(load.p_flags & PF_W))
             for start, end in within([(section.sh_offset, last)], PAGE_SIZE):
-                if load.p_offset <= start and not (
-                    writable and guards.find_target(start + shift, end + shift) is not None
-                ):
+                if load.p_offset <= start:
                     yield from minus([(start, end)], holes)
-
-
-def _unguarded(load: ProgramHeader, ranges: Iterable[Range], guards: Guards) -> Iterator[Range]:
-    """The ranges of a writable segment that only the driver uses.
-
-    ld.so writes to the others before a page can come back. The segment's last byte stays: the
-    zeros behind it (``.bss``) belong to it.
-    """
-    shift = load.p_vaddr - load.p_offset
-    for start, end in ranges:
-        if guards.why_kept(start + shift, end + shift) is None:
-            yield start, min(end, load.file_end - 1)
 
 
 def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) -> Iterator[Range]:
@@ -534,18 +519,6 @@ def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> boo
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
     """Whether nothing needs the old place of a section: its table gets a new one."""
     return section.loaded and section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
-
-
-def _count_loads(tables: ElfTables, holes: Sequence[Range]) -> int:
-    return sum(len(list(_runs(load, holes))) for load in tables.loads)
-
-
-def _runs(load: ProgramHeader, holes: Sequence[Range]) -> Iterator[Range]:
-    """The parts of a segment that stay, by file offset."""
-    if not load.p_filesz:
-        yield load.p_offset, load.p_offset
-        return
-    yield from minus([(load.p_offset, load.file_end)], holes)
 
 
 def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
@@ -581,6 +554,7 @@ def _place_addition(
     dynamic_address = stub + STUB_SIZE
     section = _dynamic_section(
         source,
+        tables,
         {
             DT_STRTAB: string_address,
             DT_STRSZ: len(strings),
@@ -590,7 +564,6 @@ def _place_addition(
             **({DT_JMPREL: relocations + jump_slots} if DT_JMPREL in dynamic else {}),
             DT_NEGATIVA_NOTE: start,
         },
-        next(s for s in tables.segments if s.p_type == PT_DYNAMIC),
     )
     own = b"".join(
         RELA.pack(Relocation(dynamic_address + len(section) + at, R_X86_64_IRELATIVE, stub + place))
@@ -631,14 +604,8 @@ def _relocations(
     return rows + jumps, before, len(rows) + 2 * RELA.size
 
 
-def _dynamic_section(source: ByteSource, changed: dict[int, int], segment: ProgramHeader) -> bytes:
-    rows = []
-    size = segment.p_filesz - segment.p_filesz % DYN.size
-    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
-        if row.d_tag == DT_NULL:
-            break
-        if row.d_tag not in changed:
-            rows.append(row)
+def _dynamic_section(source: ByteSource, tables: ElfTables, changed: dict[int, int]) -> bytes:
+    rows = [row for row in dynamic_rows(source, tables) if row.d_tag not in changed]
     rows += [DynamicEntry(*row) for row in changed.items()]
     return b"".join(DYN.pack(row) for row in (*rows, DynamicEntry(DT_NULL, 0)))
 
@@ -653,12 +620,8 @@ def _append_tables(
 ) -> None:
     texts = note.pack().ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
     texts = texts.ljust(addition.relocations - addition.note, b"\0") + addition.relocation_bytes
-    others: list[ProgramHeader] = []
-    for segment in tables.segments:
-        if segment.p_type == PT_LOAD:
-            others += _load_headers(segment, pages, note)
-        elif segment.p_type not in (PT_NULL, PT_PHDR):
-            others.append(segment._replace(p_offset=pages.nearest_offset(segment.p_offset)))
+    holes = sorted((hole.offset, hole.offset + hole.end - hole.start) for hole in note.holes)
+    others = list(moved_segments(tables, holes, pages, zeros=False))
     dynamic = read_dynamic(source, tables)
     symbols = dynamic[DT_SYMTAB]
     around = next(
@@ -729,23 +692,6 @@ def _append_tables(
         spare=note.spare_name,
         loaded_at=addition.headers,
     )
-
-
-def _load_headers(load: ProgramHeader, pages: PageMap, note: Note) -> Iterator[ProgramHeader]:
-    holes = [(hole.offset, hole.offset + hole.end - hole.start) for hole in note.holes]
-    for start, end in _runs(load, sorted(holes)):
-        offset = pages.offset_of(start) if load.p_filesz else load.p_offset % PAGE_SIZE
-        vaddr = load.p_vaddr + start - load.p_offset
-        last = end == load.file_end
-        congruent = (vaddr - offset) % load.p_align == 0
-        yield load._replace(
-            p_offset=offset,
-            p_vaddr=vaddr,
-            p_paddr=load.p_paddr + start - load.p_offset,
-            p_filesz=end - start,
-            p_memsz=load.p_memsz - (start - load.p_offset) if last else end - start,
-            p_align=load.p_align if congruent else PAGE_SIZE,
-        )
 
 
 # ---- The spare ----

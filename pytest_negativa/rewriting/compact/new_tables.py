@@ -17,18 +17,14 @@ it. Others, such as patchelf, take the name for the symbols' section, so the who
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_R,
-    PF_X,
     PHDR,
-    PT_GNU_STACK,
     PT_LOAD,
-    PT_NULL,
-    PT_PHDR,
     SHDR,
     SHF_ALLOC,
     SHF_TLS,
@@ -42,7 +38,7 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION, WHOLE
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables
-from pytest_negativa.rewriting.compact.pages import PageLayout, PageMap, Run
+from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.edits import Patch
 from pytest_negativa.rewriting.layout import LayoutBuilder
@@ -71,30 +67,6 @@ class NewTables:
     dropped: tuple[str, ...] = ()
 
 
-def append_tables(
-    builder: LayoutBuilder,
-    source: ByteSource,
-    tables: ElfTables,
-    layout: PageLayout,
-    *,
-    strip: bool,
-) -> NewTables:
-    """Append sections that are never loaded, and the tables, behind the pages that stay.
-
-    Args:
-        builder: has the pages; also gets the new ELF header.
-        source: the library.
-        tables: its tables.
-        layout: its pages that stay.
-        strip: drop symbols and debug information.
-
-    Raises:
-        CannotCompactError: the load address can't be aligned as before.
-    """
-    segments = aligned(source, tables, tuple(_segments(tables, layout)))
-    return append_headers(builder, source, tables, layout.pages, segments, strip=strip)
-
-
 def append_headers(
     builder: LayoutBuilder,
     source: ByteSource,
@@ -107,12 +79,15 @@ def append_headers(
     spare: str | None = None,
     loaded_at: int | None = None,
 ) -> NewTables:
-    """As ``append_tables``, for program headers that are made already.
+    """Append sections that are never loaded, and the tables, behind the pages that stay.
 
     Args:
-        builder, source, tables, strip: see ``append_tables``.
-        pages: the pages that stay.
+        builder: has the pages; also gets the new ELF header.
+        source: the library.
+        tables: its tables.
+        pages: its pages that stay.
         segments: the new program headers.
+        strip: drop symbols and debug information.
         moved: headers of loaded sections that have got another address, by index.
         spare: name of the file that has the rest, if there is one.
         loaded_at: address of the program headers, which get a segment of their own; None: they are
@@ -144,19 +119,6 @@ def append_headers(
     return new
 
 
-def _segments(tables: ElfTables, layout: PageLayout) -> Iterator[ProgramHeader]:
-    pages = layout.pages
-    runs = iter(layout.runs)
-    for segment in tables.segments:
-        if segment.p_type == PT_LOAD:
-            yield from _load_headers(segment, next(runs), pages)
-        elif segment.p_type == PT_GNU_STACK:
-            yield segment
-        elif segment.p_type not in (PT_NULL, PT_PHDR):
-            # PT_PHDR goes: the table is no longer in memory, but ld.so would look there.
-            yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
-
-
 def aligned(
     source: ByteSource, tables: ElfTables, segments: tuple[ProgramHeader, ...]
 ) -> tuple[ProgramHeader, ...]:
@@ -176,28 +138,6 @@ def aligned(
     raise CannotCompactError(
         source.path, f"the alignment of its load address, {largest:#x}, can't be kept"
     )
-
-
-def _load_headers(
-    load: ProgramHeader, runs: Sequence[Run], pages: PageMap
-) -> Iterator[ProgramHeader]:
-    for index, run in enumerate(runs):
-        last = index + 1 == len(runs)
-        memory_end = load.p_offset + load.p_memsz if last else runs[index + 1].start
-        offset = pages.new_offset(run.start) if load.p_filesz else load.p_offset % pages.page_size
-        assert offset is not None
-        vaddr = load.p_vaddr + run.start - load.p_offset
-        congruent = (vaddr - offset) % load.p_align == 0
-        yield ProgramHeader(
-            p_type=PT_LOAD,
-            p_flags=load.p_flags if run.executable else load.p_flags & ~PF_X,
-            p_offset=offset,
-            p_vaddr=vaddr,
-            p_paddr=load.p_paddr + run.start - load.p_offset,
-            p_filesz=run.end - run.start,
-            p_memsz=memory_end - run.start,
-            p_align=load.p_align if congruent else min(load.p_align, pages.page_size),
-        )
 
 
 def _add_sections(

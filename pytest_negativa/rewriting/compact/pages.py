@@ -16,9 +16,10 @@ from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_X,
     PT_LOAD,
+    PT_NULL,
+    PT_PHDR,
     SHF_EXECINSTR,
     ProgramHeader,
-    SectionHeader,
 )
 from pytest_negativa.models.spans import (
     Range,
@@ -26,7 +27,6 @@ from pytest_negativa.models.spans import (
     around,
     intersection,
     minus,
-    round_up,
     size,
     union,
     within,
@@ -80,70 +80,127 @@ class PageMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A part of a segment that becomes a ``PT_LOAD``; old offsets.
-
-    The addresses from ``end`` to the next run are zeros.
-    """
-
-    start: int
-    end: int
-    executable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The pages that stay and the segments they make.
+    """The pages that stay, and the holes in segments.
 
     Attributes:
         pages: the pages.
-        runs: a row for each ``PT_LOAD`` of the old file.
         holes: ranges within segments that leave the file; old offsets.
         given_up: bytes of holes that stay in the file, because program headers are limited.
     """
 
     pages: PageMap
-    runs: tuple[tuple[Run, ...], ...]
     holes: tuple[Range, ...]
     given_up: int = 0
 
 
 def lay_out(
-    tables: ElfTables,
-    zeros: Sequence[Range],
-    page_size: int,
-    max_headers: int,
-    functions: Sequence[int] = (),
+    tables: ElfTables, zeros: Sequence[Range], page_size: int, max_headers: int
 ) -> PageLayout:
-    """Find the holes in ``zeros`` and split the segments around them.
+    """Find the holes in ``zeros``.
 
     Args:
         tables: the library's.
         zeros: disjoint ascending ranges of file offsets whose bytes are not needed.
         page_size: bytes; holes are whole pages.
         max_headers: limit of program headers; the smallest holes are given up to keep it.
-        functions: addresses of code; a section that has one holds code, even without the flag.
     """
-    code = _code_sections(tables, functions)
-    holes = list(_find_holes(tables, zeros, page_size))
-    given_up = 0
-    while True:
-        runs = []
-        left: list[Range] = []
-        for load in tables.loads:
-            own = [h for h in holes if load.p_offset <= h[0] and h[1] <= load.file_end]
-            own_runs, own_holes = _split(load, own, code, page_size)
-            runs.append(own_runs)
-            left += own_holes
-        others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
-        excess = others + sum(map(len, runs)) - max_headers
-        if excess <= 0 or not left:
-            kept = _kept_pages(tables, left, page_size)
-            pages = _place(kept, page_size)
-            return PageLayout(pages, tuple(runs), tuple(sorted(left)), given_up)
-        left.sort(key=lambda hole: (hole[1] - hole[0], hole[0]))
-        given_up += size(left[:excess])
+    found = sorted(_find_holes(tables, zeros, page_size))
+    others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
+    holes = largest_holes(tables, found, max_headers - others, zeros=True)
+    pages = pages_without(tables, holes, page_size)
+    return PageLayout(pages, holes, size(found) - size(holes))
+
+
+def largest_holes(
+    tables: ElfTables, holes: Sequence[Range], max_loads: int, *, zeros: bool
+) -> tuple[Range, ...]:
+    """The holes without the smallest, so that the library has at most ``max_loads`` PT_LOADs.
+
+    Args:
+        tables, max_loads: see above.
+        holes: ascending.
+        zeros: see ``split_loads``.
+    """
+    while (excess := len(list(split_loads(tables, holes, zeros=zeros))) - max_loads) > 0 and holes:
+        left = sorted(holes, key=lambda hole: (hole[1] - hole[0], hole[0]))
         holes = sorted(left[excess:])
+    return tuple(holes)
+
+
+def split_loads(
+    tables: ElfTables, holes: Sequence[Range], *, zeros: bool
+) -> Iterator[ProgramHeader]:
+    """The PT_LOADs of a library with holes, with old offsets.
+
+    Args:
+        tables: the library's.
+        holes: ranges of file offsets that leave it, ascending.
+        zeros: addresses of holes are zeros, and not gaps.
+    """
+    for load in tables.loads:
+        yield from _split(tables, load, holes, zeros)
+
+
+def _split(
+    tables: ElfTables, load: ProgramHeader, holes: Sequence[Range], zeros: bool
+) -> Iterator[ProgramHeader]:
+    """Split a segment around holes.
+
+    Zeros behind the bytes of a PT_LOAD have its protection. SELinux counts anonymous executable
+    memory as execmem, so a PT_LOAD before a hole is not executable. If it has code, the zeros are
+    a PT_LOAD of their own.
+    """
+    file_end, memory_end = load.p_offset + load.p_filesz, load.p_offset + load.p_memsz
+    pieces = list(minus([(load.p_offset, file_end)], holes)) or [Span(load.p_offset, file_end)]
+    starts = [piece.start for piece in pieces[1:]] + [memory_end]
+    for (start, end), next_start in zip(pieces, starts, strict=True):
+        mapped_end = next_start if zeros or end == file_end else end
+        flags = load.p_flags
+        if zeros and end < file_end:
+            flags &= ~PF_X
+        if flags != load.p_flags and _has_code(tables, start, end):
+            yield _part(load, start, end, end)
+            start = end
+        yield _part(load, start, end, mapped_end)._replace(p_flags=flags)
+
+
+def _has_code(tables: ElfTables, start: int, end: int) -> bool:
+    code = (s for s in tables.sections if s.sh_flags & SHF_EXECINSTR and s.in_file)
+    return any(s.sh_offset < end and start < s.file_end for s in code)
+
+
+def _part(load: ProgramHeader, start: int, end: int, mapped_end: int) -> ProgramHeader:
+    return load._replace(
+        p_offset=start,
+        p_vaddr=load.p_vaddr + start - load.p_offset,
+        p_paddr=load.p_paddr + start - load.p_offset,
+        p_filesz=end - start,
+        p_memsz=mapped_end - start,
+    )
+
+
+def moved_segments(
+    tables: ElfTables, holes: Sequence[Range], pages: PageMap, *, zeros: bool
+) -> Iterator[ProgramHeader]:
+    """The program headers of a library with holes; see ``split_loads``."""
+    for segment in tables.segments:
+        if segment.p_type == PT_LOAD:
+            for load in _split(tables, segment, holes, zeros):
+                yield _moved_load(load, pages)
+        elif segment.p_type not in (PT_NULL, PT_PHDR):
+            # PT_PHDR goes: the table gets another place.
+            yield segment._replace(p_offset=pages.nearest_offset(segment.p_offset))
+
+
+def _moved_load(load: ProgramHeader, pages: PageMap) -> ProgramHeader:
+    # Without bytes in the file, a segment may be behind its end.
+    offset = load.p_offset % pages.page_size
+    if load.p_filesz:
+        offset = pages.offset_of(load.p_offset)
+    congruent = (load.p_vaddr - offset) % load.p_align == 0
+    alignment = load.p_align if congruent else min(load.p_align, pages.page_size)
+    return load._replace(p_offset=offset, p_align=alignment)
 
 
 def pages_without(tables: ElfTables, holes: Iterable[Range], page_size: int) -> PageMap:
@@ -153,68 +210,11 @@ def pages_without(tables: ElfTables, holes: Iterable[Range], page_size: int) -> 
 
 def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Range]:
     """Whole pages in ``zeros``, inside one segment each and never its first page."""
-    loads = sorted((s for s in tables.loads if s.p_filesz), key=lambda s: s.p_offset)
-    starts = [s.p_offset for s in loads]
-    for start, end in zeros:
-        at = bisect.bisect_right(starts, start) - 1
-        if at < 0 or end > loads[at].file_end:
-            continue
-        # A PT_LOAD must have bytes of the file before its zeros.
-        yield from within([(max(start, loads[at].p_offset + 1), end)], page_size)
-
-
-def _split(
-    load: ProgramHeader, holes: Sequence[Range], code_sections: Sequence[Range], page_size: int
-) -> tuple[tuple[Run, ...], list[Range]]:
-    """Split a segment around holes; also returns the holes that are left, some of them smaller.
-
-    Zeros behind a run have its protection. SELinux counts anonymous executable memory as execmem,
-    so a run before a hole is never executable.
-    """
-    executable = bool(load.p_flags & PF_X)
-    code = code_sections if executable else ()
-    runs: list[Run] = []
-    left: list[Range] = []
-    start = load.p_offset
-    for hole_start, hole_end in holes:
-        code_end = _code_end(code, start, hole_start, page_size)
-        if code_end is not None:
-            if code_end >= hole_start:
-                # All pages before the hole have code: leave one page of zeros.
-                code_end = hole_start
-                hole_start += page_size
-                if hole_start >= hole_end:
-                    continue
-            runs.append(Run(start, code_end, executable=True))
-            start = code_end
-        runs.append(Run(start, hole_start, executable=False))
-        left.append((hole_start, hole_end))
-        start = hole_end
-    if start < load.file_end or not runs:
-        has_code = _code_end(code, start, load.file_end, page_size) is not None
-        runs.append(Run(start, load.file_end, executable and (has_code or not left)))
-    return tuple(runs), left
-
-
-def _code_sections(tables: ElfTables, functions: Sequence[int]) -> list[Range]:
-    ordered = sorted(functions)
-
-    def holds_code(section: SectionHeader) -> bool:
-        first = bisect.bisect_left(ordered, section.sh_addr)
-        behind = bisect.bisect_left(ordered, section.sh_addr + section.sh_size)
-        return bool(section.sh_flags & SHF_EXECINSTR) or first < behind
-
-    return [
-        (s.sh_offset, s.file_end)
-        for s in tables.sections
-        if s.loaded and s.sh_size and holds_code(s)
-    ]
-
-
-def _code_end(code: Sequence[Range], start: int, end: int, page_size: int) -> int | None:
-    """The end of the last page with code in ``[start, end)``, or None if there is no code."""
-    ends = [min(e, end) for s, e in code if s < end and e > start]
-    return round_up(max(ends), page_size) if ends else None
+    for load in tables.loads:
+        if load.p_filesz:
+            # A PT_LOAD must have bytes of the file before its zeros.
+            inside = intersection([(load.p_offset + 1, load.file_end)], zeros)
+            yield from within(inside, page_size)
 
 
 def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> tuple[Span, ...]:

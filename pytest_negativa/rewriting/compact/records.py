@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
-from pytest_negativa.models.spans import MovedSpan, Span
+from pytest_negativa.models.spans import MovedSpan
 
 
 class CannotCompactError(ReconstructError):
@@ -59,8 +59,6 @@ class Compacted(Record, frozen=True, kw_only=True):
         load_segments: number of ``PT_LOAD`` headers.
         dropped_sections: names of the sections that are gone.
         certificate: the word of the program that compared both files.
-        spared: unused payloads and frames that stay as they are, a span each, by offset in the
-            original. All other unused code is gone.
         notes: remarks for the report.
         kept: what of the original lies where in the result, by offset.
     """
@@ -77,7 +75,6 @@ class Compacted(Record, frozen=True, kw_only=True):
     load_segments: int
     dropped_sections: tuple[str, ...]
     certificate: str
-    spared: tuple[Span, ...] = ()
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]
 

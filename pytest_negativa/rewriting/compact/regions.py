@@ -11,7 +11,7 @@ The rules are what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.gpucode.fatbin import (
     ELEMENT_HEADER,
@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.fatbin import (
     ElementHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Element, LibraryMap, Region, Section
+from pytest_negativa.models.library import Element, LibraryMap, Region
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
@@ -31,34 +31,33 @@ from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 # Regions, frames and their sections are aligned to 64 bytes at most in all known libraries.
 _LONGEST_PADDING = 256
 
-WhyKept = Callable[[int, int], str | None]
-"""Tells why a range of addresses must stay as it is, or None."""
 
-
-def plan_removal(
-    source: ByteSource,
-    library_map: LibraryMap,
-    plan: LibraryPlan,
-    why_kept: WhyKept,
-) -> tuple[Edits, tuple[str, ...]]:
+def plan_removal(source: ByteSource, library_map: LibraryMap, plan: LibraryPlan) -> Edits:
     """The edits that remove unused code: fills of zeros, which may leave the file, and new headers.
 
     Args:
         source: the library; only padding is read.
         library_map: of the library.
         plan: decisions on elements and frames; a missing decision means kept.
-        why_kept: asked for each range before it changes.
-
-    Returns:
-        The edits, and notes on unused code that is not removed.
 
     Raises:
         CannotCompactError: the map contradicts itself.
     """
-    planner = _Planner(source, plan, why_kept)
-    for section in library_map.sections:
-        planner.add_section(section)
-    return planner.removal()
+    gone = _unused(plan)
+    zeros: list[Range] = []
+    changes: list[Change] = []
+    for region in library_map.iter_regions():
+        for change in _region_changes(region, [e.payload in gone for e in region.elements]):
+            if isinstance(change, Patch):
+                changes.append(change)
+            else:
+                zeros.append(change)
+    zeros += gone.intersection(frame.span for frame in library_map.iter_frames())
+    changes += (Fill(start, end, 0) for start, end in _joined(source, zeros))
+    try:
+        return Edits.of(source.size, changes)
+    except ValueError as e:
+        raise CannotCompactError(source.path, f"its map contradicts itself: {e}") from e
 
 
 def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPlan) -> list[Range]:
@@ -75,22 +74,33 @@ def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPla
     Returns:
         Ranges of file offsets, ascending. Neighbours with padding between them are one.
     """
-    unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-    unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
+    unused = _unused(plan)
     found: list[Range] = []
-    for section in library_map.sections:
-        for region in section.regions:
-            spans = [e.payload for e in region.elements]
-            if spans and unused.issuperset(spans):
-                found.append(region.span)
-            else:
-                found += unused.intersection(spans)
-        found += unused.intersection(frame.span for frame in section.frames)
+    for region in library_map.iter_regions():
+        spans = [e.payload for e in region.elements]
+        if spans and unused.issuperset(spans):
+            found.append(region.span)
+        else:
+            found += unused.intersection(spans)
+    found += unused.intersection(frame.span for frame in library_map.iter_frames())
+    return _joined(source, found)
+
+
+def _unused(plan: LibraryPlan) -> set[Range]:
+    """What is unused; of two decisions on the same bytes, keeping wins."""
+    kept = {(d.start, d.end) for d in plan.decisions if d.kept}
+    return {(d.start, d.end) for d in plan.decisions if not d.kept} - kept
+
+
+def _joined(source: ByteSource, ranges: Iterable[Range]) -> list[Range]:
+    """The ranges, ascending; neighbours are one if there is only padding between them."""
     joined: list[Range] = []
-    for start, end in sorted(found):
+    for start, end in sorted(ranges):
+        if start == end:
+            continue
         if joined and _is_zeros(source, joined[-1][1], start):
             joined[-1] = joined[-1][0], end
-        elif start < end:
+        else:
             joined.append((start, end))
     return joined
 
@@ -102,82 +112,22 @@ def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
     )
 
 
-class _Planner:
-    def __init__(self, source: ByteSource, plan: LibraryPlan, why_kept: WhyKept) -> None:
-        self._source = source
-        self._unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-        # Of two decisions on the same bytes, keeping wins.
-        self._unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
-        self._why_kept = why_kept
-        self._zeros: list[Range] = []
-        self._changes: list[Change] = []
-        self._guarded: list[str] = []
-
-    def add_section(self, section: Section) -> None:
-        shift = section.vaddr - section.span.start
-        for region in section.regions:
-            unused = [e.payload in self._unused for e in region.elements]
-            if any(unused) and not self._is_guarded(*region.span, shift):
-                self._add_region(region, unused)
-        for frame in section.frames:
-            if frame.span in self._unused and not self._is_guarded(*frame.span, shift):
-                self._zeros.append(frame.span)
-        self._changes += (Fill(start, end, 0) for start, end in self._with_padding(shift))
-        self._zeros = []
-
-    def _with_padding(self, shift: int) -> list[Range]:
-        """The zeros of a section; neighbours are united if only padding is between them."""
-        zeros: list[Range] = []
-        for start, end in sorted(self._zeros):
-            if start == end:
-                continue
-            if zeros and self._is_padding(zeros[-1][1], start, shift):
-                zeros[-1] = zeros[-1][0], end
-            else:
-                zeros.append((start, end))
-        return zeros
-
-    def _is_padding(self, start: int, end: int, shift: int) -> bool:
-        if start == end:
-            return True
-        if not _is_zeros(self._source, start, end):
-            return False
-        return self._why_kept(start + shift, end + shift) is None
-
-    def removal(self) -> tuple[Edits, tuple[str, ...]]:
-        try:
-            edits = Edits.of(self._source.size, self._changes)
-        except ValueError as e:
-            raise CannotCompactError(self._source.path, f"its map contradicts itself: {e}") from e
-        if not self._guarded:
-            return edits, ()
-        note = (
-            f"{len(self._guarded):,} unused regions or frames stay as they are, because "
-            f"the library itself uses their bytes: {self._guarded[0]}"
-        )
-        return edits, (note,)
-
-    def _is_guarded(self, start: int, end: int, shift: int) -> bool:
-        reason = self._why_kept(start + shift, end + shift)
-        if reason is not None:
-            self._guarded.append(f"at offset {start:#x}, {reason}")
-        return reason is not None
-
-    def _add_region(self, region: Region, unused: Sequence[bool]) -> None:
-        start, end = region.span
-        if all(unused):
-            self._zeros.append((start, end))
-            return
-        for run in _runs(region.elements, unused):
-            run_start, run_end = run[0].header_offset, run[-1].payload.end
-            if run_end == end:
-                size = run_start - start - REGION_HEADER.size
-                self._changes.append(Patch(start + REGION_SIZE_OFFSET, size.to_bytes(8, "little")))
-                self._zeros.append((run_start, run_end))
-            else:
-                header = _filler(run_end - run_start)
-                self._changes.append(Patch(run_start, header))
-                self._zeros.append((run_start + len(header), run_end))
+def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | Patch]:
+    """What becomes zeros, and new headers."""
+    start, end = region.span
+    if unused and all(unused):
+        yield start, end
+        return
+    for run in _runs(region.elements, unused):
+        run_start, run_end = run[0].header_offset, run[-1].payload.end
+        if run_end == end:
+            size = run_start - start - REGION_HEADER.size
+            yield Patch(start + REGION_SIZE_OFFSET, size.to_bytes(8, "little"))
+            yield run_start, run_end
+        else:
+            header = _filler(run_end - run_start)
+            yield Patch(run_start, header)
+            yield run_start + len(header), run_end
 
 
 def _runs(elements: Sequence[Element], unused: Sequence[bool]) -> Iterator[list[Element]]:

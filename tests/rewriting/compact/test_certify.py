@@ -27,6 +27,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.spare.note import _STUB, STUB_SIZE
 from tests.support.compacting import (
+    COMPACTABLE,
     build,
     image,
     needs_compiler,
@@ -51,7 +52,7 @@ from tests.support.corrupting import (
     view,
 )
 from tests.support.cutting import compile_library, needs_stub
-from tests.support.libraries import QUICKSTART_LIBRARY, ROOT, SHARED_OBJECTS
+from tests.support.libraries import QUICKSTART_LIBRARY, ROOT
 
 pytestmark = [
     needs_compiler,
@@ -158,7 +159,7 @@ def test_a_digest_stands_in_for_the_original(sound: list[Sound], tmp_path: Path)
         certify(*args, sha256="0" * 64)
 
 
-@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("library", COMPACTABLE, ids=lambda path: path.stem)
 @pytest.mark.parametrize("every", [2, 1000])
 def test_libraries_of_nvidias_compilers(library: Path, every: int, tmp_path: Path) -> None:
     library_map = read(library)

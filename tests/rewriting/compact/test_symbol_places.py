@@ -15,9 +15,8 @@ from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.records import CheckError, Compacted, CompactOptions
-from tests.support.compacting import build, needs_compiler, plan_of, read
+from tests.support.compacting import COMPACTABLE, build, needs_compiler, plan_of, read
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
-from tests.support.libraries import SHARED_OBJECTS
 from tests.support.symbol_places import places, wrong_places
 
 pytestmark = needs_compiler
@@ -32,7 +31,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("library", COMPACTABLE, ids=lambda path: path.stem)
 @pytest.mark.parametrize("every", [2, 1000])
 def test_compacted_fixtures(library: Path, every: int, tmp_path: Path) -> None:
     library_map = read(library)
