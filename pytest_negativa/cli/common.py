@@ -204,7 +204,6 @@ def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
     """
     from pytest_negativa.reporting.text import print_warning
     from pytest_negativa.settings.flags import pick_flags
-    from pytest_negativa.settings.options import REPORTS_IN_PYTEST
     from pytest_negativa.settings.overlooked import find_variables
     from pytest_negativa.settings.resolve import load_settings
 
@@ -213,15 +212,7 @@ def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
         print_warning(warning)
     # --config and --dir stand before the command's name.
     given = pick_flags({**click.get_current_context().find_root().params, **(flags or {})})
-    settings = load_settings(given, os.environ, root=here, cwd=here, of_command=True)
-    if "reports.formats" in given and any(
-        wanted.format.value in REPORTS_IN_PYTEST for wanted in settings.reports.formats
-    ):
-        raise OptionError(
-            "junit goes into the XML file of a pytest session; expected another type of report, or "
-            "pytest --negativa --negativa-report=junit --junitxml=PATH"
-        )
-    return settings
+    return load_settings(given, os.environ, root=here, cwd=here, of_command=True)
 
 
 def run_of(settings: Settings) -> Run:

@@ -19,7 +19,6 @@ from pytest_negativa.settings.options import (
     BY_NAME,
     REPORT_FILES,
     REPORT_SCREENS,
-    REPORTS_IN_PYTEST,
 )
 from pytest_negativa.storage.urls import is_url
 
@@ -34,7 +33,7 @@ LIMITS = (
 """The options that fail a command for what a run found."""
 
 _FORMATS = BY_NAME["reports.formats"]
-_TYPES = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
+_TYPES = (*REPORT_SCREENS, *REPORT_FILES)
 
 
 @click.command()
@@ -52,7 +51,6 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     lcov, cobertura                      kernel coverage, for coverage tools
     baseline                             figures to compare later runs with (--compare)
     markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
-    junit                                of pytest sessions alone
 
     \b
     negativa report

@@ -59,7 +59,6 @@ class ReportFormat(str, enum.Enum):
     MARKDOWN_APPEND = "markdown-append"
     LCOV = "lcov"
     COBERTURA = "cobertura"
-    JUNIT = "junit"
     HTML = "html"
     BASELINE = "baseline"
 

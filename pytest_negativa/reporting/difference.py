@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.snapshot import (
     Change,
     CodeChange,
@@ -21,6 +22,7 @@ _T = TypeVar("_T")
 
 # What a narrow terminal does without, in this order; how much each changed stays.
 _DROP = ("unused before", "version", "unused after", "before", "after", "reason")
+_REASONS = {UnusedReason.WRONG_ARCH.value: "for other GPUs"}
 _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
     ("appeared", lambda one: one.appeared),
     ("went", lambda one: one.went),
@@ -90,7 +92,8 @@ def _library_row(one: LibraryChange) -> list[str]:
 
 
 def _code_row(one: CodeChange) -> list[str]:
-    return [one.library, one.arch or "", one.reason or "", *_cells(one.bytes)]
+    reason = _REASONS.get(one.reason or "", one.reason or "")
+    return [one.library, one.arch or "", reason, *_cells(one.bytes)]
 
 
 def _cells(change: Change) -> list[str]:

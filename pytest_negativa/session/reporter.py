@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, describe_fault
-from pytest_negativa.models.settings import ReportFormat, Settings, SourceKind
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable_lines
 from pytest_negativa.session.exit_status import exit_status
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.code_files import OpenedFiles
     from pytest_negativa.models.library import Element, LibraryMap
-    from pytest_negativa.models.report import RunReport
     from pytest_negativa.processes.code_files import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
@@ -344,7 +343,6 @@ class Reporter:
             self._section()
         for paragraph in paragraphs:
             self._write(paragraph if nothing else f"{paragraph}\n")
-        self._add_properties(report)
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
@@ -353,17 +351,6 @@ class Reporter:
         # The last lines, as those that a failed job is looked up for.
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
-
-    def _add_properties(self, report: RunReport) -> None:
-        from pytest_negativa.session.junit import add_properties
-
-        options = self._settings
-        if not any(wanted.format is ReportFormat.JUNIT for wanted in options.reports.formats):
-            return
-        is_asked = options.sources["reports.formats"].kind is SourceKind.FLAG
-        if not add_properties(self._config, report) and is_asked:
-            text = "the report junit has no file to go to: pass --junitxml=PATH, too"
-            self._write(f"negativa: warning: {text}", yellow=True)
 
     def _section(self) -> None:
         if terminal := self._terminal():

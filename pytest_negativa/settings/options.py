@@ -18,9 +18,6 @@ CONFIG_NAME = "negativa.yaml"
 REPORT_SCREENS = ("terminal", "terminal-missing", "github")
 """The formats of reports that are printed."""
 
-REPORTS_IN_PYTEST = ("junit",)
-"""The formats of reports that go into a file of pytest's."""
-
 REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
@@ -33,7 +30,7 @@ REPORT_FILES: Mapping[str, str] = {
 """Default file name of each report that is a file, by format; it lies in the folder for reports."""
 
 
-REPORT_FORMATS = (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES)
+REPORT_FORMATS = (*REPORT_SCREENS, *REPORT_FILES)
 
 
 class Option(NamedTuple):
@@ -375,10 +372,9 @@ OPTIONS: tuple[Option, ...] = (
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. "
         "markdown. markdown-append: the same at the end of a file, by default of "
-        "`GITHUB_STEP_SUMMARY`. lcov, cobertura: kernel coverage for coverage tools. junit: "
-        "properties in the file of pytest's `--junitxml`. html: one page with pictures and "
-        "tables. baseline: figures by which later runs are compared. Without a PATH, a file lies "
-        "in the folder for reports. `-` is standard output.",
+        "`GITHUB_STEP_SUMMARY`. lcov, cobertura: kernel coverage for coverage tools. html: "
+        "one page with pictures and tables. baseline: figures by which later runs are compared. "
+        "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
         is_repeated=True,
         has_commas=True,
         requires=_TESTED,

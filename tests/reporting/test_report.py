@@ -22,10 +22,9 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.reporting.properties import iter_properties
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
-from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS, REPORTS_IN_PYTEST
+from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
 from tests.support.reports import PLAN, USED, code_files, proved_files, report, row
 from tests.support.sites import verdict_of
 from tests.support.usages import usage_of
@@ -99,9 +98,6 @@ def test_files_that_are_gpu_code_count_in_all_totals() -> None:
     ]  # fmt: skip
     assert rest.startswith("files that are GPU code")
     assert render_markdown(one).splitlines()[2].startswith("2.0 kB of 2.8 kB (74.5%) is unused")
-    properties = dict(iter_properties(one))
-    assert properties["negativa.gpu_code"] == "2750"
-    assert properties["negativa.files.some-kernels.unused"] == "400"
     assert render_nothing(report(code_files=(code_files(),))) is None
 
 
@@ -243,8 +239,7 @@ def test_each_format_has_a_renderer() -> None:
     )
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)
-    in_pytest = {ReportFormat(word) for word in REPORTS_IN_PYTEST}
-    in_files = set(ReportFormat) - on_screen - in_pytest
+    in_files = set(ReportFormat) - on_screen
     for wanted in in_files:
         *_, file = render_to_files(one, options(wanted, "/out"))
         assert file.path == Path("/out")

@@ -22,12 +22,8 @@ def test_use():
 """
 ALL = (
     "terminal,terminal-missing,github,json,markdown,markdown-append,markdown-append:own.md,"
-    "html,lcov,cobertura,junit"
+    "html,lcov,cobertura"
 )
-
-
-def properties(path: Path) -> dict[str, str]:
-    return {p.attrib["name"]: p.attrib["value"] for p in ET.parse(path).iter("property")}
 
 
 @pytest.mark.slow
@@ -35,7 +31,7 @@ def test_all_types(project: Project) -> None:
     project.write("test_a.py", TEST)
     summary = project.write("summary", "# Another step\n")
     done = project.pytest(
-        "--negativa", f"--negativa-report={ALL}", "--junitxml=tests.xml",
+        "--negativa", f"--negativa-report={ALL}",
         GITHUB_STEP_SUMMARY=str(summary), COLUMNS="80",
     )  # fmt: skip
     headline = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused"
@@ -57,10 +53,6 @@ def test_all_types(project: Project) -> None:
     assert page["texts"][tests["name"][0]] == "test_a.py::test_passes"
     assert page["texts"][tests["outcome"][0]] == "passed"
     assert history["unused_bytes"] == (60216,)
-    found = properties(project.folder / "tests.xml")
-    assert found["negativa.unused"] == found["negativa.library.libquickstart.so.unused"] == "60216"
-    [suite] = ET.parse(project.folder / "tests.xml").iter("testsuite")
-    assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
     lcov = (project.results / "kernels.lcov").read_text()
     index = project.runs()[0] / "kernels.libquickstart.so.txt"
     assert f"SF:{index.relative_to(project.folder)}\n" in lcov and lcov.count("FNDA:1,") == 4
@@ -74,7 +66,6 @@ def test_all_types(project: Project) -> None:
     [run] = project.runs()
     assert project.negativa("report", run.name, "json:-").stdout.startswith("{")
     assert project.negativa("report", str(run), "github").stdout.startswith("::warning title=9 ")
-    project.pytest("-q", "--negativa", "--negativa-report=junit")
 
 
 @pytest.mark.slow
@@ -83,10 +74,8 @@ def test_what_is_no_report(project: Project) -> None:
     assert "no such type of report" in project.negativa("report", "elsewhere", status=2).stderr
     wrong = project.negativa("report", "jsn:a", status=2).stderr
     assert "found 'jsn:a'" in wrong and "did you mean json?" in wrong
-    assert "of a pytest session" in project.negativa("report", "junit", status=2).stderr
     project.write("test_a.py", TEST)
-    done = project.pytest("--negativa", "--negativa-report=junit")
-    assert "the report junit has no file to go to: pass --junitxml=PATH" in done.stdout
+    project.pytest("--negativa")
     (project.results / "latest" / "report.json").unlink()
     gone = project.negativa("report", status=1).stderr
     assert "no report here; make it with negativa locate --run" in gone

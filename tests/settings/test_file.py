@@ -35,7 +35,6 @@ from pytest_negativa.settings.options import (
     OPTIONS,
     REPORT_FILES,
     REPORT_SCREENS,
-    REPORTS_IN_PYTEST,
 )
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.settings.schema import config_schema
@@ -43,7 +42,7 @@ from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.analyses import settings
 from tests.support.libraries import DOCS, ROOT
 
-FORMATS = one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
+FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
 CONFIGURATION = DOCS / "reference" / "configuration.md"
 
 

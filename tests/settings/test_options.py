@@ -35,7 +35,6 @@ from pytest_negativa.settings.options import (
     OPTIONS,
     REPORT_FILES,
     REPORT_SCREENS,
-    REPORTS_IN_PYTEST,
     SECTIONS,
     Option,
 )
@@ -43,7 +42,7 @@ from pytest_negativa.settings.resolve import load_settings, resolve
 from pytest_negativa.settings.values import type_of
 from tests.support.verbs import VERBS
 
-FORMATS = one_of([*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES])
+FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
@@ -411,7 +410,7 @@ def test_command_line_help_names_every_option_in_order() -> None:
 
 def test_the_reference_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
-    for word in (*REPORT_SCREENS, *REPORTS_IN_PYTEST, *REPORT_FILES):
+    for word in (*REPORT_SCREENS, *REPORT_FILES):
         assert word in option.detail
         assert word in str(report.help)
 
