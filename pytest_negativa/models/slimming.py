@@ -11,8 +11,8 @@ from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 4
-"""Format version of the manifest. History: 4 has no ``left``; 3 adds ``run_spares``; 2 adds
-``removed`` and ``spares``; 1 is the first.
+"""Format version of the manifest. History: 4 adds ``replaced`` and has no ``left``; 3 adds
+``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
 """
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -79,6 +79,8 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         origin: the distribution that brought the original, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
+        replaced: digest of the earlier result in whose place this one goes. It is there if a run
+            was killed in between.
     """
 
     names: tuple[str, ...]
@@ -97,6 +99,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     never_loaded: bool = False
     origin: Origin | None = None
     spare: str | None = None
+    replaced: Sha256 | None = None
 
 
 class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -229,7 +229,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judge
         return Judgement(Fate.UNREADABLE, UNREADABLE)
     if digest == entry.original_sha256:
         return Judgement(Fate.ORIGINAL)
-    if digest == entry.sha256:
+    if digest in (entry.sha256, entry.replaced):
         return Judgement(Fate.RESULT)
     reason = None
     path = tree.root / name

@@ -40,6 +40,7 @@ class Slimmed:
         entry: what the manifest says, or the library itself.
         results: those of its names that lead to the result, or to what became of it.
         originals: those that lead to the original, because a run was killed between the names.
+        sha256: of the file to which the first of them leads.
         is_whole: all are the result, as it was written.
         problem: why nothing is known of the file that is there.
     """
@@ -47,6 +48,7 @@ class Slimmed:
     key: str
     entry: SlimmedFile
     results: tuple[str, ...]
+    sha256: str | None
     originals: tuple[str, ...] = ()
     is_whole: bool = True
     problem: str | None = None
@@ -67,22 +69,23 @@ def find_slimmed(tree: Tree, manifest: SlimManifest) -> Iterator[Slimmed]:
             entry = entry_of(tree, group)
         except NegativaError:
             continue
-        yield Slimmed(group.name, entry, group.names)
+        yield Slimmed(group.name, entry, group.names, entry.sha256)
 
 
 def _slimmed(tree: Tree, key: str, entry: SlimmedFile) -> Slimmed | None:
     if all(is_result(tree, name, entry) for name in entry.names):
-        return Slimmed(key, entry, entry.names)
+        return Slimmed(key, entry, entry.names, entry.sha256)
     fates = {name: found.fate for name, found in judge(tree, entry).items()}
     if unreadable := tuple(name for name, fate in fates.items() if fate is Fate.UNREADABLE):
-        return Slimmed(key, entry, unreadable, is_whole=False, problem=UNREADABLE)
+        return Slimmed(key, entry, unreadable, None, is_whole=False, problem=UNREADABLE)
     results = tuple(name for name, fate in fates.items() if fate is Fate.RESULT)
     if not results:
         return None
     originals = tuple(name for name, fate in fates.items() if fate is Fate.ORIGINAL)
-    groups = {tree.group_of(name) for name in results}
-    digests = {tree.digest(group) for group in groups if group is not None}
-    return Slimmed(key, entry, results, originals, digests == {entry.sha256} and not originals)
+    groups = [group for name in results if (group := tree.group_of(name)) is not None]
+    digests = [tree.digest(group) for group in groups]
+    is_whole = set(digests) == {entry.sha256} and not originals
+    return Slimmed(key, entry, results, digests[0], originals, is_whole)
 
 
 def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:

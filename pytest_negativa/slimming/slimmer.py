@@ -48,6 +48,7 @@ from pytest_negativa.slimming.spares import (
     SparePolicy,
     clear_abandoned,
     discard_unchecked,
+    find_spare,
     hold_folder,
     rebuild,
     release,
@@ -98,6 +99,8 @@ class Slimmer:
         self.rows: list[SlimRow] = []
         self._has_code: dict[str, bool | None] = {}
         self._unchecked: Path | None = None
+        # Those that libraries had before.
+        self._spares: set[Path] = set()
 
     @functools.cached_property
     def _origins(self) -> Origins:
@@ -158,14 +161,13 @@ class Slimmer:
         journal, spare = self.journal, self.options.spare
         for killed in map(Path, journal.manifest.run_spares):
             clear_abandoned(killed)
-        before = spares_of(journal.manifest.slimmed.values())
-        before |= spares_of(task.slimmed.entry for task in self.work.tasks if task.slimmed)
+        self._spares = spares_of(journal.manifest.slimmed.values())
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             if spare is not None and any(task.recipe.spare for task in self.work.tasks):
                 self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
             self._run(on_done)
-        release(before, journal.root, journal.manifest)
+        release(self._spares, journal.root, journal.manifest)
         return self.rows
 
     def _run(self, on_done: OnDone) -> None:
@@ -273,6 +275,7 @@ class Slimmer:
             raise
         original = self._original_of(task)
         if task.is_cut:
+            self._spares.add(find_spare(task.source))
             rebuild(task.source, original)
         return slim_library(
             task.recipe,
@@ -326,6 +329,7 @@ class Slimmer:
         known = [] if task.slimmed is None else [task.slimmed.entry]
         known += [e for e in before.values() if e.original_sha256 == made.original_sha256]
         old = known[0] if known else None
+        replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / made.original_sha256
@@ -351,6 +355,7 @@ class Slimmer:
             notes=notes,
             origin=self._origin_of(task.names) if old is None else old.origin,
             spare=None if made.spare is None else str(made.spare),
+            replaced=None if replaced == made.sha256 else replaced,
         )
         journal.save()
         try:

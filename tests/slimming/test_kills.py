@@ -69,6 +69,10 @@ class Workplace:
         command = [str(NEGATIVA), "slim", *lock, *self._keep, str(self.site)]
         return run(command, below or self.folder, at=at, by=by)
 
+    def slim_by_arch(self) -> Ended:
+        how = ["--arch", "sm_80", "--force-arch", "--no-load-check"]
+        return run([NEGATIVA, "slim", *how, *self._keep, self.site], self.folder)
+
     def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
         return run([NEGATIVA, "slim", "undo", self.site], self.folder, at=at, by=by)
 
@@ -139,6 +143,28 @@ def test_slim(place: Workplace, by: int) -> None:
         again = place.slim()
         assert again.status == 0, (at, again)
         place.assert_clean(after)
+
+
+@HOW
+@pytest.mark.parametrize("spare", [False, True], ids=["kept", "spare"])
+def test_slim_in_another_way(installed: Made, tmp_path: Path, by: int, spare: bool) -> None:
+    """The result before goes with its spare, and never the original."""
+    place = Workplace(installed, tmp_path / "work", keep=not spare, spare=spare)
+    place.make()
+    before = digests(place.site)
+    assert place.slim_by_arch().status == 0
+    undisturbed = place.slim()
+    assert undisturbed.status == 0, undisturbed
+    after = digests(place.site)
+    for at in points(undisturbed.changes, seed=by):
+        place.make()
+        assert place.slim_by_arch().status == 0
+        assert_ended(place.slim(at=at, by=by), by)
+        again = place.slim()
+        assert again.status == 0, (at, again)
+        place.assert_clean(after)
+        assert place.undo().status == 0
+        place.assert_clean(before)
 
 
 @pytest.mark.nightly

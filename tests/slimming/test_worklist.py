@@ -67,7 +67,7 @@ class TestSlimmedBefore:
             original=None if original is None else str(original),
             spare=spare,
         )
-        return Slimmed(NAMES[0], entry, NAMES[:1], originals, is_whole=not originals)
+        return Slimmed(NAMES[0], entry, NAMES[:1], "0" * 64, originals, is_whole=not originals)
 
     def test_in_the_same_way(self, tree: Tree) -> None:
         row = classify(tree, self.slimmed(ARCHS), ARCHS)
