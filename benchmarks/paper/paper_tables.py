@@ -90,8 +90,8 @@ def _differences(
     if verdicts:
         v = verdicts[0].versions
         rows += [
-            ("CUDA driver", v.cuda_driver or "unknown", ""),
-            ("system", f"{v.platform}, {v.libc}, Python {v.python}", ""),
+            ("CUDA driver", v.get("cuda-driver", "unknown"), ""),
+            ("system", f"{v['platform']}, {v['libc']}, Python {v['python']}", ""),
         ]
     versions = ", ".join(f"{n} {v}" for n, v in benchmark.versions.items())
     rows += [

@@ -104,7 +104,7 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
     for used in usage.libraries:
         path = used.library.path
         # PTX may lie in any file; what a library has of it lies in a fatbin.
-        if not any(i.offset and i.use.form is not ImageForm.PTX for i in used.images):
+        if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
         try:
             with Path(path).open("rb") as file:
@@ -291,7 +291,7 @@ class _Analyzer:
             *self._usage.compiled,
             *(i for i in self._usage.memory_images if i.sha256 not in hashes),
         ]
-        return tuple(sorted({k.name for image in images for k in image.use.kernels}))
+        return tuple(sorted({name for image in images for name in image.kernels}))
 
     def _library_names(self, library_map: LibraryMap) -> LibraryNames:
         path = library_map.library.path

@@ -231,7 +231,7 @@ def describe_parts(usage: Usage, copies: Mapping[str, Collection[str]]) -> Itera
     for used in usage.libraries:
         places = here if _is_here(used) else elsewhere
         for image in used.images:
-            places.update(image.use.processes)
+            places.update(image.processes)
     repeated: set[str] = set()
     silent: set[str] = set()
     foreign: set[str] = set()

@@ -184,11 +184,11 @@ def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
 def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
     """All uses: in words, by what they are."""
     images: list[tuple[str, object, ImageUse]] = [
-        (library.library.path, (library.library.path, image.offset), image.use)
+        (library.library.path, (library.library.path, image.offset), image)
         for library in usage.libraries
         for image in library.images
     ]
-    images += [("memory", i.sha256, i.use) for i in (*usage.memory_images, *usage.compiled)]
+    images += [("memory", i.sha256, i) for i in (*usage.memory_images, *usage.compiled)]
     uses: dict[tuple[object, ...], str] = {
         (
             "device",
@@ -205,9 +205,8 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
     for name, place, image in images:
         if image.whole:
             uses[place, "image"] = f"code in {name}"
-        for kernel in image.kernels:
-            where = usage.context_of(kernel.first)
-            uses[place, "kernel", kernel.name] = f"kernel {kernel.name} ({where})"
+        for kernel, first in image.kernels.items():
+            uses[place, "kernel", kernel] = f"kernel {kernel} ({usage.context_of(first)})"
         for data in image.data:
             uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
         for call in image.enumerated_by:

@@ -11,7 +11,8 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -20,12 +21,13 @@ from pytest_negativa.models.base import NonNegative, Record, Row
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 6
+USAGE_VERSION = 7
 """Of the usage file.
 
-History: 6 groups launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and ``ranges``
-to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds
-``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
+History: 7 has images without their use beside them; 6 groups launches by kernel, and names NVTX
+ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes;
+3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1
+is the first.
 """
 
 DIGESTS_VERSION = 2
@@ -410,13 +412,6 @@ class FirstUse(Record, frozen=True, kw_only=True):
     time_ns: int
 
 
-class UsedKernel(Record, frozen=True, kw_only=True):
-    """A kernel that was looked up."""
-
-    name: str
-    first: FirstUse
-
-
 class UsedData(Record, frozen=True, kw_only=True):
     """A variable that was looked up."""
 
@@ -425,29 +420,37 @@ class UsedData(Record, frozen=True, kw_only=True):
     first: FirstUse
 
 
-class ImageUse(Record, frozen=True, kw_only=True):
-    """What was done with an image, in all processes.
+class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An image, and what was done with it in all processes.
+
+    It lies in a library (``offset``), or was in memory alone, known by its content (``sha256``).
 
     Attributes:
         form: see there.
         calls: the driver functions it was handed to.
+        kernels: those that were looked up, by mangled name.
         enumerated_by: driver functions by which a program took hold of all of it.
         processes: indices into ``Usage.processes``.
+        offset, prelinked: see ``ImageRecord``; of one in a library. In memory, -1 and none.
+        sha256, size: of one in memory.
     """
 
     form: ImageForm
     calls: tuple[str, ...]
-    kernels: tuple[UsedKernel, ...]
+    kernels: Mapping[str, FirstUse]
     data: tuple[UsedData, ...]
     enumerated_by: tuple[str, ...]
     first: FirstUse
     processes: tuple[NonNegative, ...]
+    offset: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    prelinked: tuple[NonNegative, ...] = ()
+    sha256: str = ""
+    size: NonNegative = 0
 
     def firsts(self) -> Iterator[FirstUse]:
         """The first use of the image, then those of its kernels."""
         yield self.first
-        for kernel in self.kernels:
-            yield kernel.first
+        yield from self.kernels.values()
 
     @property
     def whole(self) -> bool:
@@ -459,27 +462,11 @@ class ImageUse(Record, frozen=True, kw_only=True):
         return bool(self.enumerated_by) or not self.kernels
 
 
-class LibraryImage(Record, frozen=True, kw_only=True):
-    """An image that lies in a library at a file offset."""
-
-    offset: NonNegative
-    use: ImageUse
-    prelinked: tuple[NonNegative, ...] = ()
-
-
-class MemoryImage(Record, frozen=True, kw_only=True):
-    """An image that lay in memory only, known by its content."""
-
-    sha256: str
-    size: NonNegative
-    use: ImageUse
-
-
 class LibraryUsage(Record, frozen=True, kw_only=True):
     """What was used of a library. ``images`` may be empty: it was mapped, nothing more."""
 
     library: TracedLibrary
-    images: tuple[LibraryImage, ...]
+    images: tuple[ImageUse, ...]
     processes: tuple[NonNegative, ...]
 
 
@@ -516,13 +503,6 @@ class LaunchRow(Row, frozen=True):
     ranges: NonNegative | None = None
 
 
-class Launches(Record, frozen=True, kw_only=True):
-    """The launches of a kernel, by context and ranges. A large run has a million rows."""
-
-    name: str
-    rows: tuple[LaunchRow, ...]
-
-
 class Gap(Record, frozen=True, kw_only=True):
     """A time in which a process was not traced; ``end_ns`` None: until its end."""
 
@@ -549,7 +529,8 @@ class Usage(Record, frozen=True, kw_only=True):
         memory_images: cubins and fatbins that no library holds at an address: unpacked by
             a library from its own file, or compiled at run time. By sha256.
         compiled: PTX text and what was linked at run time, which have no place in any file.
-        launches: by kernel; empty if no trace counts launches.
+        launches: of each kernel, by context and ranges, a million rows in a large run; empty if no
+            trace counts launches.
         ranges: each nesting of NVTX ranges around launches, see ``LaunchRecord``.
         incomplete: why more may have been used than is listed here; empty if nothing is
             missing. A plan from an incomplete usage must keep.
@@ -560,11 +541,11 @@ class Usage(Record, frozen=True, kw_only=True):
     run_ids: tuple[str, ...]
     devices: tuple[Device, ...]
     libraries: tuple[LibraryUsage, ...]
-    memory_images: tuple[MemoryImage, ...]
-    compiled: tuple[MemoryImage, ...]
+    memory_images: tuple[ImageUse, ...]
+    compiled: tuple[ImageUse, ...]
     contexts: tuple[Context, ...]
     processes: tuple[UsageProcess, ...]
-    launches: tuple[Launches, ...]
+    launches: Mapping[str, tuple[LaunchRow, ...]]
     ranges: tuple[tuple[str, ...], ...]
     gaps: tuple[Gap, ...]
     warnings: tuple[UsageWarning, ...]
@@ -590,8 +571,8 @@ class Usage(Record, frozen=True, kw_only=True):
             yield from _indices_of(f"libraries[{n}].images", library.images)
         yield from _indices_of("memory_images", self.memory_images)
         yield from _indices_of("compiled", self.compiled)
-        for n, kernel in enumerate(self.launches):
-            rows, key = kernel.rows, f"launches[{n}].rows"
+        for name, rows in self.launches.items():
+            key = f"launches of {name}"
             yield f"context of {key}", "contexts", (row.context for row in rows)
             found = (row.ranges for row in rows if row.ranges is not None)
             yield f"ranges of {key}", "ranges", found
@@ -606,9 +587,9 @@ class Usage(Record, frozen=True, kw_only=True):
 
     def iter_launches(self) -> Iterator[tuple[str, LaunchRow]]:
         """The rows of all launches, each with the kernel's name."""
-        for kernel in self.launches:
-            for row in kernel.rows:
-                yield kernel.name, row
+        for name, rows in self.launches.items():
+            for row in rows:
+                yield name, row
 
     def ranges_of(self, row: LaunchRow) -> tuple[str, ...]:
         """Names of the NVTX ranges around launches; empty for none."""
@@ -621,10 +602,10 @@ class Usage(Record, frozen=True, kw_only=True):
         """
         for library in self.libraries:
             for image in library.images:
-                for first in image.use.firsts():
+                for first in image.firsts():
                     yield library.library.path, self.context_of(first)
         for memory_image in (*self.memory_images, *self.compiled):
-            for first in memory_image.use.firsts():
+            for first in memory_image.firsts():
                 yield None, self.context_of(first)
 
     def why_unended(self) -> str | None:
@@ -641,17 +622,13 @@ class Usage(Record, frozen=True, kw_only=True):
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""
         for library in self.libraries:
-            for image in library.images:
-                yield image.use
-        for memory_image in (*self.memory_images, *self.compiled):
-            yield memory_image.use
+            yield from library.images
+        yield from (*self.memory_images, *self.compiled)
 
 
-def _indices_of(
-    key: str, images: Iterable[LibraryImage | MemoryImage]
-) -> Iterator[tuple[str, str, Iterable[int]]]:
-    for n, image in enumerate(images):
-        use, of = image.use, f"of {key}[{n}].use"
+def _indices_of(key: str, images: Iterable[ImageUse]) -> Iterator[tuple[str, str, Iterable[int]]]:
+    for n, use in enumerate(images):
+        of = f"of {key}[{n}]"
         firsts = (*use.firsts(), *(one.first for one in use.data))
         yield f"processes {of}", "processes", use.processes
         yield f"first process {of}", "processes", (first.process for first in firsts)

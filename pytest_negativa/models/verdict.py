@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 4
+VERDICT_VERSION = 5
 """Of ``verdict.json``.
 
-History: 4 always has ``opened_bytes``, without which opened files count as unused; 3 asks other
-tests, too, for what a flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and
-adds ``work``; 1 is the first.
+History: 5 has trimmed code by offset, and versions by name; 4 always has ``opened_bytes``, without
+which opened files count as unused; 3 asks other tests, too, for what a flaky test used first; 2
+renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the first.
 """
 
 
@@ -34,18 +35,6 @@ class LibraryStatus(str, enum.Enum):
     NOTHING_UNUSED = "nothing unused"
 
 
-class TrimmedCode(Record, frozen=True, kw_only=True):
-    """Code that was overwritten inside of a kept cubin.
-
-    Attributes:
-        start: file offset of its payload or frame.
-        filled: offsets in the unpacked cubin.
-    """
-
-    start: NonNegative
-    filled: tuple[Span, ...]
-
-
 class ProvedLibrary(Record, frozen=True, kw_only=True):
     """One library with a plan. Sizes in bytes.
 
@@ -61,7 +50,8 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         unused_bytes: bytes of elements and frames that were overwritten as a whole.
         elements: how many elements and frames it has.
         unused_elements: how many of them were overwritten.
-        trimmed: what was overwritten inside kept cubins.
+        trimmed: what was overwritten inside kept cubins, by file offset of the payload or frame:
+            offsets in the unpacked cubin.
         trimmed_code_bytes: how much code that is, unpacked.
         left_bytes: GPU code that stays in the copy, packed as it is there.
         detail: the reason if it isn't proved.
@@ -87,7 +77,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     copy_size: NonNegative | None = None
     processes: NonNegative
     spans: tuple[Span, ...]
-    trimmed: tuple[TrimmedCode, ...] = ()
+    trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -220,24 +210,6 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class Versions(Record, frozen=True, kw_only=True):
-    """Software of a verification.
-
-    Attributes:
-        pytest_negativa: version of this package.
-        python: version of the interpreter.
-        platform: system and kernel.
-        libc: name and version.
-        cuda_driver: version of the kernel module, if known.
-    """
-
-    pytest_negativa: str
-    python: str
-    platform: str
-    libc: str
-    cuda_driver: str | None
-
-
 class NeededSpan(Record, frozen=True, kw_only=True):
     """What healing gave back: an element, frame or function.
 
@@ -339,7 +311,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         gpu_tests: how many tests were seen to load GPU code on the copies.
         created_ns: when, nanoseconds since the epoch.
         devices: the GPUs of the verification.
-        versions: software of the verification.
+        versions: software of the verification, by name.
         libraries: those with a plan.
         tests: of both runs.
         rounds: every start of the program.
@@ -361,7 +333,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     gpu_tests: int
     created_ns: int
     devices: tuple[Device, ...]
-    versions: Versions
+    versions: dict[str, str]
     libraries: tuple[ProvedLibrary, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]

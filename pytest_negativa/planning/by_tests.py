@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import SimilarPair
+from pytest_negativa.models.located import earliest
 from pytest_negativa.models.trace import (
-    FirstUse,
     ImageUse,
-    LibraryImage,
-    MemoryImage,
     Usage,
-    UsedKernel,
 )
-
-_Image = TypeVar("_Image", LibraryImage, MemoryImage)
 
 
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
@@ -38,14 +32,12 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
         test = usage.contexts[row.context].place
         before = launches[name].get(test, KernelRun(test, 0, 0))
         launches[name][test] = before.add(row.count, row.gpu_ns)
-    first: dict[str, FirstUse] = {}
+    images = tuple(images)
+    first = earliest(image.kernels for image in images)
     uncounted: set[str] = set()
     for image in images:
-        for kernel in image.kernels:
-            if kernel.name not in first or kernel.first.time_ns < first[kernel.name].time_ns:
-                first[kernel.name] = kernel.first
         if not usage.launches or blind.intersection(image.processes):
-            uncounted.update(kernel.name for kernel in image.kernels)
+            uncounted.update(image.kernels)
     runs: dict[str, tuple[KernelRun, ...]] = {}
     for name in sorted(first):
         runs[name] = tuple(run for _, run in sorted(launches[name].items()))
@@ -103,7 +95,6 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
         for index, context in enumerate(usage.contexts)
         if context.test is None or context.test in tests
     }
-    launched = {launch.name for launch in usage.launches}
     context_of: dict[str, int] = {}
     for name, row in usage.iter_launches():
         if row.context in chosen:
@@ -112,36 +103,33 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
     def of_use(use: ImageUse) -> ImageUse | None:
         if use.whole or use.data or blind.intersection(use.processes):
             return use
-        kernels = []
-        for kernel in use.kernels:
-            if kernel.name not in launched or kernel.first.context in chosen:
-                kernels.append(kernel)
-            elif kernel.name in context_of:
-                first = replace(kernel.first, context=context_of[kernel.name])
-                kernels.append(UsedKernel(name=kernel.name, first=first))
+        kernels = {}
+        for name, first in use.kernels.items():
+            if name not in usage.launches or first.context in chosen:
+                kernels[name] = first
+            elif name in context_of:
+                kernels[name] = replace(first, context=context_of[name])
         if not kernels:
             # Loaded outside of tests, it must stay loadable.
-            return replace(use, kernels=()) if use.first.context in chosen else None
-        first = use.first if use.first.context in chosen else kernels[0].first
-        return replace(use, kernels=tuple(kernels), first=first)
+            return replace(use, kernels={}) if use.first.context in chosen else None
+        first = use.first if use.first.context in chosen else next(iter(kernels.values()))
+        return replace(use, kernels=kernels, first=first)
 
-    def of_images(images: Iterable[_Image]) -> Iterator[_Image]:
-        for image in images:
-            if (use := of_use(image.use)) is not None:
-                yield replace(image, use=use)
+    def of_images(images: Iterable[ImageUse]) -> tuple[ImageUse, ...]:
+        return tuple(filter(None, map(of_use, images)))
 
     return replace(
         usage,
         libraries=tuple(
-            replace(library, images=tuple(of_images(library.images))) for library in usage.libraries
+            replace(library, images=of_images(library.images)) for library in usage.libraries
         ),
-        memory_images=tuple(of_images(usage.memory_images)),
-        compiled=tuple(of_images(usage.compiled)),
-        launches=tuple(
-            replace(launch, rows=rows)
-            for launch in usage.launches
-            if (rows := tuple(row for row in launch.rows if row.context in chosen))
-        ),
+        memory_images=of_images(usage.memory_images),
+        compiled=of_images(usage.compiled),
+        launches={
+            name: rows
+            for name, found in usage.launches.items()
+            if (rows := tuple(row for row in found if row.context in chosen))
+        },
     )
 
 

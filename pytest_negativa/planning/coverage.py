@@ -33,8 +33,7 @@ def cover_library(
         limit: the least percentage of kernels that must run.
         places: source file and line by mangled name, if the library tells.
     """
-    images = [i.use for i in used.images] + [i.use for i in usage.memory_images]
-    known = kernel_runs(usage, images)
+    known = kernel_runs(usage, (*used.images, *usage.memory_images))
     used_names = {kernel.name for kernel in plan.used_kernels}
     kernels = []
     for name in sorted((*used_names, *plan.unused_kernels)):

@@ -16,7 +16,6 @@ from pytest_negativa.models.trace import (
     FirstUse,
     ImageUse,
     LibraryUsage,
-    MemoryImage,
     Usage,
 )
 
@@ -39,7 +38,7 @@ def locate_library(
         raise ValueError(f"{library_map.library.path}: a plan needs the call graphs")
     marks: dict[int, list[UseMark]] = {}
     for found in library_usage.images:
-        marks.setdefault(found.offset, []).append(_mark(found.use, found.prelinked))
+        marks.setdefault(found.offset, []).append(_mark(found))
     memory = {i.sha256: i for i in usage.memory_images}
     uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
     hashes = set()
@@ -51,7 +50,7 @@ def locate_library(
             hashes.add(digest)
             if (image := memory.get(digest)) is not None:
                 seen = uses.get(frame.span.start)
-                uses[frame.span.start] = _united([*([seen] if seen else []), _mark(image.use)])
+                uses[frame.span.start] = _united([*([seen] if seen else []), _mark(image)])
     return LocatedLibrary(
         library_map=library_map,
         uses=uses,
@@ -88,17 +87,17 @@ def _united(uses: Sequence[UseMark]) -> UseMark:
     )
 
 
-def _mark(use: ImageUse, prelinked: tuple[int, ...] = ()) -> UseMark:
+def _mark(use: ImageUse) -> UseMark:
     return UseMark(
-        kernels={k.name: k.first for k in use.kernels},
+        kernels=use.kernels,
         whole=use.whole,
         first=use.first,
-        prelinked=prelinked,
+        prelinked=use.prelinked,
         functions=frozenset(d.name for d in use.data if d.kind is DataKind.UNIFIED_FUNCTION),
     )
 
 
-def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dict[int, FirstUse]:
+def _suspects(library_map: LibraryMap, memory: Mapping[str, ImageUse]) -> dict[int, FirstUse]:
     """Elements that may be the origin of an image found in memory alone.
 
     A library can unpack an element and hand the driver the result, as cublasLt does with its
@@ -109,10 +108,7 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, MemoryImage]) -> dic
     Args:
         memory: images that are no frames, by digest.
     """
-    wanted = [
-        (image.size, {k.name for k in image.use.kernels}, image.use.first)
-        for image in memory.values()
-    ]
+    wanted = [(image.size, image.kernels.keys(), image.first) for image in memory.values()]
     suspects: dict[int, FirstUse] = {}
     if not wanted:
         return suspects

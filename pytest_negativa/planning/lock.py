@@ -342,11 +342,10 @@ def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
     Rewriting spares what it can't take out safely.
     """
     assert row is not None
-    filled = {trimmed.start: trimmed.filled for trimmed in row.trimmed}
     trimmed = (
         replace(
             cubin,
-            unused=tuple(c for c in cubin.unused if covers(filled.get(cubin.start, ()), *c)),
+            unused=tuple(c for c in cubin.unused if covers(row.trimmed.get(cubin.start, ()), *c)),
         )
         for cubin in plan.trimmed
     )
@@ -473,14 +472,6 @@ def _proof(
         )
     outcomes = Counter(t.after.value if t.after else "not run" for t in verdict.tests)
     moment = datetime.datetime.fromtimestamp(verdict.created_ns // 10**9, datetime.timezone.utc)
-    versions = verdict.versions
-    named: Mapping[str, str | None] = {
-        "pytest-negativa": versions.pytest_negativa,
-        "python": versions.python,
-        "platform": versions.platform,
-        "libc": versions.libc,
-        "cuda-driver": versions.cuda_driver,
-    }
     devices = {
         (d.name, d.compute_capability, d.driver_version): ProvingDevice(
             name=d.name, compute_capability=d.compute_capability, driver=d.driver_version
@@ -497,7 +488,7 @@ def _proof(
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
-        versions={name: text for name, text in named.items() if text is not None},
+        versions=verdict.versions,
     )
 
 

@@ -94,7 +94,9 @@ def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
     return {
         "format_version": _NEGATIVA_ML_VERSION,
         "loaded_sos": [library.library.path for library in usage.libraries],
-        "detected_kernels": sorted({k.name for i in usage.iter_images() for k in i.kernels}),
+        "detected_kernels": sorted(
+            {name for image in usage.iter_images() for name in image.kernels}
+        ),
         "devices": [device.compute_capability for device in usage.devices],
         "run_ids": list(usage.run_ids),
     }

@@ -7,10 +7,10 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard, TypeVar, get_args
+from typing import Any, TypeGuard, TypeVar, get_args
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
@@ -34,13 +34,10 @@ from pytest_negativa.models.trace import (
     ImageRecord,
     ImageUse,
     KernelRecord,
-    Launches,
     LaunchRecord,
     LaunchRow,
-    LibraryImage,
     LibraryRecord,
     LibraryUsage,
-    MemoryImage,
     Phase,
     Role,
     TracedLibrary,
@@ -48,7 +45,6 @@ from pytest_negativa.models.trace import (
     UsageProcess,
     UsageWarning,
     UsedData,
-    UsedKernel,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import load_digests
@@ -321,7 +317,7 @@ class _Merger:
             if image.forms.keys() & {ImageForm.PTX, ImageForm.LINKED}
         }
         memory = {
-            sha256: MemoryImage(sha256=sha256, size=image.size, use=self._use(image))
+            sha256: self._use(image, sha256=sha256, size=image.size)
             for sha256, image in sorted(self._memory.items())
         }
         return Usage(
@@ -336,7 +332,7 @@ class _Merger:
             compiled=tuple(memory[s] for s in memory if s in compiled),
             contexts=tuple(self._contexts),
             processes=tuple(self._processes),
-            launches=tuple(self._kernel_launches()),
+            launches=self._kernel_launches(),
             ranges=tuple(sorted(filter(None, self._ranges))),
             gaps=tuple(self._gaps),
             warnings=_distinct(self._warnings),
@@ -344,42 +340,35 @@ class _Merger:
             replay=next((h.replay for h in self._headers if h.replay), None),
         )
 
-    def _kernel_launches(self) -> Iterator[Launches]:
+    def _kernel_launches(self) -> dict[str, tuple[LaunchRow, ...]]:
         # Numbers in the usage by those here. No ranges come first, and have none in the usage.
         numbers = {met: n for n, (_, met) in enumerate(sorted(self._ranges.items()), -1)}
+        launches = {}
         for name, found in sorted(self._launches.items()):
             rows = sorted((context, numbers[met], *of) for (context, met), of in found.items())
-            yield Launches(
-                name=name,
-                rows=tuple(
-                    LaunchRow(context, count, gpu_ns, None if ranges < 0 else ranges)
-                    for context, ranges, count, gpu_ns in rows
-                ),
+            launches[name] = tuple(
+                LaunchRow(context, count, gpu_ns, None if ranges < 0 else ranges)
+                for context, ranges, count, gpu_ns in rows
             )
+        return launches
 
     def _library_usage(self, library: TracedLibrary, found: _Library) -> LibraryUsage:
         return LibraryUsage(
             library=library,
             images=tuple(
-                LibraryImage(
-                    offset=offset,
-                    use=self._use(image),
-                    prelinked=tuple(sorted(image.prelinked)),
-                )
+                self._use(image, offset=offset, prelinked=tuple(sorted(image.prelinked)))
                 for offset, image in sorted(found.images.items())
             ),
             processes=_members(found.processes),
         )
 
     @staticmethod
-    def _use(image: _Image) -> ImageUse:
+    def _use(image: _Image, **place: Any) -> ImageUse:
         return ImageUse(
+            **place,
             form=min(image.forms, key=lambda form: form.value),
             calls=tuple(sorted(image.calls)),
-            kernels=tuple(
-                UsedKernel(name=name, first=_first(when))
-                for name, when in sorted(image.kernels.items())
-            ),
+            kernels={name: _first(when) for name, when in sorted(image.kernels.items())},
             data=tuple(
                 UsedData(name=name, kind=kind, first=_first(when))
                 for (name, kind), when in sorted(image.data.items())

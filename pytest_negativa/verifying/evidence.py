@@ -14,7 +14,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import ProvedFiles, Versions
+from pytest_negativa.models.verdict import ProvedFiles
 from pytest_negativa.processes.redirect import (
     ProcessLoads,
     RedirectedProcess,
@@ -86,7 +86,7 @@ class Attempt:
     held: Mapping[str, str]
     files: tuple[ProvedFiles, ...]
     problems: tuple[str, ...]
-    versions: Versions
+    versions: dict[str, str]
     ended_ns: int
 
     @property

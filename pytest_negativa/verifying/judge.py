@@ -25,7 +25,6 @@ from pytest_negativa.models.verdict import (
     ProvedLibrary,
     RoundFacts,
     TestVerdict,
-    TrimmedCode,
     Verdict,
     WorkDifference,
 )
@@ -412,7 +411,7 @@ def _row(
         unused_bytes=unused,
         elements=len(plan.decisions),
         unused_elements=0 if copy is None else copy.elements,
-        trimmed=tuple(TrimmedCode(start=c.start, filled=c.filled) for c in repacked),
+        trimmed={c.start: c.filled for c in repacked},
         notes=_notes(copy),
         trimmed_code_bytes=sum(c.code_bytes for c in repacked),
         left_bytes=plan.code_bytes - saved,

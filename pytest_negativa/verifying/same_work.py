@@ -84,16 +84,16 @@ def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
     for library in usage.libraries:
         for image in library.images:
             name, offset = places.find(library.library.path, image.offset)
-            for kernel in image.use.kernels:
-                uses[Use(name, offset, kernel.name)] = usage.context_of(kernel.first)
-            if not image.use.kernels:
-                uses[Use(name, offset, None)] = usage.context_of(image.use.first)
+            for kernel, first in image.kernels.items():
+                uses[Use(name, offset, kernel)] = usage.context_of(first)
+            if not image.kernels:
+                uses[Use(name, offset, None)] = usage.context_of(image.first)
     for memory in (*usage.memory_images, *usage.compiled):
-        for kernel in memory.use.kernels:
-            uses.setdefault(Use(None, None, kernel.name), usage.context_of(kernel.first))
+        for kernel, first in memory.kernels.items():
+            uses.setdefault(Use(None, None, kernel), usage.context_of(first))
     for memory in usage.memory_images:
-        if not memory.use.kernels:
-            uses[Use(None, memory.sha256, None)] = usage.context_of(memory.use.first)
+        if not memory.kernels:
+            uses[Use(None, memory.sha256, None)] = usage.context_of(memory.first)
     return uses
 
 

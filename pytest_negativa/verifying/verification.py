@@ -23,7 +23,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import ProvedFiles, Verdict, Versions
+from pytest_negativa.models.verdict import ProvedFiles, Verdict
 from pytest_negativa.processes.file_users import (
     FileUser,
     wait_for_users,
@@ -414,12 +414,13 @@ def _written_line(reconstruction: Reconstruction) -> str:
     return f"{text} ({reused} unchanged since last time)" if reused else text
 
 
-def _versions(usage: Usage) -> Versions:
+def _versions(usage: Usage) -> dict[str, str]:
     drivers = {d.driver_version for d in usage.devices if d.driver_version}
-    return Versions(
-        pytest_negativa=version("pytest-negativa"),
-        python=platform.python_version(),
-        platform=platform.platform(),
-        libc=" ".join(platform.libc_ver()),
-        cuda_driver=", ".join(sorted(drivers)) or None,
-    )
+    found = {
+        "pytest-negativa": version("pytest-negativa"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "cuda-driver": ", ".join(sorted(drivers)),
+    }
+    return {name: text for name, text in found.items() if text}

@@ -167,7 +167,7 @@ def launched(folder: Path, command: list[str | Path]) -> set[str]:
 
 
 def looked_up(usage: Usage) -> set[str]:
-    return {kernel.name for image in usage.iter_images() for kernel in image.kernels}
+    return {kernel for image in usage.iter_images() for kernel in image.kernels}
 
 
 def proofs(folder: Path) -> list[Any]:

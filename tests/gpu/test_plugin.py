@@ -148,8 +148,7 @@ def used(usage: Any) -> dict[str, dict[int, set[str]]]:
     """Kernels that were looked up, by library and offset of the image."""
     return {
         library["library"]["path"]: {
-            image["offset"]: {kernel["name"] for kernel in image["use"]["kernels"]}
-            for image in library["images"]
+            image["offset"]: set(image["kernels"]) for image in library["images"]
         }
         for library in usage["libraries"]
         if library["images"]
@@ -159,11 +158,11 @@ def used(usage: Any) -> dict[str, dict[int, set[str]]]:
 def first_uses(usage: Any) -> dict[str, str | None]:
     """Node id of the test, or phase, in which each kernel was first looked up."""
     return {
-        kernel["name"]: usage["contexts"][kernel["first"]["context"]]["nodeid"]
-        or usage["contexts"][kernel["first"]["context"]]["phase"]
+        kernel: usage["contexts"][first["context"]]["nodeid"]
+        or usage["contexts"][first["context"]]["phase"]
         for library in usage["libraries"]
         for image in library["images"]
-        for kernel in image["use"]["kernels"]
+        for kernel, first in image["kernels"].items()
     }
 
 
@@ -338,20 +337,20 @@ def test_every_launched_kernel_of_a_library_is_in_the_trace(tmp_path: Path) -> N
     for path in (tmp_path / ".negativa" / "latest" / "map").iterdir():
         held.update(map(demangle, load_map(path).names))
     looked_up = {
-        demangle(kernel["name"])
+        demangle(kernel)
         for images in (
             [i for library in usage["libraries"] for i in library["images"]],
             usage["memory_images"],
             usage["compiled"],
         )
         for image in images
-        for kernel in image["use"]["kernels"]
+        for kernel in image["kernels"]
     }
     whole = {
         demangle(name)
         for library in usage["libraries"]
         for image in library["images"]
-        if not image["use"]["kernels"] or image["use"]["enumerated_by"]
+        if not image["kernels"] or image["enumerated_by"]
         for name in _kernels_at(tmp_path, library["library"]["path"], image["offset"])
     }
     of_libraries = {name for name in launched if name in held}
@@ -392,7 +391,7 @@ def test_run_kernels_are_the_launched_ones(tmp_path: Path) -> None:
         run_pytest(tmp_path, "-q", "--negativa", *options)
         [library] = latest(tmp_path, "report.json")["coverage"]
         assert library["counted"] is (level == "launch")
-        names = {demangle(kernel["name"]): kernel["runs"] for kernel in library["kernels"]}
+        names = {demangle(kernel): kernel["runs"] for kernel in library["kernels"]}
         return set(names), {name for name, runs in names.items() if runs}
 
     present, ran = covered("launch")
@@ -431,9 +430,9 @@ def test_what_is_used_late_is_traced_and_proved(tmp_path: Path, fault: PlantedFa
     fault.check(done.stderr)
     assert "\nPROVED" in done.stdout
     usage = latest(tmp_path, "usage.json")
-    details = {usage["contexts"][k["first"]["context"]].get("detail")
+    details = {usage["contexts"][first["context"]].get("detail")
                for lib in usage["libraries"] for image in lib["images"]
-               for k in image["use"]["kernels"]}  # fmt: skip
+               for first in image["kernels"].values()}  # fmt: skip
     assert {"pytest_sessionfinish", "pytest_unconfigure", "after the session"} <= details
     used_libraries = {Path(path).name.split(".")[0] for path in used(usage)}
     assert {"libtorch_cuda", "libcufft"} <= used_libraries

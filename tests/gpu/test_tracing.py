@@ -42,7 +42,7 @@ def play(
 
 
 def kernels(usage: Usage) -> set[str]:
-    return {kernel.name for image in usage.iter_images() for kernel in image.kernels}
+    return {kernel for image in usage.iter_images() for kernel in image.kernels}
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
@@ -71,14 +71,14 @@ def test_both_detectors_see_the_same(tmp_path: Path) -> None:
 def test_every_kernel_launched_was_looked_up_or_its_image_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     usage, _ = play(tmp_path, "launch", "operations")
-    launched = {launch.name for launch in usage.launches}
+    launched = set(usage.launches)
     assert len(launched) > 10
     unseen = launched - kernels(usage)
     whole = {
         Path(library.library.path).name.split(".")[0]
         for library in usage.libraries
         for image in library.images
-        if image.use.whole
+        if image.whole
     }
     # cuFFT's kernels are reached in a way that CUPTI doesn't show; its images are whole.
     assert not unseen or (whole & {"libcufft"} and all("fft" in name for name in unseen))
@@ -179,9 +179,9 @@ def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
     usage = merge_traces(run.trace_files())
     (found,) = [x for x in usage.libraries if x.library.path == str(program)]
     (image,) = found.images
-    assert [k.name for k in image.use.kernels] == ["_Z4usedPi"]
-    assert [d.name for d in image.use.data] == ["table"]
-    assert usage.contexts[image.use.first.context].nodeid == "t.py::test_program"
+    assert list(image.kernels) == ["_Z4usedPi"]
+    assert [d.name for d in image.data] == ["table"]
+    assert usage.contexts[image.first.context].nodeid == "t.py::test_program"
     assert usage.processes[0].ended is not forever
     assert not usage.incomplete
 

@@ -16,7 +16,6 @@ from pytest_negativa.models.trace import (
     DataKind,
     FirstUse,
     ImageUse,
-    LibraryImage,
     LibraryUsage,
     Phase,
     Role,
@@ -24,7 +23,6 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageProcess,
     UsedData,
-    UsedKernel,
 )
 from pytest_negativa.planning.by_tests import (
     compare_groups,
@@ -50,10 +48,7 @@ def image(loaded: int, **kernels: int) -> ImageUse:
     return replace(
         image_use(),
         first=first,
-        kernels=tuple(
-            UsedKernel(name=name, first=replace(first, context=context))
-            for name, context in kernels.items()
-        ),
+        kernels={name: replace(first, context=context) for name, context in kernels.items()},
     )
 
 
@@ -61,7 +56,7 @@ def usage(*images: ImageUse, **launches: tuple[int, ...]) -> Usage:
     """A usage with launches by the contexts of each kernel."""
     library = LibraryUsage(
         library=TracedLibrary(path="/lib.so"),
-        images=tuple(LibraryImage(offset=n, use=use) for n, use in enumerate(images)),
+        images=tuple(replace(use, offset=n) for n, use in enumerate(images)),
         processes=(0,),
     )
     process = UsageProcess(
@@ -79,7 +74,7 @@ def usage(*images: ImageUse, **launches: tuple[int, ...]) -> Usage:
 def used_by(whole: Usage, *tests: str) -> dict[int, set[str]]:
     """The kernels that tests use alone, by image."""
     [library] = usage_of_tests(whole, tests).libraries
-    return {image.offset: {k.name for k in image.use.kernels} for image in library.images}
+    return {image.offset: set(image.kernels) for image in library.images}
 
 
 def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
@@ -89,7 +84,7 @@ def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
     part = usage_of_tests(whole, {"t.py::b"})
     [library] = part.libraries
     # No context of a test that is left out.
-    assert {first.context for first in library.images[0].use.firsts()} == {B}
+    assert {first.context for first in library.images[0].firsts()} == {B}
     assert [row.context for _, row in part.iter_launches()] == [B]
     assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
     assert kernels_of_test(whole, "t.py::c") is None

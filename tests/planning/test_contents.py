@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import LibraryImage, LibraryUsage, TracedLibrary
+from pytest_negativa.models.trace import LibraryUsage, TracedLibrary
 from pytest_negativa.planning.contents import Content, Contents
 from tests.support.faults import PlantedFault
 from tests.support.usages import image_use, usage_of
@@ -34,7 +34,7 @@ def library(path: str = HERE, **changes: Any) -> TracedLibrary:
 
 def used(traced: TracedLibrary, *kernels: str, process: int = 0) -> LibraryUsage:
     """A use of a file: of one image, if kernels are named."""
-    images = (LibraryImage(offset=64, use=image_use(kernels)),) if kernels else ()
+    images = (replace(image_use(kernels), offset=64),) if kernels else ()
     return LibraryUsage(library=traced, images=images, processes=(process,))
 
 
@@ -50,7 +50,7 @@ def content(now: TracedLibrary, *uses: LibraryUsage) -> Content:
 
 
 def kernels(found: Content) -> set[str]:
-    return {k.name for image in found.usage.images for k in image.use.kernels}
+    return {k for image in found.usage.images for k in image.kernels}
 
 
 def test_one_content_under_three_paths_is_one_library() -> None:

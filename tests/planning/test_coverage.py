@@ -10,7 +10,6 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, KernelUse, LibraryPlan
 from pytest_negativa.models.trace import (
     Context,
-    LibraryImage,
     LibraryUsage,
     Phase,
     Role,
@@ -27,7 +26,7 @@ SETUP = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_c")
 PATH = "/project/libours.so"
 USED = LibraryUsage(
     library=TracedLibrary(path=PATH),
-    images=(LibraryImage(offset=0, use=image_use(("a", "b", "m1"))),),
+    images=(image_use(("a", "b", "m1")),),
     processes=(0,),
 )
 

@@ -21,7 +21,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place, seal
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import LibraryStatus, TrimmedCode, Verdict
+from pytest_negativa.models.verdict import LibraryStatus, Verdict
 from pytest_negativa.planning.keep_needed import functions_of, iter_parts, keep_needed
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
@@ -245,9 +245,7 @@ class TestMaking:
 def with_trimmed(one: AnalyzedLibrary, filled: tuple[Span, ...] | None) -> Verdict:
     """A verdict on the one cubin of a plan; None: it says nothing about it."""
     verdict = verdict_of(one)
-    trimmed = (
-        () if filled is None else (TrimmedCode(start=one.plan.trimmed[0].start, filled=filled),)
-    )
+    trimmed = {} if filled is None else {one.plan.trimmed[0].start: filled}
     row = msgspec.structs.replace(verdict.libraries[0], trimmed=trimmed)
     return msgspec.structs.replace(verdict, libraries=(row,))
 

@@ -154,7 +154,7 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
         first=FirstUse(process=0, context=0, time_ns=0),
     )
     [image] = usage.images
-    image = replace(image, use=replace(image.use, data=(looked_up,)))
+    image = replace(image, data=(looked_up,))
 
     found = plan(library_map, usage_of(replace(usage, images=(image,))))
 
@@ -185,7 +185,7 @@ def _enumerated(library_map: LibraryMap) -> LibraryPlan:
     usage = used(library_map)
     [image] = usage.images
     use = image_use(["calls_shared"], enumerated=True)
-    return plan(library_map, usage_of(replace(usage, images=(replace(image, use=use),))))
+    return plan(library_map, usage_of(replace(usage, images=(replace(use, offset=image.offset),))))
 
 
 def _without_lookup(library_map: LibraryMap) -> LibraryPlan:

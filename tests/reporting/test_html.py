@@ -166,7 +166,7 @@ def test_names_stand_once(contents: ReportContents) -> None:
 
 def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Path) -> None:
     usage = used(QUICKSTART_LIBRARY, regions=(0,))
-    name = usage.libraries[0].images[0].use.kernels[0].name
+    name = next(iter(usage.libraries[0].images[0].kernels))
     other = Context(phase=Phase.SETUP, nodeid="tests/test_a.py::test_other")
     usage = with_launches(
         replace(usage, contexts=(*usage.contexts, other)),

@@ -12,7 +12,6 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     Verdict,
-    Versions,
 )
 from pytest_negativa.reporting.verdict import render_verdict
 from tests.support.defaults import DEFAULTS
@@ -51,9 +50,7 @@ def proved(granularity: str, left: int) -> Verdict:
         gpu_tests=1,
         created_ns=0,
         devices=(),
-        versions=Versions(
-            pytest_negativa="0", python="3", platform="linux", libc="2.39", cuda_driver=None
-        ),
+        versions={},
         libraries=(library,),
         tests=(),
         rounds=(),

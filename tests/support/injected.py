@@ -88,7 +88,7 @@ def kernels(usage: Usage) -> dict[str, list[str]]:
     """Names of the used kernels, by the name of their library."""
     return {
         Path(library.library.path).name: sorted(
-            kernel.name for image in library.images for kernel in image.use.kernels
+            kernel for image in library.images for kernel in image.kernels
         )
         for library in usage.libraries
         if library.images

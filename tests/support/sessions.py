@@ -180,8 +180,8 @@ def copy_library(target: Path) -> Path:
 def used_kernels(usage: Any) -> set[str]:
     """Names of the kernels in a ``usage.json``."""
     return {
-        kernel["name"]
+        kernel
         for library in usage["libraries"]
         for image in library["images"]
-        for kernel in image["use"]["kernels"]
+        for kernel in image["kernels"]
     }

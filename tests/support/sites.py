@@ -23,9 +23,7 @@ from pytest_negativa.models.verdict import (
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
-    TrimmedCode,
     Verdict,
-    Versions,
 )
 from pytest_negativa.planning.lock import make_lock
 from tests.support.compacting import plan_of, read
@@ -63,9 +61,13 @@ def verdict_of(*planned: AnalyzedLibrary, status: LibraryStatus = LibraryStatus.
         gpu_tests=2,
         created_ns=1_767_225_600 * 10**9,
         devices=(GPU,),
-        versions=Versions(
-            pytest_negativa="1", python="3.12.3", platform="Linux", libc="glibc", cuda_driver="580"
-        ),
+        versions={
+            "pytest-negativa": "1",
+            "python": "3.12.3",
+            "platform": "Linux",
+            "libc": "glibc",
+            "cuda-driver": "580",
+        },
         libraries=tuple(_proved(one, status) for one in planned),
         tests=(
             TestVerdict(nodeid="test_a", before=Outcome.PASSED, after=Outcome.PASSED),
@@ -95,7 +97,7 @@ def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
         left_bytes=plan.code_bytes - plan.unused_bytes,
         processes=1,
         spans=tuple(Span(s.start, s.end) for s in plan.spans().spans),
-        trimmed=tuple(TrimmedCode(start=t.start, filled=t.unused) for t in plan.trimmed),
+        trimmed={t.start: t.unused for t in plan.trimmed},
     )
 
 

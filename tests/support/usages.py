@@ -16,17 +16,13 @@ from pytest_negativa.models.trace import (
     FirstUse,
     ImageForm,
     ImageUse,
-    Launches,
     LaunchRow,
-    LibraryImage,
     LibraryUsage,
-    MemoryImage,
     Phase,
     TracedLibrary,
     Usage,
     UsageProcess,
     UsageWarning,
-    UsedKernel,
 )
 from tests.support.traces import header
 
@@ -45,7 +41,7 @@ def image_use(kernels: Sequence[str] = (), *, enumerated: bool = False) -> Image
     return ImageUse(
         form=ImageForm.FATBIN,
         calls=("cuLibraryLoadData",),
-        kernels=tuple(UsedKernel(name=k, first=_FIRST) for k in kernels),
+        kernels=dict.fromkeys(kernels, _FIRST),
         data=(),
         enumerated_by=("cuLibraryEnumerateKernels",) if enumerated else (),
         first=_FIRST,
@@ -69,9 +65,9 @@ def library_usage(
             build_id=library.build_id,
         ),
         images=tuple(
-            LibraryImage(
+            replace(
+                image_use(kernels),
                 offset=offset,
-                use=image_use(kernels),
                 prelinked=tuple((prelinked or {}).get(offset, ())),
             )
             for offset, kernels in images.items()
@@ -93,13 +89,13 @@ def usage_of(
         devices=tuple(map(device, devices)),
         libraries=libraries,
         memory_images=tuple(
-            MemoryImage(sha256=sha256, size=size, use=image_use(kernels))
+            replace(image_use(kernels), sha256=sha256, size=size)
             for sha256, (size, kernels) in (memory or {}).items()
         ),
         compiled=(),
         contexts=(TEST,),
         processes=(PROCESS,),
-        launches=(),
+        launches={},
         ranges=(),
         gaps=(),
         warnings=(),
@@ -124,5 +120,5 @@ def with_launches(usage: Usage, *launches: Launched) -> Usage:
     for name, context, count, gpu_ns, around in launches:
         number = ranges.index(around) if around else None
         by_name[name].append(LaunchRow(context, count, gpu_ns, number))
-    rows = (Launches(name=name, rows=tuple(found)) for name, found in by_name.items())
-    return replace(usage, launches=tuple(rows), ranges=tuple(ranges))
+    rows = {name: tuple(found) for name, found in by_name.items()}
+    return replace(usage, launches=rows, ranges=tuple(ranges))

@@ -88,10 +88,10 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert found.library.size == FATBIN.stat().st_size
     (image,) = found.images
     assert image.offset == 0 and image.prelinked == (0,)
-    use = image.use
+    use = image
     assert use.form is ImageForm.FATBIN
     assert use.calls == ("cuLibraryLoadData", "cuModuleLoad", "cuModuleLoadData")
-    assert [k.name for k in use.kernels] == ["_Z1kv", "from file", "from module"]
+    assert list(use.kernels) == ["_Z1kv", "from file", "from module"]
     assert [(d.name, d.kind) for d in use.data] == [
         ("managed", DataKind.MANAGED),
         ("variable", DataKind.GLOBAL),
@@ -103,14 +103,14 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     digest = hashlib.sha256(cubin).hexdigest()
     (heap,) = (image for image in usage.memory_images if image.sha256 == digest)
     assert heap.size == len(cubin)
-    assert heap.use.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")
-    assert [k.name for k in heap.use.kernels] == ['\\xff not utf-8 é "\\\n']
+    assert heap.enumerated_by == ("cuLibraryGetModule", "cuModuleEnumerateFunctions")
+    assert list(heap.kernels) == ['\\xff not utf-8 é "\\\n']
 
     digest = hashlib.sha256(tables_first(cubin)).hexdigest()
     (heap,) = (image for image in usage.memory_images if image.sha256 == digest)
-    assert [k.name for k in heap.use.kernels] == ["behind the tables"]
+    assert list(heap.kernels) == ["behind the tables"]
 
-    names = {m.use.form: [k.name for k in m.use.kernels] for m in usage.compiled}
+    names = {m.form: list(m.kernels) for m in usage.compiled}
     assert names == {ImageForm.PTX: ["first", "k", "other"], ImageForm.LINKED: []}
     assert {m.sha256 for m in usage.compiled} >= {hashlib.sha256(cubin[:100]).hexdigest()}
 
@@ -128,7 +128,7 @@ def test_files_that_come_and_go(which: str, request: pytest.FixtureRequest) -> N
     size = FATBIN.stat().st_size
     found = {
         (Path(x.library.path).name, x.library.size): {
-            k.name for image in x.images for k in image.use.kernels
+            k for image in x.images for k in image.kernels
         }
         for x in usage.libraries
         if Path(x.library.path).parent.name == "files"
@@ -149,7 +149,7 @@ def test_shared_memory_is_no_file(which: str, request: pytest.FixtureRequest) ->
     usage: Usage = request.getfixturevalue(which)
     digest = hashlib.sha256(FATBIN.read_bytes()).hexdigest()
     (image,) = (image for image in usage.memory_images if image.sha256 == digest)
-    assert [kernel.name for kernel in image.use.kernels] == ["h", "i"]
+    assert list(image.kernels) == ["h", "i"]
 
 
 def test_both_detectors_say_the_same(python_usage: Usage, native_usage: Usage) -> None:

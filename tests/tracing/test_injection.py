@@ -428,7 +428,7 @@ def test_a_library_that_is_replaced_is_another_library(injected: Injected, tmp_p
         library=library,
     )
     found = {
-        used.library.size: [k.name for i in used.images for k in i.use.kernels]
+        used.library.size: [k for i in used.images for k in i.kernels]
         for used in injected.usage().libraries
         if used.library.path == str(library)
     }

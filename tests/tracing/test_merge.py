@@ -47,8 +47,8 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     (library,) = usage.libraries
     assert library.library == LIBRARY and library.processes == (0, 1)
     (image,) = library.images
-    assert image.offset == 0x40 and image.use.processes == (0, 1)
-    firsts = {k.name: usage.contexts[k.first.context].nodeid for k in image.use.kernels}
+    assert image.offset == 0x40 and image.processes == (0, 1)
+    firsts = {k: usage.contexts[first.context].nodeid for k, first in image.kernels.items()}
     assert firsts == {"k1": "a", "k2": "b", "k3": "b"}
     assert usage.devices == (DEVICE,)
     assert not usage.incomplete and not usage.warnings
@@ -56,8 +56,8 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     usage = merge_traces([third, b, a])
     (library,) = usage.libraries
     (image,) = library.images
-    assert library.processes == image.use.processes == (0, 1, 2)
-    again = {k.name: usage.contexts[k.first.context].nodeid for k in image.use.kernels}
+    assert library.processes == image.processes == (0, 1, 2)
+    again = {k: usage.contexts[first.context].nodeid for k, first in image.kernels.items()}
     assert again == firsts
 
 
@@ -109,7 +109,7 @@ def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes()[:-3])
     usage = merge_traces([path])
     assert not usage.processes[0].ended and usage.processes[0].torn
-    assert [k.name for k in usage.libraries[0].images[0].use.kernels] == ["k1"]
+    assert list(usage.libraries[0].images[0].kernels) == ["k1"]
     assert not usage.incomplete
 
 
@@ -154,7 +154,7 @@ def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     assert [m.sha256[0] for m in usage.memory_images] == ["a"]
     assert [m.sha256[0] for m in usage.compiled] == ["b", "c"]
-    assert [k.name for k in usage.compiled[1].use.kernels] == ["linked"]
+    assert list(usage.compiled[1].kernels) == ["linked"]
 
 
 def test_unknown_images_are_incomplete_and_name_what_was_used(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         LaunchRecord(name="old", count=1, context=2),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
-    use = usage.libraries[0].images[0].use
+    use = usage.libraries[0].images[0]
     assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
     assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
     assert [
@@ -194,7 +194,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         ("old", 1, 1, ("inner",)),
     ]
     # The file has each name once.
-    assert [kernel.name for kernel in usage.launches] == ["k", "old"]
+    assert list(usage.launches) == ["k", "old"]
     assert usage.ranges == (("inner",), ("outer", "inner"))
 
 
@@ -203,8 +203,8 @@ def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:
         write(tmp_path, header(7), records()),
         write(tmp_path, header(7), records("k")),
     )
-    assert merge_traces([path_a]).libraries[0].images[0].use.whole
-    assert not merge_traces([path_b]).libraries[0].images[0].use.whole
+    assert merge_traces([path_a]).libraries[0].images[0].whole
+    assert not merge_traces([path_b]).libraries[0].images[0].whole
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -104,7 +104,7 @@ def test_a_library_is_one_by_its_digest_and_its_path_here(tmp_path: Path) -> Non
     usage = merge_traces(find_traces(combine(parts, tmp_path / "combined")))
     [library] = usage.libraries
     assert library.library == TracedLibrary(path="/site/lib.so", size=10, sha256="1")
-    assert [k.name for k in library.images[0].use.kernels] == ["k", "k0", "k1", "k2", "k3"]
+    assert list(library.images[0].kernels) == ["k", "k0", "k1", "k2", "k3"]
 
 
 def test_other_contents_and_unknown_ones_stay_apart(tmp_path: Path) -> None:

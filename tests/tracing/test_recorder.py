@@ -75,7 +75,7 @@ def used(usage: Usage) -> list[LibraryUsage]:
 
 
 def kernels(library: LibraryUsage) -> set[str]:
-    return {kernel.name for image in library.images for kernel in image.use.kernels}
+    return {kernel for image in library.images for kernel in image.kernels}
 
 
 @pytest.fixture

@@ -38,10 +38,10 @@ def test_a_replay_tells_what_the_recording_tells(tmp_path: Path, name: str) -> N
 
     def kernels(u: Usage) -> set[tuple[str, int, str]]:
         return {
-            (library.library.path, image.offset, kernel.name)
+            (library.library.path, image.offset, kernel)
             for library in u.libraries
             for image in library.images
-            for kernel in image.use.kernels
+            for kernel in image.kernels
         }
 
     assert kernels(usage) == kernels(recorded)

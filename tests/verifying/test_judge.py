@@ -21,7 +21,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary, Versions
+from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.evidence import Attempt, LoadEvidence
@@ -188,7 +188,7 @@ def test_what_was_trimmed_counts_and_what_stays_whole_is_noted(
     row, against = judge_one((plan, changed), mapped(made))
     assert (row.status, against) == (LibraryStatus.PROVED, [])
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes - 200
-    assert row.trimmed_code_bytes == 80 and [t.start for t in row.trimmed] == [64, 512]
+    assert row.trimmed_code_bytes == 80 and list(row.trimmed) == [64, 512]
     assert row.notes == ("a cubin stays whole: it calls by address",)
 
 
@@ -284,9 +284,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         held={},
         files=(),
         problems=(),
-        versions=Versions(
-            pytest_negativa="1", python="3", platform="p", libc="glibc", cuda_driver=None
-        ),
+        versions={"pytest-negativa": "1", "python": "3"},
         ended_ns=7,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import LibraryImage, LibraryUsage, TracedLibrary
+from pytest_negativa.models.trace import LibraryUsage, TracedLibrary
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.verifying.loaded_originals import LoadedOriginals, loaded_originals
@@ -23,7 +23,7 @@ NAMED = "process 7 (/usr/bin/python3)"
 
 def found(original: Path, *mapped: TracedLibrary, used: bool = False) -> LoadedOriginals:
     """What the traces of rounds tell, in which a process had files mapped."""
-    images = (LibraryImage(offset=0, use=image_use()),) if used else ()
+    images = (image_use(),) if used else ()
     uses = (LibraryUsage(library=file, images=images, processes=(0,)) for file in mapped)
     return loaded_originals(
         usage_of(*uses), reconstruct([planned_of(original)], original.parent / "copies")

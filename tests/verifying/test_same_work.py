@@ -19,14 +19,11 @@ from pytest_negativa.models.trace import (
     FirstUse,
     ImageForm,
     ImageUse,
-    LibraryImage,
     LibraryUsage,
-    MemoryImage,
     Phase,
     TracedLibrary,
     Usage,
     UsageWarning,
-    UsedKernel,
 )
 from pytest_negativa.models.verdict import FIRST_IN_FLAKY, Tolerance, WorkDifference, WorkKind
 from pytest_negativa.rewriting.compact.records import CompactOptions
@@ -55,7 +52,7 @@ def image(kernels: Sequence[str], context: int = 0) -> ImageUse:
     return ImageUse(
         form=ImageForm.FATBIN,
         calls=("cuLibraryLoadData",),
-        kernels=tuple(UsedKernel(name=name, first=first) for name in kernels),
+        kernels=dict.fromkeys(kernels, first),
         data=(),
         enumerated_by=(),
         first=first,
@@ -75,7 +72,7 @@ def usage(
         LibraryUsage(
             library=TracedLibrary(path=path),
             images=tuple(
-                LibraryImage(offset=offset, use=image(kernels, context))
+                replace(image(kernels, context), offset=offset)
                 for offset, kernels in images.items()
             ),
             processes=(0,),
@@ -86,7 +83,7 @@ def usage(
         usage_of(*rows),
         contexts=(*CONTEXTS, PROCESS),
         memory_images=tuple(
-            MemoryImage(sha256=sha256, size=1, use=image(kernels, context))
+            replace(image(kernels, context), sha256=sha256, size=1)
             for sha256, kernels in (memory or {}).items()
         ),
     )
