@@ -322,7 +322,7 @@ class TestSlim:
         data = bytearray(site.one.read_bytes())
         data[56:58] = (4).to_bytes(2, "little")
         site.one.write_bytes(data)
-        assert "damaged" in negativa("slim", "check", site.folder, code=1).stderr
+        assert "changed: differs" in negativa("slim", "check", site.folder, code=1).stderr
 
     def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
         negativa("slim", "--lock", site.lock_file, site.folder)

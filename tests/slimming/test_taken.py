@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -244,17 +244,18 @@ def test_record_that_was_replaced(
 ) -> None:
     from pytest_negativa.errors import StoreError
     from pytest_negativa.installed import record as records
+    from pytest_negativa.installed.record import RecordLine
 
     record = site.info / "RECORD"
     newer = record.read_bytes() + b"another.py,,\n"
-    real = records.iter_rows
+    real = records._update
 
-    def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
+    def update(text: str, row: list[str], line: RecordLine | None) -> str:
         if record.read_bytes() != newer:
             by_rename(record, newer)
-        return real(text)
+        return real(text, row, line)
 
-    monkeypatch.setattr(records, "iter_rows", iter_rows)
+    monkeypatch.setattr(records, "_update", update)
     with pytest.raises(StoreError) as caught:
         slim(site)
     fault.check(str(caught.value))
