@@ -10,9 +10,9 @@ from pathlib import Path
 from pytest_negativa.analysis.snapshots import below_site
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LockedLibrary
-from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
+from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.snapshot import HistoryLibrary, HistoryPoint
-from pytest_negativa.planning.snapshot import code_files_of, short_names
+from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.storage.lockfile import decode_lock
 from pytest_negativa.storage.results import load_report
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -77,24 +77,20 @@ def _of_revision(path: Path, revision: str, date: str) -> HistoryPoint:
         lock = decode_lock(_git(path, "show", f"{revision}:./{path.name}"), f"{path}@{revision}")
     except StoreError as e:
         return HistoryPoint(label, (), str(e))
-    return HistoryPoint(label, _libraries(lock.libraries, code_files_of(lock)))
+    return HistoryPoint(label, _libraries((*lock.libraries, *lock.files)))
 
 
 def _of_report(report: RunReport) -> HistoryPoint:
     if report.part is not None:
         return HistoryPoint(report.run_id, (), f"its plan is for {report.part} alone")
-    return HistoryPoint(report.run_id, _libraries(report.libraries, report.code_files))
+    return HistoryPoint(report.run_id, _libraries(report.libraries))
 
 
-def _libraries(
-    libraries: Iterable[LibraryRow | LockedLibrary], files: Iterable[CodeFilesRow]
-) -> tuple[HistoryLibrary, ...]:
+def _libraries(libraries: Iterable[LibraryRow | LockedLibrary]) -> tuple[HistoryLibrary, ...]:
     """The libraries, named as in a snapshot. Those at one path of two sites count as one."""
-    rows: defaultdict[str, list[LibraryRow | LockedLibrary | CodeFilesRow]] = defaultdict(list)
+    rows: defaultdict[str, list[LibraryRow | LockedLibrary]] = defaultdict(list)
     for one in libraries:
         rows[below_site(one.path)].append(one)
-    for row in files:
-        rows[row.name].append(row)
     return tuple(
         HistoryLibrary(
             name,

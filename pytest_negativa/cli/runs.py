@@ -12,13 +12,11 @@ import click
 from pytest_negativa.cli.common import as_json_option, encode_json, run_of, runs_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, RunDetails, RunList, RunRow
-from pytest_negativa.reporting.rows import code_files_rows
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.results import (
-    load_files_plans,
     load_plans,
     load_tests,
     load_usage,
@@ -128,7 +126,7 @@ def _details(run: Run) -> RunDetails:
     session = read_outcomes(run.outcomes_file) if run.outcomes_file.exists() else None
     usage = load_usage(run)
     plans = load_plans(run) if run.plan_files() else ()
-    code_files = code_files_rows(load_files_plans(run))
+    files = [plan for plan in plans if plan.is_files]
     devices = () if usage is None else usage.devices
     return RunDetails(
         format_version=LISTING_VERSION,
@@ -141,10 +139,10 @@ def _details(run: Run) -> RunDetails:
         if usage is None
         else tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in devices)),
         processes=None if usage is None else len(usage.processes),
-        libraries=len(plans),
-        code_files=sum(row.files for row in code_files),
-        gpu_code=sum(p.code_bytes for p in plans) + sum(row.code_bytes for row in code_files),
-        unused=sum(p.unused_bytes for p in plans) + sum(row.unused_bytes for row in code_files),
+        libraries=len(plans) - len(files),
+        code_files=sum(len(plan.decisions) for plan in files),
+        gpu_code=sum(p.code_bytes for p in plans),
+        unused=sum(p.unused_bytes for p in plans),
     )
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.image import SlimmableBy
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import TracedLibrary, Usage
-from pytest_negativa.storage.results import load_files_plans, load_plans, load_usage
+from pytest_negativa.storage.results import load_plans, load_usage
 from pytest_negativa.storage.runs import Run
 
 # The run had loaded code that a plan keeps for one of these reasons.
@@ -77,25 +76,24 @@ def load_suite(run: Run) -> Suite:
         )
     # A run that failed has no plans.
     plans = load_plans(run) if run.plan_files() else ()
-    return suite_of_run(run.run_id, usage, plans, load_files_plans(run))
+    return suite_of_run(run.run_id, usage, plans)
 
 
 def suite_of_run(
     run_id: str,
     usage: Usage,
     plans: Sequence[LibraryPlan],
-    files_plans: Sequence[FilesPlan] = (),
 ) -> Suite:
     """Make the suite from the records of a traced run.
 
     Args:
         plans: of its libraries; empty if the run planned nothing.
-        files_plans: of files that are GPU code themselves.
     """
     files: defaultdict[str, set[str]] = defaultdict(set)
-    for one in files_plans:
+    for one in plans:
         # Several folders may have the same distribution.
-        files[one.digest].update(one.kept)
+        if one.is_files and one.library.sha256 is not None:
+            files[one.library.sha256].update(str(d.detail) for d in one.decisions if d.kept)
     by_path = {plan.library.path: plan for plan in plans}
     libraries = []
     for loaded in usage.libraries:
@@ -164,7 +162,9 @@ def suite_of_lock(lock: Lock) -> Suite:
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
         notes=tuple(notes),
         files={
-            one.record_sha256: frozenset(one.kept) for one in lock.files if one.not_proved is None
+            one.sha256: frozenset(str(code.detail) for code in one.kept)
+            for one in lock.files
+            if one.not_proved is None
         },
     )
 

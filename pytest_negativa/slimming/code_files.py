@@ -35,7 +35,7 @@ from pytest_negativa.models.file_kinds import (
     kind_of,
 )
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.lock import LockedFiles
+from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     Origin,
@@ -205,7 +205,7 @@ def find_by_archs(
 def packages_by_lock(
     tree: Tree,
     manifest: SlimManifest,
-    locked: LockedFiles,
+    locked: LockedLibrary,
     source: str,
     jobs: int,
     *,
@@ -223,12 +223,14 @@ def packages_by_lock(
     if tree.partial:
         return
     found = find_code_distributions(str(site.folder) for site in tree.sites)
-    named = [one for one in found if normalized(one.name) == normalized(locked.distribution)]
-    same = [one for one in named if one.digest == locked.record_sha256]
+    wanted = normalized(locked.distribution or "")
+    named = [one for one in found if normalized(one.name) == wanted]
+    same = [one for one in named if one.digest == locked.sha256]
+    kept = {str(code.detail) for code in locked.kept}
     for one in same:
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
         package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
-                                   names, set(locked.kept))  # fmt: skip
+                                   names, kept)  # fmt: skip
         for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items():
             recorded = {one.rows[names[name]].digest for name in group.names}
             if sha256 is None or recorded != {record_digest(sha256)}:

@@ -15,9 +15,9 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
 )
-from pytest_negativa.storage.results import load_planned
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.traced_run import load_libraries
 from pytest_negativa.verifying.verification import Verification
 
 
@@ -46,7 +46,7 @@ def verify_kinds(verification: Verification, settings: Settings) -> Verdict:
         # Healing saves the plans that it changes.
         before = traced.plans
         if settings.healing:
-            traced = dataclasses.replace(traced, planned=load_planned(traced.run))
+            traced = dataclasses.replace(traced, planned=load_libraries(traced.run))
         if verdicts and verdict.proved and traced.plans != before:
             verification.say("negativa: the plan has changed: proving again on all kinds of copies")
             verdicts.clear()

@@ -24,7 +24,6 @@ from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
 from pytest_negativa.images.tree import resolve_inside, walk_tree
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,
@@ -53,6 +52,7 @@ from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
+from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
 from tests.support.scenario import tables_first
@@ -471,16 +471,9 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     assert "3 files that are GPU code, of some-kernels 1.0" in text
 
     [installed] = find_code_distributions([str(site)])
-    plan = FilesPlan(
-        distribution="some-kernels",
-        version="1.0",
-        site="/elsewhere",
-        digest=installed.digest,
-        kept={"kernels/sm_80.cubin": "opened"},
-        kept_bytes=0,
-        unused={},
-    )
-    suite = suite_of_run("run", usage_of(), (), [plan])
+    opened = {"kernels/sm_80.cubin": 1}
+    plan = planned_files({}, opened, site="/elsewhere", digest=installed.digest).plan
+    suite = suite_of_run("run", usage_of(), [plan])
     kernels, _ = report_image(place, suite).code_files
     assert kernels.slimmable_by is SlimmableBy.PLAN
     assert kernels.slimmable_bytes == kernels.size - sizes["kernels/sm_80.cubin"]
