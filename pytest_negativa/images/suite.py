@@ -45,7 +45,6 @@ class Suite:
         run_id: of the traced run.
         slimmable_by: the source of ``unused_bytes``.
         devices: compute capabilities that it ran on.
-        images: size and SHA-256 of images that it loaded from memory; None if that is not known.
         nameless: base names of libraries that it loaded, if nothing else is known of them.
         notes: what a reader of the report should know.
         files: the files that are GPU code themselves and that stay, by digest of their
@@ -56,7 +55,6 @@ class Suite:
     slimmable_by: SlimmableBy
     devices: tuple[ComputeCapability, ...]
     libraries: tuple[KnownLibrary, ...]
-    images: frozenset[tuple[int, str]] | None = None
     nameless: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
@@ -114,7 +112,6 @@ def suite_of_run(
         slimmable_by=SlimmableBy.PLAN,
         devices=_devices(device.compute_capability for device in usage.devices),
         libraries=tuple(libraries),
-        images=frozenset((image.size, image.sha256) for image in usage.memory_images),
         notes=tuple(_notes_of_run(run_id, usage, plans)),
         files=files,
     )
