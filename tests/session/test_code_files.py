@@ -164,3 +164,9 @@ def test_a_watch_that_is_lost(tmp_path: Path, fault: PlantedFault, how: str) -> 
     assert not plan_of(project).unused_bytes
     left_out = "left out: some-kernels (files): all files are kept: nothing tells what else was"
     assert left_out in project.negativa("lock", "--unproved").stdout
+
+
+@pytest.mark.slow
+def test_no_list_of_kernels_has_them(traced: VerifiedProject) -> None:
+    listing = json.loads(traced.negativa("kernels", "--json").stdout)
+    assert [Path(one["path"]).suffix for one in listing["libraries"]] == [".so"]
