@@ -19,9 +19,5 @@ def iter_properties(report: RunReport) -> Iterator[tuple[str, str]]:
         yield f"{name}.unused", str(row.unused_bytes)
         yield f"{name}.kernels", str(row.kernels)
         yield f"{name}.used_kernels", str(row.used_kernels)
-    for files in report.code_files:
-        name = f"negativa.files.{printable(files.distribution)}"
-        yield f"{name}.gpu_code", str(files.code_bytes)
-        yield f"{name}.unused", str(files.unused_bytes)
     for limit in report.crossed:
         yield "negativa.crossed", printable(limit)
