@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.code_files import loaded_digests
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
@@ -35,7 +36,7 @@ from pytest_negativa.models.trace import (
     UsageWarning,
 )
 from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.planning.code_files import names_of_file
+from pytest_negativa.planning.code_files import names_of_file, plan_files
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.coverage import cover_library
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
@@ -84,7 +85,7 @@ def analyze(
     hooks: Hooks | None = None,
     *,
     healed: tuple[NeededSpan, ...] = (),
-    watched: Iterable[WatchedFiles] = (),
+    watched: Sequence[WatchedFiles] = (),
     workers: Workers | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Analysis:
@@ -93,7 +94,7 @@ def analyze(
     Libraries that can't be read are left alone and named in the result.
 
     Args:
-        watched: files that are GPU code themselves, which globs on libraries match, too.
+        watched: files that are GPU code themselves; those of a distribution are one library.
     """
     usage = replace(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
     return _Analyzer(usage, settings, hooks or Hooks(), healed, watched).run(workers, on_done)
@@ -138,7 +139,7 @@ class _Analyzer:
         settings: Settings,
         hooks: Hooks,
         healed: tuple[NeededSpan, ...],
-        watched: Iterable[WatchedFiles],
+        watched: Sequence[WatchedFiles],
     ) -> None:
         self._usage = usage
         self._settings = settings
@@ -160,6 +161,7 @@ class _Analyzer:
             else None
         )
         self._names: list[LibraryNames] = []
+        self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
@@ -188,6 +190,8 @@ class _Analyzer:
                 # Its plan needs the digests of the others.
                 waiting.append((library_map, library, names))
         analyzed += [self._plan(*library) for library in waiting]
+        incomplete, loaded = self._usage.why_incomplete(), loaded_digests(self._usage)
+        analyzed += plan_files(self._watched, self._usage, self._settings, incomplete, loaded)
         unchecked = tuple(self._unchecked())
         return Analysis(
             usage=self._contents.usage(),

@@ -10,10 +10,15 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.snapshots import snapshot_run
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.settings import Compare, GrowthLimit
 from pytest_negativa.models.snapshot import Change, LibraryChange, Snapshot
-from pytest_negativa.planning.snapshot import compare_snapshots, pair, short_names, stable_name
+from pytest_negativa.planning.snapshot import (
+    compare_snapshots,
+    name_of,
+    pair,
+    short_names,
+    stable_name,
+)
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
@@ -35,13 +40,11 @@ class BaselineComparison(NamedTuple):
     crossed: tuple[str, ...] = ()
 
 
-def make_baseline(
-    run_id: str, libraries: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow]
-) -> Snapshot:
+def make_baseline(run_id: str, libraries: Sequence[AnalyzedLibrary]) -> Snapshot:
     """What of a run a project commits: figures, and the names of its own libraries' kernels."""
     covered = zip(_names_in(libraries), libraries, strict=True)
     own = {name for name, one in covered if one.coverage is not None}
-    found = snapshot_run(run_id, libraries, code_files)
+    found = snapshot_run(run_id, libraries)
     return replace(
         found,
         libraries=tuple(
@@ -52,7 +55,7 @@ def make_baseline(
 
 
 def compare_with_baseline(
-    libraries: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow], settings: Compare
+    libraries: Sequence[AnalyzedLibrary], settings: Compare
 ) -> BaselineComparison:
     """Compare a run with the baseline, if there is one.
 
@@ -64,17 +67,16 @@ def compare_with_baseline(
         before = load_baseline(place_of(settings.baseline))
     except NegativaError as e:
         return BaselineComparison(crossed=(f"compare.baseline: {e}",))
-    return compare_figures(before, libraries, code_files, settings)
+    return compare_figures(before, libraries, settings)
 
 
 def compare_figures(
     before: Snapshot,
     libraries: Sequence[AnalyzedLibrary],
-    code_files: Sequence[CodeFilesRow],
     settings: Compare,
 ) -> BaselineComparison:
     """Compare a run with a baseline that was read."""
-    after = snapshot_run("this run", libraries, code_files)
+    after = snapshot_run("this run", libraries)
     before = pair(before, after)
     changes = compare_snapshots(before, after).libraries
     names = dict(zip(_names_in(libraries), libraries, strict=True))
@@ -101,7 +103,6 @@ def compare_figures(
     all_untested = [name for found in untested.values() for name in found]
     crossed = [*_crossed("compare.fail", settings.fail.overall or (), total, all_untested)]
     for_globs = {name: names_of(one) for name, one in names.items()}
-    for_globs |= {row.name: names_of_files(row) for row in code_files}
     for change in changes:
         if change.name in for_globs:
             limits = limit_of(settings.fail.libraries, for_globs[change.name]) or ()
@@ -117,14 +118,9 @@ def names_of(library: AnalyzedLibrary) -> LibraryNames:
     return LibraryNames(found.path, found.soname, library.distribution)
 
 
-def names_of_files(row: CodeFilesRow) -> LibraryNames:
-    """The names that globs on libraries are compared with, of a distribution's code files."""
-    return LibraryNames(row.name, None, row.distribution)
-
-
 def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:
     """The names that libraries have in a snapshot."""
-    return short_names(one.plan.library.path for one in libraries)
+    return short_names(name_of(one.plan.library) for one in libraries)
 
 
 def _total(changes: Iterable[LibraryChange]) -> LibraryChange:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.baseline import make_baseline
-from pytest_negativa.analysis.code_files import plan_code_files, watched_files
+from pytest_negativa.analysis.code_files import watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.by_tests import functions_by_group
 from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.models.analysis import Analysis, ReportContents
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Usage
@@ -62,13 +61,12 @@ def plan_run(
     if not sound:
         run.mark_failed(reason)
     planned = sound or settings.trace.accept_failed
-    watched = watched_files(run)
     analysis = analyze(
         usage,
         settings,
         hooks,
         healed=load_healed(run),
-        watched=watched,
+        watched=watched_files(run),
         workers=workers,
         on_done=on_done,
     )
@@ -76,10 +74,7 @@ def plan_run(
         analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
-    files = plan_code_files(run, watched, usage, settings, with_plans=planned)
-    report = write_results(
-        run, analysis, settings, with_plans=planned, latest=latest, code_files=files
-    )
+    report = write_results(run, analysis, settings, with_plans=planned, latest=latest)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
     write_reports(contents, settings.reports, run, anew=anew, appends=appends)
     return contents
@@ -92,29 +87,24 @@ def write_results(
     *,
     with_plans: bool = True,
     latest: bool = True,
-    code_files: tuple[FilesPlan, ...] = (),
     part: str | None = None,
 ) -> RunReport:
     """Write what was found into a run's folder, with its report.
 
     Args:
         with_plans, latest: see ``write_run``.
-        code_files: what is decided about files that are GPU code themselves.
         part: see ``RunReport``.
 
     Raises:
         StoreError: a file can't be written.
     """
     files = write_run(run, analysis, with_plans=with_plans, latest=latest)
-    if run.files_plan_file.exists():
-        files = (*files, run.files_plan_file.name)
     report = build_report(
         analysis,
         settings,
         run_id=run.run_id,
         directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
-        code_files=code_files,
         part=part,
     )
     write_record(run.report_file, report, indent=1)
@@ -150,7 +140,7 @@ def write_reports(
     if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
-        baseline = make_baseline(run.run_id, contents.libraries, contents.report.code_files)
+        baseline = make_baseline(run.run_id, contents.libraries)
         contents = dataclasses.replace(contents, baseline=baseline)
     for file in render_to_files(contents, options):
         if file.is_appended:

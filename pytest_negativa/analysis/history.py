@@ -83,7 +83,7 @@ def _of_report(report: RunReport) -> Snapshot:
     if report.part is not None:
         return Snapshot.left_out(report.run_id, f"its plan is for {report.part} alone")
     rows = (replace(row, path=below_site(row.path)) for row in report.libraries)
-    return snapshot_figures(report.run_id, rows, report.code_files)
+    return snapshot_figures(report.run_id, rows)
 
 
 def _git(path: Path, *words: str) -> bytes:

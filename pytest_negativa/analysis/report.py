@@ -9,20 +9,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
-from pytest_negativa.analysis.baseline import (
-    BaselineComparison,
-    compare_with_baseline,
-    names_of,
-    names_of_files,
-)
+from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_baseline, names_of
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.report import REPORT_VERSION, CodeFilesRow, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.reporting.rows import code_files_rows, library_row
+from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.settings.globs import (
     LibraryNames,
     globs_of,
@@ -46,7 +40,6 @@ def build_report(
     run_id: str,
     directory: str,
     files: Sequence[str],
-    code_files: Sequence[FilesPlan] = (),
     part: str | None = None,
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
@@ -56,10 +49,7 @@ def build_report(
         for row in rows_of(analysis.libraries)
     )
     usage = analysis.usage
-    files_rows = code_files_rows(code_files)
-    checked = check_limits(
-        settings, usage, analysis.libraries, files_rows, unchecked=analysis.unchecked
-    )
+    checked = check_limits(settings, usage, analysis.libraries, unchecked=analysis.unchecked)
     warnings = dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])
     return RunReport(
         format_version=REPORT_VERSION,
@@ -77,7 +67,6 @@ def build_report(
         files=tuple(files),
         coverage=_covered(analysis.libraries),
         compared=checked.lines,
-        code_files=files_rows,
         part=part,
         unchecked=analysis.unchecked,
     )
@@ -87,7 +76,6 @@ def check_limits(
     settings: Settings,
     usage: Usage,
     libraries: Sequence[AnalyzedLibrary],
-    code_files: Sequence[CodeFilesRow],
     *,
     unchecked: Sequence[str],
 ) -> BaselineComparison:
@@ -96,14 +84,15 @@ def check_limits(
     Args:
         unchecked: why they check less than the settings ask for.
     """
-    comparison = compare_with_baseline(libraries, code_files, settings.compare)
+    comparison = compare_with_baseline(libraries, settings.compare)
     rows = [library_row(one.plan) for one in libraries]
-    names = [*map(names_of, libraries), *map(names_of_files, code_files)]
+    names = [*map(names_of, libraries)]
+    with_kernels = [names_of(one) for one in libraries if not one.plan.is_files]
     crossed = (
-        *_crossed(settings, usage, (*rows, *code_files), _covered(libraries)),
-        *_crossed_by_library(settings, zip(names, (*rows, *code_files), strict=True)),
+        *_crossed(settings, usage, rows, _covered(libraries)),
+        *_crossed_by_library(settings, zip(names, rows, strict=True)),
         *comparison.crossed,
-        *_limits_of_nothing(settings, names, [*map(names_of, libraries)]),
+        *_limits_of_nothing(settings, names, with_kernels),
         *(unchecked if settings.has_limits else ()),
     )
     return comparison._replace(crossed=crossed)
@@ -146,7 +135,7 @@ def _not_covered(analysis: Analysis) -> Iterator[str]:
 def _crossed(
     settings: Settings,
     usage: Usage,
-    rows: Sequence[LibraryRow | CodeFilesRow],
+    rows: Sequence[LibraryRow],
     coverage: Sequence[LibraryCoverage],
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
@@ -154,26 +143,25 @@ def _crossed(
     yield from settings.thresholds.crossed(
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
-        used_kernels=sum(r.used_kernels for r in rows if isinstance(r, LibraryRow)),
+        used_kernels=sum(r.used_kernels for r in rows),
     )
     yield from settings.coverage.crossed(coverage)
 
 
 def _crossed_by_library(
-    settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow | CodeFilesRow]]
+    settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow]]
 ) -> Iterator[str]:
     limits = settings.thresholds
     for names, row in rows:
-        kernels = row.used_kernels if isinstance(row, LibraryRow) else None
         of_library = {
             key: limit_of(getattr(limits, key).libraries, names)
             for key in limits.__struct_fields__
-            if key != "min_used_kernels" or kernels is not None
+            if key != "min_used_kernels" or not row.is_files
         }
         for text in limits.of_library(of_library).crossed(
             gpu_code=row.code_bytes,
             unused_bytes=row.unused_bytes,
-            used_kernels=kernels or 0,
+            used_kernels=row.used_kernels,
         ):
             yield f"{Path(names.path).name}: {text}"
 

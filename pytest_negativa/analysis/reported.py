@@ -80,9 +80,7 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
             )
         libraries.append(dataclasses.replace(named, coverage=covered))
     report = contents.report
-    checked = check_limits(
-        settings, contents.usage, libraries, report.code_files, unchecked=report.unchecked
-    )
+    checked = check_limits(settings, contents.usage, libraries, unchecked=report.unchecked)
     warnings = tuple(text for text in report.warnings if text not in checked.crossed)
     report = replace(report, crossed=checked.crossed, compared=checked.lines, warnings=warnings)
     return dataclasses.replace(contents, report=report)

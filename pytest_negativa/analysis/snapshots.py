@@ -20,19 +20,16 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
-from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.planning.snapshot import (
     fold_file,
     make_snapshot,
-    snapshot_code_files,
     snapshot_lock,
     snapshot_map,
 )
-from pytest_negativa.reporting.rows import code_files_rows
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.lockfile import load_lock
-from pytest_negativa.storage.results import load_baseline, load_files_plans, load_planned
+from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 
@@ -63,7 +60,7 @@ def load_snapshot(
     if run.plan_files():
         # "latest" leads to another run tomorrow.
         title = _with_run(argument, run.folder.resolve().name)
-        return snapshot_run(title, load_planned(run), code_files_rows(load_files_plans(run)))
+        return snapshot_run(title, load_planned(run))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
     if is_container(path):
@@ -210,9 +207,7 @@ def below_site(name: str) -> str:
     return "/".join(parts[below[-1] if below else 0 :])
 
 
-def snapshot_run(
-    title: str, planned: Sequence[AnalyzedLibrary], code_files: Sequence[CodeFilesRow]
-) -> Snapshot:
+def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
     """The snapshot of a run's maps and plans."""
     places = Places()
     libraries = []
@@ -220,7 +215,7 @@ def snapshot_run(
         place = places.from_folder(one.plan.library.path, Path.cwd())
         found = snapshot_map(one.library_map, one.plan, place.version, _place_here(place))
         libraries.append(found)
-    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
+    return make_snapshot(title, libraries)
 
 
 def _place_here(place: Place) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Widened:
         lock: sealed.
         added: by path of the library, how many elements and frames it keeps more, or more of.
         not_locked: names of libraries with misses that the lock doesn't have.
-        files: by distribution, how many files it keeps more; None: all, as nothing tells which.
+        files: by path of the lock, how many files it keeps more; None: all, as nothing tells which.
     """
 
     lock: Lock
@@ -75,7 +75,7 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
 
 
 def widen_by_use(
-    lock: Lock, usage: Usage, settings: Settings, opened: Iterable[WatchedFiles] = ()
+    lock: Lock, usage: Usage, settings: Settings, opened: Collection[WatchedFiles] = ()
 ) -> Widened:
     """Keep the GPU code that other runs used, such as samples of a service.
 
@@ -109,13 +109,11 @@ def widen_by_use(
             more = sum(new not in row.kept for new in rows[-1].kept)
             added[row.path] = more
     files = tuple(widen_files(lock.files, usage, opened, sys.path))
-    kept = {one.record_sha256: one.kept_files for one in files}
+    kept = {one.sha256: one.kept_elements for one in files}
     more_files = {
-        one.distribution: kept[one.record_sha256] - one.kept_files
-        if one.record_sha256 in kept
-        else None
+        one.path: kept[one.sha256] - one.kept_elements if one.sha256 in kept else None
         for one in lock.files
-        if kept.get(one.record_sha256) != one.kept_files
+        if kept.get(one.sha256) != one.kept_elements
     }
     return Widened(seal(replace(lock, libraries=tuple(rows), files=files)), added, (), more_files)
 

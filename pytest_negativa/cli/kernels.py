@@ -84,7 +84,7 @@ def kernels(
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
-    plans = load_plans(run)
+    plans = [plan for plan in load_plans(run) if not plan.is_files]
     wanted = [
         plan
         for plan in plans

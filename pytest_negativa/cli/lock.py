@@ -14,15 +14,15 @@ from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
+from pytest_negativa.models.lock import LeftOut, Place
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.planning.lock import make_lock, why_files_stay
+from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.output import STDOUT
 from pytest_negativa.storage.results import (
-    load_files_plans,
     load_opened,
     load_planned,
     load_usage,
@@ -103,19 +103,21 @@ def lock(
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    files_plans = load_files_plans(run)
     places = Places()
+
+    def place_of(path: str) -> Place:
+        return places.from_folder(path, Path.cwd())
+
     made = make_lock(
         run_id,
         planned,
         verdict,
-        lambda path: places.from_folder(path, Path.cwd()),
+        place_of,
         unplanned=unplanned,
         incomplete=incomplete,
         unproved=unproved,
         include=settings.libraries.include,
         exclude=(*settings.libraries.exclude, *settings.keep.libraries),
-        files=files_plans,
     )
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
@@ -128,19 +130,18 @@ def lock(
         err=to_stdout,
     )
     for files in made.files:
-        count = format_items(files.files - files.kept_files, "file", "files")
+        count = format_items(files.elements - files.kept_elements, "file", "files")
         click.echo(
-            f"{printable(files.distribution)} {printable(files.version)}: {count} of GPU code "
-            f"({format_bytes(files.unused_bytes)}) unused",
+            f"{printable(files.path)}: {count} of GPU code ({format_bytes(files.unused_bytes)}) "
+            "unused",
             err=to_stdout,
         )
-    locked = {files.record_sha256 for files in made.files}
-    for plan in files_plans:
-        reason = why_files_stay([plan], verdict)
-        if plan.digest not in locked and reason is not None:
-            name = printable(f"{plan.distribution} {plan.version}")
-            click.echo(f"left out: files of {name}: {printable(reason)}", err=to_stdout)
-    for row in made.left_out:
+    of_files = (
+        lock_or_leave(one, verdict, place_of(one.plan.library.path), unproved=unproved)
+        for one in planned
+        if one.plan.is_files
+    )
+    for row in (*made.left_out, *(row for row in of_files if isinstance(row, LeftOut))):
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     show_proof(made)
 

@@ -64,7 +64,8 @@ def needs(
     settings = settings_of(flags)
     run = run_of(settings)
     usage = usage_of(run)
-    plans = load_plans(run)
+    # Nothing tells which test opened a file that is GPU code.
+    plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
     require_launches(run, usage)
     recorded = recorded_tests(run)
     if write and not run.outcomes_file.exists():
@@ -89,7 +90,7 @@ def needs(
         chosen=len(chosen),
         tests=len(recorded),
         all_tests=sum(plan.kept_bytes for plan in plans),
-        libraries=_needed([one.plan for one in part.libraries], plans),
+        libraries=_needed([one.plan for one in part.libraries if not one.plan.is_files], plans),
         plan=None if new is None else str(new),
     )
     if not as_json:

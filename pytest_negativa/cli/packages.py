@@ -62,7 +62,7 @@ def show_packages(
         click.echo(encode_json(report), nl=False)
     else:
         show("\n\n".join(render_image_report(report, top)))
-    if not (report.libraries or report.code_files or is_container(folder)):
+    if not (report.libraries or is_container(folder)):
         note_unopened(folder)
     for error in report.unreadable[:_MOST_ERRORS]:
         print_error(error)

@@ -32,7 +32,7 @@ def absolute(folder: Path) -> Path:
 def show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
     doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
-    doubts += [(f.distribution, f.not_proved) for f in lock.files if f.not_proved is not None]
+    doubts += [(f.path, f.not_proved) for f in lock.files if f.not_proved is not None]
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)

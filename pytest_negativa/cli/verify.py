@@ -21,11 +21,10 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.storage.results import load_planned
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.verifying.rounds import Program
 from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
-from pytest_negativa.verifying.traced_run import command_to_verify
+from pytest_negativa.verifying.traced_run import command_to_verify, load_libraries
 from pytest_negativa.verifying.verification import compact_options
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -55,7 +54,7 @@ def reconstruct(**flags: Any) -> None:
     Exit status: 0, or 1 if a library could not be copied.
     """
     settings = settings_of(flags)
-    planned = load_planned(run_of(settings))
+    planned = load_libraries(run_of(settings))
     root = RunsFolder(Path(settings.directory)).copies
     with ByteProgress("writing copies") as progress:
         made = write_copies(

@@ -1,4 +1,4 @@
-"""Files of a tree that are GPU code themselves: which ones a suite needs, and what could go."""
+"""Files of a tree that are GPU code themselves: which of them could go."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from pytest_negativa.arch import ComputeCapability, is_for_any
-from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.fatbin import WalkBudget
-from pytest_negativa.gpucode.frames import parse_plain_cubin
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.images.suite import Suite
 from pytest_negativa.images.tree import CodeFile, Tree
 from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
@@ -48,30 +43,3 @@ def unused_files(tree: Tree, kept: Mapping[str, AbstractSet[str]]) -> Iterator[t
                 file = tree.code_files.get(path)
                 if file is not None and file.size == int(row.size):
                     yield path, name not in (stays or ())
-
-
-def used_files(tree: Tree, suite: Suite | None) -> frozenset[str] | None:
-    """The files of a folder that the suite loaded; None if unknown.
-
-    A program reads a file and hands the driver the bytes, so a trace knows it by its content. It
-    knows one that the driver loaded by path by its content or size.
-    """
-    if suite is None or suite.images is None or not tree.is_folder:
-        return None
-    sizes = {size for size, _ in suite.images}
-    loaded = [library for library in suite.libraries if library.build_id is None and library.used]
-    found = set()
-    for path, file in tree.code_files.items():
-        try:
-            with ByteSource(tree.root / path) as source:
-                budget = WalkBudget(source.path, source.size)
-                cubin = parse_plain_cubin(source, 0, source.size, budget)
-                size = source.size if cubin is None else cubin.span.size
-                is_used = any(library.size in (None, file.size) for library in loaded) or (
-                    size in sizes and (size, source.window(0, size).sha256()) in suite.images
-                )
-        except FormatError:
-            is_used = True
-        if is_used:
-            found.add(path)
-    return frozenset(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,14 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.code_files import for_other_devices, unused_files, used_files
+from pytest_negativa.images.code_files import for_other_devices, unused_files
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import OnDone, Question, Tree, is_host, read_tree
+from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
-    ImageCodeFiles,
     ImageLibrary,
     ImageReport,
     MatchedBy,
@@ -91,23 +92,18 @@ def report_image(
         else:
             without += tree.sizes[path]
     owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
-    libraries = sorted(
-        (matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code),
-        key=lambda row: (-row.code_bytes, row.path),
-    )
-    code_files = sorted(
-        _code_file_rows(tree, suite, devices, owners), key=lambda row: -row.code_bytes
-    )
+    rows = [matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code]
+    rows += _code_file_rows(tree, suite, devices, owners)
+    libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
         format_version=IMAGE_REPORT_VERSION,
         root=utf8(str(tree.root)),
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
-        packages=tuple(_package_rows((*libraries, *code_files))),
+        packages=tuple(_package_rows(libraries)),
         without_code=len(tree.sizes) - len(with_code) - (len(unreadable) - len(tree.problems)),
         without_code_bytes=without,
-        code_files=tuple(code_files),
         unreadable=tuple(map(utf8, unreadable)),
         notes=(*_notes(suite, libraries), *_spare_notes(removed)),
         slimmed=tuple(sorted(slimmed)),
@@ -122,31 +118,33 @@ def _code_file_rows(
     suite: Suite | None,
     devices: Sequence[ComputeCapability],
     owners: Mapping[str, Package],
-) -> Iterator[ImageCodeFiles]:
-    """The files that are GPU code themselves, by package and by what calls them slimmable."""
-    used = used_files(tree, suite)
+) -> Iterator[ImageLibrary]:
+    """The files that are GPU code themselves, as one library for each package."""
     planned = dict(unused_files(tree, {} if suite is None else suite.files))
     others = frozenset(for_other_devices(tree.code_files, devices))
-    groups: defaultdict[tuple[Package | None, SlimmableBy | None], list[str]] = defaultdict(list)
+    groups: defaultdict[Package | None, list[str]] = defaultdict(list)
     for path in tree.code_files:
-        by = None
-        if suite is not None and path in planned:
-            by = suite.slimmable_by
-        elif devices:
-            by = SlimmableBy.ARCH
-        groups[owners.get(path), by].append(path)
-    for (package, by), paths in groups.items():
+        groups[owners.get(path)].append(path)
+    for package, paths in groups.items():
         sizes = {path: tree.code_files[path].size for path in paths}
-        known = [size for path, size in sizes.items() if used is not None and path in used]
-        unused = [s for path, s in sizes.items() if planned.get(path, path in others)]
-        yield ImageCodeFiles(
-            package=package,
-            files=len(paths),
+        by = SlimmableBy.ARCH if devices else None
+        if suite is not None and any(path in planned for path in paths):
+            by = suite.slimmable_by
+        unused = [size for path, size in sizes.items() if planned.get(path, path in others)]
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120
+        name = name_of_files("no package" if package is None else package.name)
+        yield ImageLibrary(
+            path=os.path.join(folder, name),
             size=sum(sizes.values()),
-            used_files=None if used is None else len(known),
-            used_bytes=None if used is None else sum(known),
+            build_id=None,
+            package=package,
+            code_bytes=sum(sizes.values()),
+            suite=None,
+            matched_by=None,
             slimmable_bytes=None if by is None else sum(unused),
             slimmable_by=by,
+            problems=0,
+            files=len(paths),
         )
 
 
@@ -255,20 +253,19 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     )
 
 
-def _package_rows(found: Iterable[ImageLibrary | ImageCodeFiles]) -> list[PackageRow]:
-    groups: defaultdict[Package | None, list[ImageLibrary | ImageCodeFiles]] = defaultdict(list)
+def _package_rows(found: Iterable[ImageLibrary]) -> list[PackageRow]:
+    groups: defaultdict[Package | None, list[ImageLibrary]] = defaultdict(list)
     for one in found:
         groups[one.package].append(one)
     rows = []
     for package, group in groups.items():
-        libraries = [row for row in group if isinstance(row, ImageLibrary)]
-        never = [row for row in libraries if row.suite is SuiteUse.NEVER_LOADED]
+        never = [row for row in group if row.suite is SuiteUse.NEVER_LOADED]
         known = [row.slimmable_bytes for row in group if row.slimmable_bytes is not None]
         rows.append(
             PackageRow(
                 package=package,
-                libraries=len(libraries),
-                code_files=sum(row.files for row in group if isinstance(row, ImageCodeFiles)),
+                libraries=sum(not row.files for row in group),
+                code_files=sum(row.files for row in group),
                 size=sum(row.size for row in group),
                 code_bytes=sum(row.code_bytes for row in group),
                 slimmable_bytes=sum(known) if known else None,

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.image import SlimmableBy
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import TracedLibrary, Usage
-from pytest_negativa.storage.results import load_files_plans, load_plans, load_usage
+from pytest_negativa.storage.results import load_plans, load_usage
 from pytest_negativa.storage.runs import Run
 
 # The run had loaded code that a plan keeps for one of these reasons.
@@ -46,7 +45,6 @@ class Suite:
         run_id: of the traced run.
         slimmable_by: the source of ``unused_bytes``.
         devices: compute capabilities that it ran on.
-        images: size and SHA-256 of images that it loaded from memory; None if that is not known.
         nameless: base names of libraries that it loaded, if nothing else is known of them.
         notes: what a reader of the report should know.
         files: the files that are GPU code themselves and that stay, by digest of their
@@ -57,7 +55,6 @@ class Suite:
     slimmable_by: SlimmableBy
     devices: tuple[ComputeCapability, ...]
     libraries: tuple[KnownLibrary, ...]
-    images: frozenset[tuple[int, str]] | None = None
     nameless: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
@@ -77,25 +74,24 @@ def load_suite(run: Run) -> Suite:
         )
     # A run that failed has no plans.
     plans = load_plans(run) if run.plan_files() else ()
-    return suite_of_run(run.run_id, usage, plans, load_files_plans(run))
+    return suite_of_run(run.run_id, usage, plans)
 
 
 def suite_of_run(
     run_id: str,
     usage: Usage,
     plans: Sequence[LibraryPlan],
-    files_plans: Sequence[FilesPlan] = (),
 ) -> Suite:
     """Make the suite from the records of a traced run.
 
     Args:
         plans: of its libraries; empty if the run planned nothing.
-        files_plans: of files that are GPU code themselves.
     """
     files: defaultdict[str, set[str]] = defaultdict(set)
-    for one in files_plans:
+    for one in plans:
         # Several folders may have the same distribution.
-        files[one.digest].update(one.kept)
+        if one.is_files and one.library.sha256 is not None:
+            files[one.library.sha256].update(str(d.detail) for d in one.decisions if d.kept)
     by_path = {plan.library.path: plan for plan in plans}
     libraries = []
     for loaded in usage.libraries:
@@ -116,7 +112,6 @@ def suite_of_run(
         slimmable_by=SlimmableBy.PLAN,
         devices=_devices(device.compute_capability for device in usage.devices),
         libraries=tuple(libraries),
-        images=frozenset((image.size, image.sha256) for image in usage.memory_images),
         notes=tuple(_notes_of_run(run_id, usage, plans)),
         files=files,
     )
@@ -164,7 +159,9 @@ def suite_of_lock(lock: Lock) -> Suite:
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
         notes=tuple(notes),
         files={
-            one.record_sha256: frozenset(one.kept) for one in lock.files if one.not_proved is None
+            one.sha256: frozenset(str(code.detail) for code in one.kept)
+            for one in lock.files
+            if one.not_proved is None
         },
     )
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import named_metadata
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows
+from pytest_negativa.models.code_files import map_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.storage.system import read_regular
 
 _MARKS = tuple(suffix.encode() for suffix in CODE_SUFFIXES)
@@ -38,6 +40,11 @@ class CodeDistribution:
     def digest(self) -> str:
         """SHA-256 of the rows, which two installations of the same wheel share."""
         return digest_of_rows(self.rows)
+
+    def map(self) -> LibraryMap:
+        """The files as one library."""
+        sizes = {name: int(row.size) for name, row in self.rows.items()}
+        return map_files(str(self.site), self.name, self.digest, sizes)
 
 
 def digest_of_rows(rows: Mapping[str, RecordLine]) -> str:
@@ -78,7 +85,13 @@ def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:
         csv.Error: it is not CSV.
     """
     for _, row in iter_rows(text):
-        if len(row) >= 3 and row[0].endswith(CODE_SUFFIXES) and row[1] and row[2].isdecimal():
+        if (
+            len(row) >= 3
+            and row[0].endswith(CODE_SUFFIXES)
+            and row[1]
+            and row[2].isdecimal()
+            and int(row[2])
+        ):
             path = os.path.normpath(row[0])
             if not path.startswith("..") and not os.path.isabs(path):  # noqa: PTH117
                 yield path, RecordLine(row[1], row[2])

@@ -20,6 +20,7 @@ from pytest_negativa.installed.distributions import (
 )
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import RECORD, RecordLine, path_of, read_rows
+from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.lock import Place
 
@@ -136,6 +137,7 @@ class Places:
         if site not in self._owners:
             installed = Site(site).installed() if site.is_dir() else ()
             self._owners[site] = {path: one for one in installed for path in one.libraries}
+            self._owners[site] |= {str(site / name_of_files(one.name)): one for one in installed}
         return self._owners[site]
 
 

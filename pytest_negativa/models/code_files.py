@@ -1,23 +1,32 @@
-"""Files of distributions that are GPU code themselves: which were opened, and which are unused."""
+"""Files of distributions that are GPU code themselves: which were opened, and their map.
+
+All such files of a distribution are one library. Its content is their rows in RECORD, and each file
+is an element: its bytes behind those of the files before it, by name. So plan, lock, verdict and
+report treat the files as they treat the elements of a library, and *unused* means that a file goes.
+"""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
 
+from msgspec.structs import replace
+
+from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.file_kinds import FileKind
+from pytest_negativa.models.library import (
+    FORMAT_VERSION,
+    Compression,
+    Element,
+    LibraryIdentity,
+    LibraryMap,
+    Scope,
+    Section,
+)
+from pytest_negativa.models.spans import Span
 
-CODE_FILES_VERSION = 1
-"""Of ``opened.json`` and ``files.json``. History: 1 is the first."""
-
-NOT_SELECTED = "not looked at, by libraries.include or libraries.exclude"
-"""The reason to keep a file that the settings leave out."""
-
-
-class CodeFile(Record, frozen=True, kw_only=True):
-    """A file as RECORD has it: the digest field and the size in bytes."""
-
-    digest: str
-    size: NonNegative
+OPENED_VERSION = 2
+"""Of ``opened.json``. History: 2 has digest and size of a file as a list; 1 is the first."""
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +36,7 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
         distribution, version: what installed them.
         site: real path of the folder of the distribution.
         digest: of all their rows in RECORD, see ``installed.code_files``.
-        files: those that were there.
+        files: those that were there: the digest field in RECORD and the size in bytes.
         opened: those that some process opened.
         unseen: why others may have been opened, too; None if not.
     """
@@ -36,7 +45,7 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     site: str
     digest: str
-    files: dict[str, CodeFile]
+    files: dict[str, tuple[str, NonNegative]]
     opened: tuple[str, ...]
     unseen: str | None = None
 
@@ -48,50 +57,42 @@ class OpenedFiles(Record, frozen=True, kw_only=True):
     distributions: tuple[WatchedFiles, ...]
 
 
-class FilesPlan(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What is decided about the files of a distribution. Paths are below the site.
+def name_of_files(holder: str) -> str:
+    """The name of all files of a distribution or folder that are GPU code themselves."""
+    return f"{holder} (files)"
 
-    Attributes:
-        distribution, version, site, digest: see ``WatchedFiles``.
-        kept: the reason by path.
-        kept_bytes: size of those that stay.
-        unused: the size in bytes by path.
-        reason: why all of them stay; None if some may go.
+
+def map_files(site: str, distribution: str, digest: str, sizes: Mapping[str, int]) -> LibraryMap:
+    """The files of a distribution as one library.
+
+    Args:
+        site: real path of the folder of the distribution.
+        digest: of their rows in RECORD.
+        sizes: bytes of each file, by its path below the site.
     """
-
-    distribution: str
-    version: str
-    site: str
-    digest: str
-    kept: dict[str, str]
-    kept_bytes: NonNegative
-    unused: dict[str, NonNegative]
-    reason: str | None = None
-
-    @property
-    def is_selected(self) -> bool:
-        """Whether the settings ask for any of them."""
-        return bool(self.unused) or any(reason != NOT_SELECTED for reason in self.kept.values())
-
-    @property
-    def unused_bytes(self) -> int:
-        """Size of those that may go."""
-        return sum(self.unused.values())
-
-    @property
-    def unused_sha256(self) -> str:
-        """Of the distribution's files in RECORD, and of which of them may go."""
-        text = "\n".join((self.distribution, self.version, self.digest, *sorted(self.unused)))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def paths(self) -> dict[str, str]:
-        """By absolute path: the unused files."""
-        return {f"{self.site}/{name}": name for name in self.unused}
-
-
-class FilesPlans(Record, frozen=True, kw_only=True):
-    """The file ``files.json``, by distribution."""
-
-    format_version: int
-    distributions: tuple[FilesPlan, ...]
+    elements, end = [], 0
+    for name, size in sorted(sizes.items()):
+        span = Span(end, end + size)
+        # Neither its name nor RECORD has the arch.
+        kind = ElementKind.PTX if name.endswith(".ptx") else ElementKind.CUBIN
+        element = Element.bare(span, size, SmArch(0, 0), kind, Compression.NONE)
+        elements.append(replace(element, identifier=name))
+        end = span.end
+    library = LibraryIdentity(
+        path=f"{site}/{name_of_files(distribution)}",
+        size=end,
+        mtime_ns=0,
+        build_id=None,
+        soname=None,
+        machine="",
+        sha256=digest,
+        file_kind=FileKind.FILES,
+    )
+    return LibraryMap(
+        format_version=FORMAT_VERSION,
+        library=library,
+        scope=Scope(headers_only=True),
+        sections=(Section(name="", span=Span(0, end), vaddr=0, frames=tuple(elements)),),
+        problems=(),
+        names=(),
+    )

@@ -10,8 +10,9 @@ class FileKind(str, enum.Enum):
     """What a file with GPU code is.
 
     ``LIBRARY`` is a shared library or program, ``OBJECT`` a relocatable ELF file for the CPU or the
-    GPU, ``ARCHIVE`` a static one of objects, ``THIN_ARCHIVE`` a list of their paths. The others are
-    GPU code themselves.
+    GPU, ``ARCHIVE`` a static one of objects, ``THIN_ARCHIVE`` a list of their paths. ``FILES`` are
+    all files of a distribution that are GPU code, as one library. The others are GPU code
+    themselves.
     """
 
     LIBRARY = "library"
@@ -24,6 +25,7 @@ class FileKind(str, enum.Enum):
     LTO_IR = "lto-ir"
     BITCODE = "bitcode"
     TILE_IR = "tile-ir"
+    FILES = "files"
 
     @property
     def described(self) -> str:
@@ -57,6 +59,7 @@ _DESCRIBED = {
     FileKind.LTO_IR: "LTO-IR",
     FileKind.BITCODE: "LLVM bitcode",
     FileKind.TILE_IR: "Tile IR",
+    FileKind.FILES: "files that are GPU code",
 }
 
 CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")

@@ -7,9 +7,9 @@ import enum
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import ForeignCode
 
-IMAGE_REPORT_VERSION = 2
-"""Of the report. History: 2 has ``code_files``, which totals count, in the place of figures of bare
-cubins; 1 is the first."""
+IMAGE_REPORT_VERSION = 3
+"""Of the report. History: 3 has files that are GPU code among ``libraries``; 2 has ``code_files``,
+which totals count, in the place of figures of bare cubins; 1 is the first."""
 
 
 class SuiteUse(str, enum.Enum):
@@ -59,7 +59,7 @@ class Package(Record, frozen=True, kw_only=True):
 
 
 class ImageLibrary(Record, frozen=True, kw_only=True):
-    """One file with GPU code. Sizes are in bytes.
+    """One file with GPU code, or all files of a package that are GPU code. Sizes are in bytes.
 
     Attributes:
         path: below the root.
@@ -72,6 +72,7 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
         slimmable_bytes: GPU code that could go; None if neither a plan nor an arch tells.
         slimmable_by: what says so; None if nothing does.
         problems: places that are not understood, and so are never slimmable.
+        files: how many files that are GPU code themselves; 0 for a library or program.
     """
 
     path: str
@@ -84,31 +85,7 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
     slimmable_bytes: int | None
     slimmable_by: SlimmableBy | None
     problems: int
-
-
-class ImageCodeFiles(Record, frozen=True, kw_only=True):
-    """The files of one package that are GPU code themselves. Sizes are in bytes.
-
-    Attributes:
-        package: None for files of no known package.
-        files, size: all of them.
-        used_files, used_bytes: those that the run loaded, by path or by content from memory; None
-            if no run was given, or the root is an archive.
-        slimmable_bytes, slimmable_by: see ``ImageLibrary``.
-    """
-
-    package: Package | None
-    files: int
-    size: int
-    used_files: int | None
-    used_bytes: int | None
-    slimmable_bytes: int | None
-    slimmable_by: SlimmableBy | None
-
-    @property
-    def code_bytes(self) -> int:
-        """All bytes of such a file are GPU code."""
-        return self.size
+    files: int = 0
 
 
 class PackageRow(Record, frozen=True, kw_only=True):
@@ -136,7 +113,7 @@ class PackageRow(Record, frozen=True, kw_only=True):
 
 
 class ImageReport(Record, frozen=True, kw_only=True):
-    """What ``inspect`` shows by package. Its totals count ``libraries`` and ``code_files``.
+    """What ``inspect`` shows by package.
 
     Attributes:
         format_version: see ``IMAGE_REPORT_VERSION``.
@@ -147,7 +124,6 @@ class ImageReport(Record, frozen=True, kw_only=True):
         packages: the same by package, the most GPU code first.
         without_code: how many other 64-bit programs and shared libraries there are.
         without_code_bytes: their sizes.
-        code_files: files that are GPU code themselves, by package.
         unreadable: files that could not be read, and why.
         notes: what a reader should know.
         slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
@@ -166,15 +142,9 @@ class ImageReport(Record, frozen=True, kw_only=True):
     packages: tuple[PackageRow, ...]
     without_code: int
     without_code_bytes: int
-    code_files: tuple[ImageCodeFiles, ...]
     unreadable: tuple[str, ...]
     notes: tuple[str, ...]
     slimmed: tuple[str, ...] = ()
     hidden: int = 0
     hidden_bytes: int = 0
     foreign: tuple[ForeignCode, ...] = ()
-
-    @property
-    def rows(self) -> tuple[ImageLibrary | ImageCodeFiles, ...]:
-        """What the totals count."""
-        return (*self.libraries, *self.code_files)

@@ -12,11 +12,12 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.plan import KeepReason
 
-LOCK_VERSION = 3
+LOCK_VERSION = 4
 """Of the lock file.
 
-History: 3 has totals and digests, which are checked, and the copies that were proved on;
-2 tells of all that the run loaded, or may have loaded; 1 is the first.
+History: 4 has the same rows for ``files`` as for ``libraries``; 3 has totals and digests, which are
+checked, and the copies that were proved on; 2 tells of all that the run loaded, or may have loaded;
+1 is the first.
 """
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -31,7 +32,8 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
         arch: what it was built for.
         reason: why it stays.
         region: file offset of the region that holds it; none for a frame.
-        detail: more of the reason, for people: the test that needed it.
+        detail: more of the reason, for people: the test that needed it; of a file that is GPU code,
+            its path below the site.
         functions: at kernel granularity, mangled names of the functions of the cubin that stay,
             sorted; without it, all of them do.
     """
@@ -104,35 +106,6 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     def name(self) -> str:
         """For people."""
         return self.path.rpartition("/")[2]
-
-
-class LockedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The files of a distribution that are GPU code by their names; all but ``kept`` are unused.
-
-    Attributes:
-        distribution, version: what installs them.
-        record_sha256: of their rows in RECORD, see ``installed.code_files``.
-        files, kept_files: how many there are, and how many of them stay.
-        size, unused_bytes: of all, and of those that are unused.
-        not_proved: why they are here although they were not proved.
-        digest: of all other fields, see ``digest_of``.
-        kept: paths below the site, sorted.
-    """
-
-    distribution: str
-    version: str
-    record_sha256: Sha256
-    files: NonNegative
-    kept_files: NonNegative
-    size: NonNegative
-    unused_bytes: NonNegative
-    not_proved: str | None = None
-    digest: Sha256
-    kept: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if list(self.kept) != sorted(set(self.kept)):
-            raise ValueError("kept: not sorted, or a path is there twice")
 
 
 class Place(NamedTuple):
@@ -217,7 +190,8 @@ class Lock(Record, frozen=True, kw_only=True):
             their code, even if the run did not load them.
         exclude: ``libraries.exclude`` and ``keep.libraries``. Libraries that these globs name keep
             their code, too.
-        files: files that are GPU code themselves, by distribution.
+        files: all files of a distribution that are GPU code themselves as one library, see
+            ``models.code_files``; its ``sha256`` is that of their rows in RECORD.
     """
 
     format_version: int
@@ -227,7 +201,7 @@ class Lock(Record, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    files: tuple[LockedFiles, ...] = ()
+    files: tuple[LockedLibrary, ...] = ()
 
     def __post_init__(self) -> None:
         counts = Counter(library.sha256 for library in self.libraries)
@@ -236,7 +210,7 @@ class Lock(Record, frozen=True, kw_only=True):
             raise ValueError(f"libraries: two have the digest {twice}")
 
 
-def digest_of(record: LockedLibrary | LockedFiles | Lock) -> str:
+def digest_of(record: LockedLibrary | Lock) -> str:
     """The digest that a record should have: SHA-256 of its JSON with sorted keys and no spaces.
 
     The record's own digest is not in the JSON. Each library of a lock is there as its digest alone,

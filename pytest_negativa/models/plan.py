@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import Span, size
 from pytest_negativa.models.trace import Context
@@ -42,6 +43,7 @@ class UnusedReason(str, enum.Enum):
     WRONG_ARCH = "wrong-arch"  # no traced device loads it
     NO_USED_KERNEL = "no-used-kernel"  # a traced device would, but nothing asked for it
     UNREACHABLE_KERNEL = "unreachable-kernel"  # its cubin is loaded, it is never run
+    NOT_OPENED = "not-opened"  # a file that is GPU code, and no process opened it
 
 
 class Decision(Row, frozen=True):
@@ -51,7 +53,8 @@ class Decision(Row, frozen=True):
         start, end: file offsets of the bytes in question, padding included.
         kept: whether they stay as they are.
         reason: a ``KeepReason`` or ``UnusedReason``, as its value.
-        detail: more of the reason, for people: the test that needed it, the glob that names it.
+        detail: more of the reason, for people: the test that needed it, the glob that names it; of
+            a file that is GPU code, its path below the site.
     """
 
     start: NonNegative
@@ -122,6 +125,11 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     trimmed: tuple[TrimmedCubin, ...] = ()
     granularity: str = "element"
+
+    @property
+    def is_files(self) -> bool:
+        """Whether it is for the files of a distribution that are GPU code, see ``map_files``."""
+        return self.library.file_kind is FileKind.FILES
 
     @property
     def code_bytes(self) -> int:

@@ -6,9 +6,9 @@ from pytest_negativa.models.base import Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
-REPORT_VERSION = 3
-"""Of the JSON report. History: 3 adds ``coverage``, ``proof`` and ``version``; 2 adds
-``first_uses``; 1 is the first."""
+REPORT_VERSION = 4
+"""Of the JSON report. History: 4 has files that are GPU code among ``libraries``; 3 adds
+``coverage``, ``proof`` and ``version``; 2 adds ``first_uses``; 1 is the first."""
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):
@@ -55,6 +55,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         notes: what a reader should know.
         trimmed: what is unused inside kept cubins; None if nothing is.
         version: of the distribution that installed it.
+        is_files: it is all files of a distribution that are GPU code; each is an element.
     """
 
     path: str
@@ -70,6 +71,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     trimmed: TrimmedRow | None = None
     version: str | None = None
+    is_files: bool = False
 
     @property
     def name(self) -> str:
@@ -95,47 +97,13 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         return sum(r.bytes for r in self.unused if r.reason == reason)
 
 
-def name_of_files(holder: str) -> str:
-    """The name of all files of a distribution or folder that are GPU code themselves."""
-    return f"{holder} (files)"
-
-
-class CodeFilesRow(Record, frozen=True, kw_only=True):
-    """The files of one distribution that are GPU code themselves. Sizes in bytes.
-
-    Attributes:
-        distribution, version: what installed them.
-        files, size: all of them.
-        unused_files, unused_bytes: those that nothing opened.
-        note: why all of them are kept; None if not.
-    """
-
-    distribution: str
-    version: str
-    files: int
-    size: int
-    unused_files: int
-    unused_bytes: int
-    note: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Where libraries have their file name."""
-        return name_of_files(self.distribution)
-
-    @property
-    def code_bytes(self) -> int:
-        """All bytes of such a file are GPU code."""
-        return self.size
-
-
 class ProofRow(Record, frozen=True, kw_only=True):
     """The last verdict on a run.
 
     Attributes:
         proved: whether the tests end as before without the unused code.
         reasons: why it is not proved; empty if it is.
-        proved_bytes: bytes in libraries, and in files that are GPU code, that are proved unused.
+        proved_bytes: bytes that are proved unused.
         copies: what the tests ran on: ``overwritten`` or ``compacted``.
     """
 
@@ -146,7 +114,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
 
 
 class RunReport(Record, frozen=True, kw_only=True):
-    """What a run found. Its totals count ``libraries`` and ``code_files``.
+    """What a run found.
 
     Attributes:
         format_version: of the file; other versions are refused.
@@ -165,7 +133,6 @@ class RunReport(Record, frozen=True, kw_only=True):
         proof: the last verdict; None if the run was never verified.
         coverage: the kernels of the project's own libraries, with the tests that ran each.
         compared: what changed since the baseline; empty without one.
-        code_files: files that are GPU code themselves, by distribution.
         part: which part of the tests the plan is for, in words; None: for all that ran.
         unchecked: why limits check less than the settings ask for; any limit is then crossed.
     """
@@ -186,23 +153,23 @@ class RunReport(Record, frozen=True, kw_only=True):
     coverage: tuple[LibraryCoverage, ...] = ()
     proof: ProofRow | None = None
     compared: tuple[str, ...] = ()
-    code_files: tuple[CodeFilesRow, ...] = ()
     part: str | None = None
     unchecked: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> tuple[LibraryRow | CodeFilesRow, ...]:
-        """What the totals count."""
-        return (*self.libraries, *self.code_files)
+    def holders(self) -> tuple[int, int]:
+        """How many libraries, and how many files that are GPU code themselves."""
+        files = [row.elements for row in self.libraries if row.is_files]
+        return len(self.libraries) - len(files), sum(files)
 
     @property
     def code_bytes(self) -> int:
         """Bytes of GPU code in all files."""
-        return sum(row.code_bytes for row in self.rows)
+        return sum(row.code_bytes for row in self.libraries)
 
     @property
     def unused_bytes(self) -> int:
-        return sum(row.unused_bytes for row in self.rows)
+        return sum(row.unused_bytes for row in self.libraries)
 
     @property
     def trimmed(self) -> TrimmedRow | None:

@@ -608,6 +608,10 @@ class Usage(Record, frozen=True, kw_only=True):
             for first in memory_image.firsts():
                 yield None, self.context_of(first)
 
+    def why_incomplete(self) -> str | None:
+        """Why any file may have been used more than is known; None if it wasn't."""
+        return next((warning.text for warning in self.incomplete), self.why_unended())
+
     def why_unended(self) -> str | None:
         """Why any library or file may have been used more: tests are missing. None: they aren't.
 

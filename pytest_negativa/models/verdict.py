@@ -13,9 +13,10 @@ from pytest_negativa.models.trace import Device
 VERDICT_VERSION = 5
 """Of ``verdict.json``.
 
-History: 5 has trimmed code by offset, and versions by name; 4 always has ``opened_bytes``, without
-which opened files count as unused; 3 asks other tests, too, for what a flaky test used first; 2
-renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the first.
+History: 5 has files that are GPU code among ``libraries``, trimmed code by offset, and versions by
+name; 4 always has ``opened_bytes``, without which opened files count as unused; 3 asks other tests,
+too, for what a flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds
+``work``; 1 is the first.
 """
 
 
@@ -266,35 +267,6 @@ class Healing(Record, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class ProvedFiles(Record, frozen=True, kw_only=True):
-    """The files of a distribution that the traced run did not open. They are proved by a watch.
-
-    Attributes:
-        distribution, version: what installed them.
-        site: real path of the folder of the distribution.
-        files, size: how many, and their bytes.
-        opened_bytes: size of those in ``opened``.
-        unused_sha256: which ones, see ``models.code_files.FilesPlan``.
-        opened: paths below the site of those that a process opened in a round; they are kept.
-        unseen: why others may have been opened, too, so that all are kept; None if not.
-    """
-
-    distribution: str
-    version: str
-    site: str
-    files: NonNegative
-    size: NonNegative
-    unused_sha256: str
-    opened: tuple[str, ...] = ()
-    opened_bytes: NonNegative
-    unseen: str | None = None
-
-    @property
-    def unused_bytes(self) -> int:
-        """Size of those that are proved unused."""
-        return 0 if self.unseen is not None else self.size - self.opened_bytes
-
-
 class Verdict(Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -312,13 +284,13 @@ class Verdict(Record, frozen=True, kw_only=True):
         created_ns: when, nanoseconds since the epoch.
         devices: the GPUs of the verification.
         versions: software of the verification, by name.
-        libraries: those with a plan.
+        libraries: those with a plan. Of files that are GPU code there is no copy: ``spans`` are the
+            files that no process opened.
         tests: of both runs.
         rounds: every start of the program.
         healing: how healing went; None without it.
         changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; not compared if their outcomes differ.
-        files: files that are GPU code themselves and that the traced run did not open.
     """
 
     format_version: int
@@ -340,7 +312,6 @@ class Verdict(Record, frozen=True, kw_only=True):
     healing: Healing | None = None
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
-    files: tuple[ProvedFiles, ...] = ()
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.code_files import NOT_SELECTED, FilesPlan, WatchedFiles
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.code_files import WatchedFiles, map_files
+from pytest_negativa.models.plan import (
+    PLAN_VERSION,
+    Decision,
+    KeepReason,
+    LibraryPlan,
+    UnusedReason,
+)
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
 
-_OPENED = "opened"
-_LOADED = "loaded from memory or by its path"
-
 
 def plan_files(
-    watched: Iterable[WatchedFiles],
+    watched: Sequence[WatchedFiles],
     usage: Usage,
     settings: Settings,
     incomplete: str | None,
     loaded: Collection[str],
-) -> Iterator[FilesPlan]:
+) -> Iterator[AnalyzedLibrary]:
     """Decide about the files of each distribution: a file that no process opened is unused.
+
+    A distribution of which the settings select no file gets no plan.
 
     Args:
         watched: what the run's watch saw.
@@ -32,35 +40,47 @@ def plan_files(
         loaded: RECORD's digest field of each image in memory, and of each file with images.
     """
     paths = {used.library.path for used in usage.libraries if used.images}
+    # A lock can't tell two folders with the same files apart.
+    opened: defaultdict[str, set[str]] = defaultdict(set)
     for one in watched:
+        opened[one.digest].update(one.opened)
+    for one in watched:
+        names = {name: names_of_file(one, name) for name in one.files}
+        if not any(is_selected(settings.libraries, found) for found in names.values()):
+            continue
         reason = incomplete
         if one.unseen is not None:
             reason = f"nothing tells what else was opened: {one.unseen}"
-        kept: dict[str, str] = {}
-        opened = set(one.opened)
-        for name, file in one.files.items():
-            found = reason
-            names = names_of_file(one, name)
-            if not is_selected(settings.libraries, names):
-                found = NOT_SELECTED
-            elif name in opened:
-                found = _OPENED
-            elif file.digest in loaded or names.path in paths:
-                found = _LOADED
-            elif found is None:
-                found = _policy(settings, names)
-            if found is not None:
-                kept[name] = found
-        yield FilesPlan(
-            distribution=one.distribution,
-            version=one.version,
-            site=one.site,
-            digest=one.digest,
-            kept=kept,
-            kept_bytes=sum(one.files[name].size for name in kept),
-            unused={name: f.size for name, f in one.files.items() if name not in kept},
-            reason=reason,
+        kept = {
+            name: KeepReason.LOADED
+            if name in opened[one.digest]
+            else KeepReason.MEMORY_IMAGE
+            if one.files[name][0] in loaded or found.path in paths
+            else KeepReason.INCOMPLETE
+            if reason is not None
+            else _policy(settings, found)
+            for name, found in names.items()
+        }
+        sizes = {name: size for name, (_, size) in one.files.items()}
+        library_map = map_files(one.site, one.distribution, one.digest, sizes)
+        plan = LibraryPlan(
+            format_version=PLAN_VERSION,
+            library=library_map.library,
+            devices=tuple(dict.fromkeys(d.compute_capability for d in usage.devices)),
+            decisions=tuple(
+                Decision(
+                    *file.payload,
+                    (stays := kept[name := str(file.identifier)]) is not None,
+                    (stays or UnusedReason.NOT_OPENED).value,
+                    name,
+                )
+                for file in library_map.iter_frames()
+            ),
+            used_kernels=(),
+            unused_kernels=(),
+            notes=() if reason is None else (f"all files are kept: {reason}",),
         )
+        yield AnalyzedLibrary(library_map, plan, distribution=one.distribution)
 
 
 def names_of_file(watched: WatchedFiles, name: str) -> LibraryNames:
@@ -68,13 +88,15 @@ def names_of_file(watched: WatchedFiles, name: str) -> LibraryNames:
     return LibraryNames(f"{watched.site}/{name}", None, watched.distribution)
 
 
-def _policy(settings: Settings, names: LibraryNames) -> str | None:
+def _policy(settings: Settings, names: LibraryNames) -> KeepReason | None:
     """Why the settings keep a file."""
     if settings.keep.archs:
-        return f"keep.archs: nothing tells what GPUs of {', '.join(settings.keep.archs)} need"
-    globs = (glob for glob in settings.keep.libraries if matches_library(glob, names))
-    glob = next(globs, None)
-    return None if glob is None else f"keep.libraries: {glob}"
+        # Nothing tells what the GPUs of other machines need.
+        return KeepReason.ARCH_POLICY
+    is_left_out = not is_selected(settings.libraries, names)
+    if is_left_out or any(matches_library(glob, names) for glob in settings.keep.libraries):
+        return KeepReason.LIBRARY_POLICY
+    return None
 
 
 def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:

@@ -18,14 +18,12 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap
 from pytest_negativa.models.lock import (
     LOCK_VERSION,
     KeptCode,
     LeftOut,
     Lock,
-    LockedFiles,
     LockedLibrary,
     Place,
     Proof,
@@ -42,7 +40,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers
-from pytest_negativa.models.verdict import LibraryStatus, ProvedFiles, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
@@ -65,20 +63,18 @@ def make_lock(
     unproved: bool = False,
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
-    files: Sequence[FilesPlan] = (),
 ) -> Lock:
     """The lock of a run.
 
     Args:
         run_id: of the run.
-        planned: all its libraries.
+        planned: all its libraries, with those that are the files of a distribution.
         verdict: what verification said; None if there was none.
         place_of: from a real path.
         unplanned: what else it loaded that has, or may have, GPU code; by its real path.
         incomplete: why there may be more.
         unproved: take what has unused code, proved or not.
         include, exclude: see ``Lock``.
-        files: the plans of files that are GPU code themselves.
 
     Raises:
         ReconstructError: nothing is proved, and ``unproved`` is not set.
@@ -89,94 +85,40 @@ def make_lock(
             f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
             "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
         )
-    libraries: list[LockedLibrary] = []
+    locked: list[LockedLibrary] = []
     left_out = [replace(one, **place_of(one.path)._asdict()) for one in unplanned]
+    of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
     for one in planned:
         path = one.plan.library.path
-        row = _lock_or_leave(one, verdict, place_of(path), unproved=unproved)
+        row = lock_or_leave(one, verdict, place_of(path), unproved=unproved)
         if isinstance(row, LockedLibrary):
-            libraries.append(row)
+            locked.append(row)
         else:
-            left_out.append(row)
+            left_out += () if one.plan.is_files else (row,)
             spared[one.plan.library.sha256] = row.path
     left_out += [
-        _left_out_too(row, spared[row.sha256]) for row in libraries if row.sha256 in spared
+        _left_out_too(row, spared[row.sha256])
+        for row in locked
+        if row.sha256 in spared and row.sha256 not in of_files
     ]
-    libraries = [row for row in libraries if row.sha256 not in spared]
+    locked = _once([row for row in locked if row.sha256 not in spared])
+    locked.sort(key=lambda row: row.path)
     lock = Lock(
         format_version=LOCK_VERSION,
         digest=_UNSEALED,
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
-        libraries=tuple(sorted(_once(libraries), key=lambda library: library.path)),
+        libraries=tuple(row for row in locked if row.sha256 not in of_files),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
         include=include,
         exclude=exclude,
-        files=tuple(filter(None, (_lock_files(g, verdict, unproved) for g in _same_files(files)))),
+        files=tuple(row for row in locked if row.sha256 in of_files),
     )
     return seal(lock)
 
 
-def _same_files(plans: Sequence[FilesPlan]) -> Collection[Sequence[FilesPlan]]:
-    """The plans by what is installed. A lock can't tell two folders with the same files apart."""
-    same: dict[tuple[str, str], list[FilesPlan]] = {}
-    for plan in plans:
-        same.setdefault((plan.distribution, plan.digest), []).append(plan)
-    return same.values()
-
-
-def _lock_files(
-    plans: Sequence[FilesPlan], verdict: Verdict | None, unproved: bool
-) -> LockedFiles | None:
-    """The files of a distribution as the lock has them; None if all of them stay."""
-    doubt = why_files_stay(plans, verdict)
-    kept = {name for plan in plans for name in plan.kept}
-    for plan in plans:
-        if verdict is not None and (row := _row_of_files(verdict, plan)) is not None:
-            kept.update(row.opened)
-    unused = {n: size for plan in plans for n, size in plan.unused.items() if n not in kept}
-    if (doubt is not None and not unproved) or not unused:
-        return None
-    one = plans[0]
-    return LockedFiles(
-        distribution=one.distribution,
-        version=one.version,
-        record_sha256=one.digest,
-        files=len(kept) + len(unused),
-        kept_files=len(kept),
-        size=max(plan.kept_bytes + plan.unused_bytes for plan in plans),
-        unused_bytes=sum(unused.values()),
-        not_proved=doubt,
-        digest=_UNSEALED,
-        kept=tuple(sorted(kept)),
-    )
-
-
-def why_files_stay(plans: Sequence[FilesPlan], verdict: Verdict | None) -> str | None:
-    """Why the files of a distribution are not proved unused; None if those are that are unused."""
-    reasons = [plan.reason for plan in plans if plan.reason is not None]
-    if reasons:
-        return reasons[0]
-    if verdict is None:
-        return _NOT_VERIFIED
-    if not verdict.proved:
-        return LibraryStatus.NOT_PROVED.value
-    for plan in plans:
-        row = _row_of_files(verdict, plan)
-        if row is None:
-            return _PLANNED_ANEW
-        if row.unseen is not None:
-            return f"nothing tells what the tests opened: {row.unseen}"
-    return None
-
-
-def _row_of_files(verdict: Verdict, plan: FilesPlan) -> ProvedFiles | None:
-    wanted = plan.site, plan.unused_sha256
-    return next((r for r in verdict.files if (r.site, r.unused_sha256) == wanted), None)
-
-
-def _lock_or_leave(
+def lock_or_leave(
     one: AnalyzedLibrary, verdict: Verdict | None, place: Place, *, unproved: bool
 ) -> LockedLibrary | LeftOut:
     """A library as the lock has it, or why the lock leaves it out.
@@ -185,8 +127,10 @@ def _lock_or_leave(
         unproved: lock it even if its plan is not proved.
     """
     plan, doubt = one.plan, _doubt(one.plan, verdict)
-    if doubt is None and verdict is not None:
-        plan = _proved_part(plan, verdict.row_of(plan.library.path))
+    row = None if verdict is None else verdict.row_of(plan.library.path)
+    # What a round opened stays, proved or not.
+    if verdict is not None and (doubt is None or (plan.is_files and row is not None)):
+        plan = _proved_part(plan, row)
         if not plan.unused_bytes and not plan.trimmed and not _why_never(one.plan):
             plan, doubt = one.plan, _ALL_SPARED
     plan = _with_all_that_stays(plan, one.library_map)
@@ -311,7 +255,8 @@ def _why_never(plan: LibraryPlan) -> str | None:
     if plan.library.sha256 is None:
         return "its digest isn't known"
     if not plan.unused_bytes and not plan.trimmed:
-        return LibraryStatus.NOTHING_UNUSED.value
+        all_files = plan.notes if plan.is_files else ()
+        return next(iter(all_files), LibraryStatus.NOTHING_UNUSED.value)
     return None
 
 
@@ -326,8 +271,8 @@ def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved: trace and prove again"
-    # Of a compacted copy, what isn't gone may have been left for a reason.
-    if verdict.copies != _COMPACTED and not all(
+    # Of a compacted copy, what isn't gone may have been left for a reason. Files have no copy.
+    if not (verdict.copies == _COMPACTED or plan.is_files) and not all(
         d.kept or not d.size or covers(row.spans, d.start, d.end) for d in plan.decisions
     ):
         return _PLANNED_ANEW
@@ -354,7 +299,7 @@ def _proved_part(plan: LibraryPlan, row: ProvedLibrary | None) -> LibraryPlan:
         decisions=tuple(
             d
             if d.kept or not d.size or covers(row.spans, d.start, d.end)
-            else Decision(d.start, d.end, True, KeepReason.INCOMPLETE.value, _SPARED)
+            else Decision(d.start, d.end, True, KeepReason.INCOMPLETE.value, d.detail or _SPARED)
             for d in plan.decisions
         ),
         trimmed=tuple(cubin for cubin in trimmed if cubin.unused),

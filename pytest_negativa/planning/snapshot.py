@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.code_files import name_of_files
+from pytest_negativa.models.file_kinds import FileKind
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.report import CodeFilesRow, LibraryRow, name_of_files
+from pytest_negativa.models.report import LibraryRow
 from pytest_negativa.models.snapshot import (
     DIFFERENCE_VERSION,
     SNAPSHOT_VERSION,
@@ -96,6 +98,12 @@ def short_names(paths: Iterable[str]) -> tuple[str, ...]:
         lengths = longer
 
 
+def name_of(library: LibraryIdentity) -> str:
+    """The name of a library before names are shortened: the files of two sites share theirs."""
+    is_files = library.file_kind is FileKind.FILES
+    return library.path.rpartition("/")[2] if is_files else library.path
+
+
 def snapshot_map(
     library_map: LibraryMap,
     plan: LibraryPlan | None = None,
@@ -107,8 +115,10 @@ def snapshot_map(
     With a plan the kernels are those that the traced devices could load.
     """
     decisions = {decision.start: decision for decision in (plan.decisions if plan else ())}
-    elements: Counter[tuple[str, str | None, bool]] = Counter()
-    sizes: Counter[tuple[str, str | None, bool]] = Counter()
+    # The arch of a file that nothing read is unknown.
+    is_files = library_map.library.file_kind is FileKind.FILES
+    elements: Counter[tuple[str | None, str | None, bool]] = Counter()
+    sizes: Counter[tuple[str | None, str | None, bool]] = Counter()
     kernels: set[str] = set()
     for block in library_map.iter_code():
         decision = decisions.get(block.start)
@@ -117,7 +127,7 @@ def snapshot_map(
         # PTX that goes is no smaller machine code: what later devices can load changes.
         is_machine = block.kind is ElementKind.CUBIN
         arch = str(block.arch) if is_machine else f"{block.kind.value} {block.arch}"
-        key = arch, reason, is_unused
+        key = None if is_files else arch, reason, is_unused
         elements[key] += 1
         sizes[key] += block.size
         if plan is None:
@@ -127,13 +137,13 @@ def snapshot_map(
         kernels.update((*used, *plan.unused_kernels))
     is_listed = plan is not None or not library_map.scope.headers_only
     return SnapshotLibrary(
-        name=library_map.library.path,
+        name=name_of(library_map.library),
         place=place,
         version=version,
         size=library_map.library.size,
         rows=tuple(
             SnapshotRow(*key, elements[key], sizes[key])
-            for key in sorted(sizes, key=lambda key: (key[0], key[1] or "", key[2]))
+            for key in sorted(sizes, key=lambda key: (key[0] or "", key[1] or "", key[2]))
         ),
         kernels=tuple(sorted(kernels)) if is_listed else None,
         used_kernels=None if plan is None else tuple(sorted(used)),
@@ -142,12 +152,10 @@ def snapshot_map(
 
 def snapshot_lock(lock: Lock, title: str) -> Snapshot:
     """The libraries of a lock."""
-    return snapshot_figures(title, lock.libraries, code_files_of(lock))
+    return snapshot_figures(title, (*lock.libraries, *lock.files))
 
 
-def snapshot_figures(
-    title: str, rows: Iterable[LockedLibrary | LibraryRow], code_files: Iterable[CodeFilesRow]
-) -> Snapshot:
+def snapshot_figures(title: str, rows: Iterable[LockedLibrary | LibraryRow]) -> Snapshot:
     """The libraries of a lock or report, which tells neither archs nor kernels of unused code."""
     libraries = (
         SnapshotLibrary(
@@ -161,32 +169,7 @@ def snapshot_figures(
         )
         for one in rows
     )
-    return make_snapshot(title, (*libraries, *snapshot_code_files(code_files)))
-
-
-def code_files_of(lock: Lock) -> Iterator[CodeFilesRow]:
-    """The files of a lock that are GPU code, as a report has them."""
-    for one in lock.files:
-        yield CodeFilesRow(
-            distribution=one.distribution,
-            version=one.version,
-            files=one.files,
-            size=one.size,
-            unused_files=one.files - one.kept_files,
-            unused_bytes=one.unused_bytes,
-        )
-
-
-def snapshot_code_files(found: Iterable[CodeFilesRow]) -> Iterator[SnapshotLibrary]:
-    """The files of each distribution that are GPU code, as one library."""
-    for row in found:
-        yield SnapshotLibrary(
-            name=row.name,
-            place=row.name,
-            version=row.version,
-            size=row.size,
-            rows=_kept_and_unused(row.files, row.code_bytes, row.unused_files, row.unused_bytes),
-        )
+    return make_snapshot(title, libraries)
 
 
 def fold_file(one: SnapshotLibrary, holder: str) -> SnapshotLibrary:

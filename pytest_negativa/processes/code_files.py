@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import (
-    CODE_FILES_VERSION,
-    CodeFile,
+    OPENED_VERSION,
     OpenedFiles,
     WatchedFiles,
 )
@@ -59,11 +58,8 @@ class CodeFileWatch:
         found = []
         for one in self._found:
             paths = {str(one.site / name): name for name in one.rows}
-            here = {name: one.rows[name] for path, name in paths.items() if path in self._here}
-            files = {
-                name: CodeFile(digest=line.digest, size=int(line.size))
-                for name, line in sorted(here.items())
-            }
+            here = sorted(name for path, name in paths.items() if path in self._here)
+            files = {name: (one.rows[name].digest, int(one.rows[name].size)) for name in here}
             unseen = [reason for path, reason in opens.unseen.items() if path in paths]
             if any(os.path.isfile(path) for path in paths.keys() - self._here):  # noqa: PTH113
                 unseen.append("a file appeared meanwhile, and was not watched")
@@ -78,4 +74,4 @@ class CodeFileWatch:
                     unseen=next(iter(unseen), None),
                 )
             )
-        return OpenedFiles(format_version=CODE_FILES_VERSION, distributions=tuple(found))
+        return OpenedFiles(format_version=OPENED_VERSION, distributions=tuple(found))

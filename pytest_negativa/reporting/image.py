@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.image import (
-    ImageCodeFiles,
     ImageLibrary,
     ImageReport,
     Package,
@@ -31,7 +30,7 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         f"{format_items(report.without_code, 'other ELF file', 'other ELF files')} of "
         f"{format_bytes(report.without_code_bytes)}{format_foreign(report.foreign)}"
     )
-    if not report.rows:
+    if not libraries:
         found = (
             "nothing could be read"
             if report.unreadable and not report.without_code
@@ -39,8 +38,8 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         )
         yield f"{printable(report.root)}: {found}; {without}"
     else:
-        size, code = sum(r.size for r in report.rows), sum(r.code_bytes for r in report.rows)
-        files = len(libraries) + sum(row.files for row in report.code_files)
+        size, code = sum(r.size for r in libraries), sum(r.code_bytes for r in libraries)
+        files = sum(row.files or 1 for row in libraries)
         yield (
             f"{printable(report.root)}: {format_bytes(code)} GPU code in "
             f"{format_items(files, 'file', 'files')} of {format_bytes(size)}; {without}"
@@ -101,9 +100,8 @@ def _library_table(report: ImageReport, top: int) -> str:
     ]
     if rest:
         rows.append([f"{len(rest):,} more", "", *_figures(rest), ""])
-    rows += [_code_files_row(row) for row in report.code_files]
     headers = ["file", "by the suite", "size", "GPU code", "slimmable", "", "by"]
-    total = ["total", "", *_figures(report.rows), ""]
+    total = ["total", "", *_figures(report.libraries), ""]
     table = format_table(
         "llrrrrl", headers, rows, total=total, drop=(2, 5, 6, 1, 3), drop_empty=True
     )
@@ -111,17 +109,7 @@ def _library_table(report: ImageReport, top: int) -> str:
     return f"Files below {printable(common)}:\n{table}" if common else table
 
 
-def _code_files_row(row: ImageCodeFiles) -> list[str]:
-    files = format_items(row.files, "file that is GPU code", "files that are GPU code")
-    return [
-        f"{files}, of {_name(row.package)}" if row.package is not None else files,
-        "-" if row.used_files is None else f"{row.used_files:,} used",
-        *_figures([row]),
-        "-" if row.slimmable_by is None else row.slimmable_by.value,
-    ]
-
-
-def _figures(rows: Sequence[ImageLibrary | ImageCodeFiles]) -> list[str]:
+def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
     code = sum(row.code_bytes for row in rows)
     known = [row.slimmable_bytes for row in rows if row.slimmable_bytes is not None]
     return [
@@ -168,7 +156,7 @@ def _summary(report: ImageReport) -> Iterator[str]:
             f"{format_items(len(never), 'file', 'files')} of "
             f"{format_bytes(sum(row.size for row in never))}."
         )
-    by_arch = [row for row in report.rows if row.slimmable_by is not None]
+    by_arch = [row for row in report.libraries if row.slimmable_by is not None]
     if by_arch and report.devices:
         lines.append(
             "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other GPUs "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
-from pytest_negativa.models.report import CodeFilesRow, RunReport
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
@@ -49,7 +49,6 @@ def render_markdown(report: RunReport) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if report.trimmed is not None:
         lines += ["", describe_trimmed(report.trimmed)]
-    lines += _code_files(report.code_files)
     lines += _coverage(report.coverage)
     notes = [f"{_name(r.path)}: {escape_markdown(n)}" for r in report.libraries for n in r.notes]
     for title, items in (
@@ -62,22 +61,6 @@ def render_markdown(report: RunReport) -> str:
         if shown := [f"- {item}" for item in items]:
             lines += ["", f"## {title}", "", *shown]
     return "\n".join(lines) + "\n"
-
-
-def _code_files(rows: Sequence[CodeFilesRow]) -> Iterator[str]:
-    """A table of files that are GPU code themselves; nothing without any."""
-    if not rows:
-        return
-    yield from ("", "## Files that are GPU code", "")
-    yield "| distribution | files | size | never opened | size | |"
-    yield "| --- | ---: | ---: | ---: | ---: | --- |"
-    for row in rows:
-        name = escape_markdown(f"{row.distribution} {row.version}")
-        note = f"all kept: {escape_markdown(row.note)}" if row.note else ""
-        yield (
-            f"| {name} | {row.files:,} | {format_bytes(row.size)} | {row.unused_files:,} "
-            f"| {format_bytes(row.unused_bytes)} | {note} |"
-        )
 
 
 def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.plan import Decision, LibraryPlan
-from pytest_negativa.models.report import CodeFilesRow, LibraryRow, ProofRow, ReasonRow, TrimmedRow
+from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, TrimmedRow
 from pytest_negativa.models.verdict import LibraryStatus, Verdict
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
@@ -32,23 +31,7 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
         ),
         notes=plan.notes,
         trimmed=_trimmed(plan),
-    )
-
-
-def code_files_rows(plans: Iterable[FilesPlan]) -> tuple[CodeFilesRow, ...]:
-    """Count the files that are GPU code themselves, by distribution that the settings select."""
-    return tuple(
-        CodeFilesRow(
-            distribution=plan.distribution,
-            version=plan.version,
-            files=len(plan.kept) + len(plan.unused),
-            size=plan.kept_bytes + plan.unused_bytes,
-            unused_files=len(plan.unused),
-            unused_bytes=plan.unused_bytes,
-            note=plan.reason,
-        )
-        for plan in plans
-        if plan.is_selected
+        is_files=plan.is_files,
     )
 
 
@@ -68,10 +51,7 @@ def proof_row(verdict: Verdict) -> ProofRow:
     return ProofRow(
         proved=verdict.proved,
         reasons=verdict.reasons,
-        proved_bytes=(
-            sum(row.unused_bytes for row in proved)
-            + sum(files.unused_bytes for files in verdict.files if verdict.proved)
-        ),
+        proved_bytes=sum(row.unused_bytes for row in proved),
         copies=verdict.copies,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
-from pytest_negativa.models.report import CodeFilesRow, LibraryRow, RunReport
+from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
@@ -44,10 +44,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     """The report, a paragraph at a time; ``width`` is that of the terminal, 0 for no limit."""
     spell = demangle if options.demangle else str
     yield _headline(report, width)
-    if report.rows:
+    if report.libraries:
         yield _library_table(report, options.top, width)
-    if report.code_files:
-        yield _code_files_table(report.code_files, width)
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
     if report.compared:
@@ -82,7 +80,7 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if not report.gpu_used:
         lines = ["negativa: no GPU code was used by any process of this run"]
-    elif not report.rows and not report.compiled_kernels:
+    elif not report.libraries and not report.compiled_kernels:
         lines = ["negativa: no GPU code was loaded from any library that is looked at"]
     else:
         return None
@@ -96,7 +94,7 @@ def render_nothing(report: RunReport) -> str | None:
 def _headline(report: RunReport, width: int) -> str:
     where = printable(", ".join(report.devices)) or "an unknown device"
     share = format_share(report.unused_bytes, report.code_bytes)
-    holders = format_holders(len(report.libraries), sum(row.files for row in report.code_files))
+    holders = format_holders(*report.holders)
     lines = [
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
         f"({share}) in {holders} is unused on {where}."
@@ -116,37 +114,18 @@ def _library_table(report: RunReport, top: int, width: int) -> str:
     shown = [_cells(row.name, [row]) for row in rows[:top]]
     if len(rows) > top:
         shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
-    shown += [_cells(row.name, [row]) for row in report.code_files]
     return format_table(
         _ALIGN,
         _HEADERS,
         shown,
-        total=_cells("total", report.rows),
+        total=_cells("total", report.libraries),
         width=width,
         drop=_DROP,
         long_headers=_LONG_HEADERS,
     )
 
 
-def _code_files_table(rows: Sequence[CodeFilesRow], width: int) -> str:
-    cells = [
-        (
-            f"{row.distribution} {row.version}",
-            f"{row.files:,}",
-            format_bytes(row.size),
-            f"{row.unused_files:,}",
-            format_bytes(row.unused_bytes),
-            format_share(row.unused_bytes, row.size),
-        )
-        for row in rows
-    ]
-    headers = ("files that are GPU code", "files", "size", "never opened", "size", "")
-    table = format_table("lrrrrr", headers, cells, width=width)
-    notes = [f"{row.distribution}: all files are kept: {row.note}" for row in rows if row.note]
-    return "\n".join([table, *(wrap(printable(note), width, "  ") for note in notes)])
-
-
-def _cells(name: str, rows: Sequence[LibraryRow | CodeFilesRow]) -> list[str]:
+def _cells(name: str, rows: Sequence[LibraryRow]) -> list[str]:
     code = sum(r.code_bytes for r in rows)
     unused = sum(r.unused_bytes for r in rows)
     return [
@@ -155,15 +134,6 @@ def _cells(name: str, rows: Sequence[LibraryRow | CodeFilesRow]) -> list[str]:
         format_bytes(code),
         format_bytes(unused),
         format_share(unused, code),
-        *_library_cells([row for row in rows if isinstance(row, LibraryRow)]),
-    ]
-
-
-def _library_cells(rows: Sequence[LibraryRow]) -> list[str]:
-    """The figures that only libraries have."""
-    if not rows:
-        return [""] * (len(_HEADERS) - 5)
-    return [
         format_bytes(sum(r.unused_bytes_by(UnusedReason.WRONG_ARCH.value) for r in rows)),
         format_bytes(sum(r.unused_bytes_by(UnusedReason.NO_USED_KERNEL.value) for r in rows)),
         f"{sum(r.elements for r in rows):,}",

@@ -17,7 +17,6 @@ from pytest_negativa.models.verdict import (
     AspectChange,
     Healing,
     LibraryStatus,
-    ProvedFiles,
     ProvedLibrary,
     TestVerdict,
     Tolerance,
@@ -54,7 +53,6 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
                 yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
     if verdict.healing is not None:
         yield _healing(verdict.healing, options)
-    yield from (_files(row) for row in verdict.files if row.files)
     yield _conclusion(verdict)
     yield f"Record: {_for_people(path)}"
 
@@ -153,22 +151,6 @@ def _healing(healing: Healing, options: Reports) -> str:
             "needed is not finished"
         )
     return "\n".join(lines)
-
-
-def _files(row: ProvedFiles) -> str:
-    name = printable(f"{row.distribution} {row.version}")
-    if row.unseen is not None:
-        return f"{name}: all files are kept: nothing tells what the tests opened: {row.unseen}"
-    opened = len(row.opened)
-    text = f"{format_items(row.files - opened, 'file', 'files')} of {name}: no process opened any."
-    if opened:
-        were = "was" if opened == 1 else "were"
-        stay = "it is kept" if opened == 1 else "they are kept"
-        text += (
-            f"\n{format_items(opened, 'file', 'files')} of {name} {were} opened while the tests "
-            f"ran on the copies; {stay}."
-        )
-    return text
 
 
 def _conclusion(verdict: Verdict) -> str:

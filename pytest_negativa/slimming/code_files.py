@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import Origins
+from pytest_negativa.installed.origin import Origins, reinstall_commands
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -35,10 +36,9 @@ from pytest_negativa.models.file_kinds import (
     kind_of,
 )
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.lock import LockedFiles
+from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    Origin,
     RemovedFile,
     SlimManifest,
     SlimRow,
@@ -47,17 +47,20 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _HEADERS = Scope(headers_only=True)
+_AGAIN = "install it again"
 _NOT_AGAIN = (
     "removed before, by another lock or for other archs, and this one may keep them: put them back "
     "(negativa slim undo), or install them again, then slim"
 )
+
+_Removed: TypeAlias = tuple[str, RemovedFile, bool | None]
+"""A file that slimming removed, and whether what is installed lacks it; None: unknown."""
 
 
 @dataclass(slots=True)
@@ -205,7 +208,7 @@ def find_by_archs(
 def packages_by_lock(
     tree: Tree,
     manifest: SlimManifest,
-    locked: LockedFiles,
+    locked: LockedLibrary,
     source: str,
     jobs: int,
     *,
@@ -223,12 +226,14 @@ def packages_by_lock(
     if tree.partial:
         return
     found = find_code_distributions(str(site.folder) for site in tree.sites)
-    named = [one for one in found if normalized(one.name) == normalized(locked.distribution)]
-    same = [one for one in named if one.digest == locked.record_sha256]
+    wanted = normalized(locked.distribution or "")
+    named = [one for one in found if normalized(one.name) == wanted]
+    same = [one for one in named if one.digest == locked.sha256]
+    kept = {str(code.detail) for code in locked.kept}
     for one in same:
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
         package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
-                                   names, set(locked.kept))  # fmt: skip
+                                   names, kept)  # fmt: skip
         for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items():
             recorded = {one.rows[names[name]].digest for name in group.names}
             if sha256 is None or recorded != {record_digest(sha256)}:
@@ -282,7 +287,7 @@ def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
         del manifest.removed[name]
 
 
-def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile, bool | None]]:
+def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[_Removed]:
     """The files that slimming removed, and whether what is installed lacks each.
 
     None: the file was kept, and a RECORD that can't be read may have it.
@@ -412,73 +417,67 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     that no other RECORD has stays away, too, and in the manifest.
 
     Yields:
-        A row for each package, and one for each distribution with files that can't be put back.
+        The rows of each package.
     """
-    back: defaultdict[str, list[RemovedFile]] = defaultdict(list)
-    failed: dict[str, str] = {}
-    unknown: Counter[str] = Counter()
-    tree, manifest = journal.tree, journal.manifest
-    for name, entry, is_missing in list(_removed(tree, manifest)):
-        if is_missing is None:
-            unknown[package_of(name)] += 1
-            continue
-        entries = back[package_of(name)]
-        if is_missing:
+    tree, removed = journal.tree, journal.manifest.removed
+    for package, found in _by_package(tree, journal.manifest).items():
+        back: list[RemovedFile] = []
+        failed: dict[str, str] = {}
+        for name, entry, is_missing in found:
             try:
-                _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
+                if is_missing:
+                    _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
+                    back.append(entry)
             except (OSError, NegativaError) as e:
                 failed[name] = f"{name}: {reason_of(e)}"
-                continue
-            entries.append(entry)
-        if not dry_run:
-            del manifest.removed[name]
-    if any(back.values()) and not dry_run:
-        # The entries are forgotten next. One call is faster than one for each of thousands.
-        os.sync()
-    yield from _rows_of_failed(tree, failed)
-    yield from _rows_of_unknown(tree, unknown, SlimStatus.LEFT)
-    without = {package_of(name) for name in failed}
-    for package, entries in back.items():
-        size = sum(entry.size for entry in entries)
-        if entries:
+        yield from _rows_of_unknown(tree, package, found, SlimStatus.LEFT)
+        if failed:
+            detail = f"cannot be put back: {_several([*failed.values()])}; {_again(tree, failed)}"
+            yield SlimRow.unchanged(package, SlimStatus.FAILED, 0, detail)
+        known = [name for name, _, is_missing in found if is_missing is not None]
+        if back:
             yield SlimRow(
                 path=package,
                 status=SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE,
                 before=0,
-                after=size,
-                detail=format_items(len(entries), "file", "files"),
+                after=sum(entry.size for entry in back),
+                detail=format_items(len(back), "file", "files"),
             )
-        elif package not in without:
+        elif known and not failed:
             detail = "its files were installed again, or it is no longer installed"
             yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
+        for name in known if not dry_run else ():
+            if name not in failed:
+                del removed[name]
+    if not dry_run:
+        # The entries are forgotten next. One call is faster than one for each of thousands.
+        os.sync()
+
+
+def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[_Removed]]:
+    found: defaultdict[str, list[_Removed]] = defaultdict(list)
+    for one in _removed(tree, manifest):
+        found[package_of(one[0])].append(one)
+    return found
 
 
 def _rows_of_unknown(
-    tree: Tree, unknown: Mapping[str, int], status: SlimStatus
+    tree: Tree, package: str, found: Sequence[_Removed], status: SlimStatus
 ) -> Iterator[SlimRow]:
-    for package, count in unknown.items():
+    if unknown := sum(is_missing is None for _, _, is_missing in found):
         detail = (
-            f"{format_items(count, 'file', 'files')} of it that slim removed: "
+            f"{format_items(unknown, 'file', 'files')} of it that slim removed: "
             f"{tree.unread_record()} can't be read, so it is unknown whether they are installed; "
             "repair it, or install the distribution again, then negativa slim undo puts them back"
         )
         yield SlimRow.unchanged(package, status, 0, detail)
 
 
-def _rows_of_failed(tree: Tree, failed: Mapping[str, str]) -> Iterator[SlimRow]:
-    if not failed:
-        return
-    origins = Origins(tree.sites)
-    groups: defaultdict[tuple[Origin | None, str], dict[Path, str]] = defaultdict(dict)
-    for name, problem in failed.items():
-        path = tree.root / name
-        origin = origins.of(path)
-        title = package_of(name) if origin is None else f"{origin.name} {origin.version}"
-        groups[origin, title][path] = problem
-    for (origin, title), problems in groups.items():
-        again = how_to_reinstall(next(iter(problems)), origin)
-        remedy = f"cannot be put back: {_several([*problems.values()])}; {again}"
-        yield SlimRow.unchanged(title, SlimStatus.FAILED, 0, remedy)
+def _again(tree: Tree, names: Iterable[str]) -> str:
+    """Advice for getting files back that were not kept."""
+    origins, paths = Origins(tree.sites), [tree.root / name for name in names]
+    known = [(path, one) for path in paths if (one := origins.of(path)) is not None]
+    return "; ".join(f"install it again: {how}" for how in reinstall_commands(known)) or _AGAIN
 
 
 def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
@@ -508,18 +507,13 @@ def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
     Yields:
         A row for each package, and one if files of it are there again.
     """
-    found: Counter[tuple[str, bool]] = Counter()
-    unknown: Counter[str] = Counter()
-    for name, _, is_missing in _removed(tree, manifest):
-        if is_missing is None:
-            unknown[package_of(name)] += 1
-        else:
-            found[package_of(name), is_missing] += 1
-    yield from _rows_of_unknown(tree, unknown, SlimStatus.DIFFERENT)
-    for (package, is_missing), count in found.items():
-        files = format_items(count, "file", "files")
-        if is_missing:
-            yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, f"{files} removed")
-        else:
+    for package, found in _by_package(tree, manifest).items():
+        yield from _rows_of_unknown(tree, package, found, SlimStatus.DIFFERENT)
+        counts = Counter(is_missing for _, _, is_missing in found)
+        if gone := counts[True]:
+            detail = f"{format_items(gone, 'file', 'files')} removed"
+            yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, detail)
+        if back := counts[False]:
+            files = format_items(back, "file", "files")
             detail = f"{files} of it that slim removed: back, or of nothing that is installed now"
             yield SlimRow.unchanged(package, SlimStatus.DIFFERENT, 0, detail)

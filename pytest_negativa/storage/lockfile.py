@@ -71,7 +71,8 @@ _Dumper.add_representer(_Line, _write_line)
 def encode_lock(lock: Lock) -> bytes:
     """The text of the file. The same lock gives the same bytes."""
     document = msgspec.to_builtins(lock, enc_hook=encode_hook)
-    for library, plain in zip(lock.libraries, document["libraries"], strict=True):
+    rows = (*document["libraries"], *document["files"])
+    for library, plain in zip((*lock.libraries, *lock.files), rows, strict=True):
         plain["kept"] = [
             _kept_line(kept, as_plain)
             for kept, as_plain in zip(library.kept, plain["kept"], strict=True)
@@ -138,19 +139,11 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
     Raises:
         StoreError: a line was lost, added or changed.
     """
-    for index, library in enumerate(lock.libraries):
-        if problem := _why_damaged(library):
-            where = root.nearest(["libraries", index]).place
-            raise _error(origin, where, f"{_brief(library.path)}: {problem}")
-    for index, files in enumerate(lock.files):
-        where = root.nearest(["files", index]).place
-        if len(files.kept) != files.kept_files:
-            problem = f"kept_files says {files.kept_files:,}, and kept lists {len(files.kept):,}"
-        elif files.digest != digest_of(files):
-            problem = "its lines don't match their digest: one was lost, added or changed"
-        else:
-            continue
-        raise _error(origin, where, f"{_brief(files.distribution)}: {problem}")
+    for key, libraries in ("libraries", lock.libraries), ("files", lock.files):
+        for index, library in enumerate(libraries):
+            if problem := _why_damaged(library):
+                where = root.nearest([key, index]).place
+                raise _error(origin, where, f"{_brief(library.path)}: {problem}")
     if lock.digest != digest_of(lock):
         raise _error(
             origin,

@@ -14,12 +14,7 @@ import msgspec
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE, Listing
-from pytest_negativa.models.code_files import (
-    CODE_FILES_VERSION,
-    FilesPlan,
-    FilesPlans,
-    OpenedFiles,
-)
+from pytest_negativa.models.code_files import OPENED_VERSION, OpenedFiles
 from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
@@ -168,7 +163,9 @@ def save_plans(run: Run, plans: Iterable[LibraryPlan]) -> None:
 
 def _save_plan(run: Run, name: str, plan: LibraryPlan) -> None:
     write_record(run.plan_dir / name, plan)
-    write_record(run.spans_dir / name, plan.spans(), indent=1)
+    # Spans are of one file.
+    if not plan.is_files:
+        write_record(run.spans_dir / name, plan.spans(), indent=1)
 
 
 def _plan_files(run: Run) -> tuple[Path, ...]:
@@ -245,28 +242,7 @@ def load_opened(run: Run) -> OpenedFiles | None:
         StoreError: the file can't be read.
     """
     what = "a list of opened files"
-    return load_if_there(run.opened_file, OpenedFiles, CODE_FILES_VERSION, what, "trace again")
-
-
-def save_files_plans(run: Run, plans: tuple[FilesPlan, ...]) -> None:
-    """Write what is decided about the files of a run.
-
-    Raises:
-        StoreError: it can't be written.
-    """
-    record = FilesPlans(format_version=CODE_FILES_VERSION, distributions=plans)
-    write_record(run.files_plan_file, record)
-
-
-def load_files_plans(run: Run) -> tuple[FilesPlan, ...]:
-    """What is decided about the files of a run; none if nothing is.
-
-    Raises:
-        StoreError: the file can't be read.
-    """
-    what, path = "a plan of files", run.files_plan_file
-    found = load_if_there(path, FilesPlans, CODE_FILES_VERSION, what, _PLAN_AGAIN)
-    return () if found is None else found.distributions
+    return load_if_there(run.opened_file, OpenedFiles, OPENED_VERSION, what, "trace again")
 
 
 def load_usage(run: Run) -> Usage | None:

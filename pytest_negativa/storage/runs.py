@@ -126,7 +126,6 @@ class Run:
     plan_dir = _Place("plan")
     spans_dir = _Place("spans")
     opened_file = _Place("opened.json")
-    files_plan_file = _Place("files.json")
     report_file = _Place("report.json")
     verdict_file = _Place("verdict.json")
     healed_file = _Place("healed.json")
@@ -299,8 +298,8 @@ class Run:
 
     @property
     def is_planned(self) -> bool:
-        """Whether it has a plan, of libraries or of files that are GPU code themselves."""
-        return bool(self.plan_files()) or self.files_plan_file.exists()
+        """Whether it has a plan."""
+        return bool(self.plan_files())
 
     @property
     def is_failed(self) -> bool:

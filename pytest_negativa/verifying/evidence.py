@@ -14,7 +14,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import ProvedFiles
+from pytest_negativa.models.verdict import ProvedLibrary
 from pytest_negativa.processes.redirect import (
     ProcessLoads,
     RedirectedProcess,
@@ -84,7 +84,7 @@ class Attempt:
     loads: LoadEvidence
     opened: Mapping[str, str]
     held: Mapping[str, str]
-    files: tuple[ProvedFiles, ...]
+    files: tuple[ProvedLibrary, ...]
     problems: tuple[str, ...]
     versions: dict[str, str]
     ended_ns: int

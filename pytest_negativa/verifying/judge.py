@@ -88,6 +88,14 @@ def judge(attempt: Attempt) -> Verdict:
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)
+    files = attempt.files
+    if reasons:
+        files = tuple(
+            replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
+            if row.status is LibraryStatus.PROVED
+            else row
+            for row in files
+        )
     return Verdict(
         format_version=VERDICT_VERSION,
         run_id=traced.run_id,
@@ -102,12 +110,11 @@ def judge(attempt: Attempt) -> Verdict:
         created_ns=attempt.ended_ns,
         devices=attempt.usage.devices,
         versions=attempt.versions,
-        libraries=libraries,
+        libraries=(*libraries, *files),
         tests=verdicts,
         rounds=tuple(map(facts_of, attempt.all_rounds)),
         changes=changes,
         work=work,
-        files=attempt.files,
     )
 
 

@@ -2,42 +2,75 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from pytest_negativa.models.code_files import FilesPlan
-from pytest_negativa.models.verdict import ProvedFiles
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.spans import Span
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
 from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.reporting.units import format_names
 
 _INSTALLED_ANEW = "its RECORD is another one than when it was traced"
 
 
+def unused_paths(plan: LibraryPlan) -> dict[str, Span]:
+    """By real path: the unused files of a distribution, and where each is in its library."""
+    site = plan.library.path.rpartition("/")[0]
+    return {f"{site}/{d.detail}": Span(d.start, d.end) for d in plan.decisions if not d.kept}
+
+
 def judge_files(
-    plans: Sequence[FilesPlan], rounds: Sequence[Opens], installed: Collection[tuple[str, str]]
-) -> Iterator[ProvedFiles]:
+    plans: Sequence[LibraryPlan], rounds: Sequence[Opens], installed: Collection[tuple[str, str]]
+) -> Iterator[ProvedLibrary]:
     """What the rounds say of the files that the traced run did not open.
 
     Nothing replaces the files: a program that opens one gets it, and the file is needed from then
     on. So the tests can't fail for lack of a file, and the watch alone is the proof.
 
     Args:
-        plans: what was planned.
+        plans: what was planned for the files of each distribution.
         rounds: what was seen in each round, whether on copies or on the originals.
-        installed: what is there now: site and digest of each distribution with such files.
+        installed: what is there now: path and digest of each distribution's files as a library.
     """
+    # A lock can't tell two folders with the same files apart.
+    opened: defaultdict[str | None, set[Span]] = defaultdict(set)
     for plan in plans:
-        paths = plan.paths
-        opened = sorted({paths[p] for o in rounds for p in o.times if p in paths})
-        same = (plan.site, plan.digest) in installed
-        unseen = [] if same else [_INSTALLED_ANEW]
+        paths = unused_paths(plan)
+        opened[plan.library.sha256] |= {paths[p] for o in rounds for p in o.times if p in paths}
+    for plan in plans:
+        library, paths = plan.library, unused_paths(plan)
+        unseen = [] if (library.path, library.sha256) in installed else [_INSTALLED_ANEW]
         unseen += [o.unseen[p] for o in rounds for p in o.unseen if p in paths]
-        yield ProvedFiles(
-            distribution=plan.distribution,
-            version=plan.version,
-            site=plan.site,
-            files=len(plan.unused),
-            size=plan.unused_bytes,
-            unused_sha256=plan.unused_sha256,
-            opened=tuple(opened),
-            opened_bytes=sum(plan.unused[name] for name in opened),
-            unseen=next(iter(unseen), None),
+        stays = opened[library.sha256]
+        spans = tuple(span for span in paths.values() if span not in stays)
+        status, detail = LibraryStatus.PROVED, None
+        notes: tuple[str, ...] = ()
+        if unseen:
+            detail = f"all files are kept: nothing tells what the tests opened: {unseen[0]}"
+            status = LibraryStatus.NOT_PROVED
+        elif not paths:
+            status = LibraryStatus.NOTHING_UNUSED
+        if stays:
+            names = (str(d.detail) for d in plan.decisions if (d.start, d.end) in stays)
+            notes = (f"opened while the tests ran on the copies, so kept: {format_names(names)}",)
+        unused = sum(span.size for span in spans)
+        yield ProvedLibrary(
+            path=library.path,
+            soname=None,
+            build_id=None,
+            size=library.size,
+            sha256=library.sha256,
+            copy_sha256=None,
+            status=status,
+            detail=detail,
+            code_bytes=plan.code_bytes,
+            unused_bytes=unused,
+            elements=len(plan.decisions),
+            unused_elements=len(spans),
+            trimmed_code_bytes=0,
+            left_bytes=plan.code_bytes - unused,
+            processes=0,
+            spans=spans,
+            notes=notes,
         )

@@ -49,6 +49,15 @@ class TracedRun:
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)
 
 
+def load_libraries(run: Run) -> tuple[AnalyzedLibrary, ...]:
+    """The maps and plans of a run's libraries; files that are GPU code have no copies.
+
+    Raises:
+        StoreError: see ``load_planned``.
+    """
+    return tuple(one for one in load_planned(run) if not one.plan.is_files)
+
+
 def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> TracedRun:
     """Read a traced run.
 
@@ -70,7 +79,7 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
     outcomes = run.outcomes_file
     if not outcomes.exists():
         raise StoreError(_why_no_outcomes(run, usage))
-    planned = load_planned(run)
+    planned = load_libraries(run)
     if settings.granularity is Granularity.KERNEL and any(
         p.plan.granularity != Granularity.KERNEL.value for p in planned
     ):

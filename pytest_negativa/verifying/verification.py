@@ -23,7 +23,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import ProvedFiles, Verdict
+from pytest_negativa.models.verdict import ProvedLibrary, Verdict
 from pytest_negativa.processes.file_users import (
     FileUser,
     wait_for_users,
@@ -46,7 +46,7 @@ from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_files_plans
+from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
@@ -58,7 +58,7 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import tests_to_settle
-from pytest_negativa.verifying.opened_files import judge_files
+from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
     leftover_users,
@@ -104,8 +104,8 @@ class Verification:
         self.folder = traced.run.new_verification()
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
-        self._files = load_files_plans(traced.run)
-        self._unopened = [path for plan in self._files for path in plan.paths]
+        self._files = [plan for plan in load_plans(traced.run) if plan.is_files]
+        self._unopened = [path for plan in self._files for path in unused_paths(plan)]
         self._originals = OriginalRuns()
         self._held: tuple[tuple[str, FileUser], ...] = ()
         self._copy_files: tuple[str, ...] = ()
@@ -191,9 +191,10 @@ class Verification:
             )
         return attempt
 
-    def _judge_files(self) -> tuple[ProvedFiles, ...]:
-        found = find_code_distributions(plan.site for plan in self._files)
-        installed = {(str(one.site), one.digest) for one in found}
+    def _judge_files(self) -> tuple[ProvedLibrary, ...]:
+        folders = (str(Path(plan.library.path).parent) for plan in self._files)
+        found = (one.map().library for one in find_code_distributions(folders))
+        installed = {(library.path, library.sha256 or "") for library in found}
         return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
 
     def write_copies(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import Hooks, analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
-from pytest_negativa.models.code_files import CodeFile, WatchedFiles
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.plan import Decision
 from pytest_negativa.models.trace import UsageProcess, UsageWarning
@@ -114,7 +114,7 @@ def test_globs_match_files_of_gpu_code(tmp_path: Path, glob: str) -> None:
         version="1.0",
         site="/site",
         digest="",
-        files={"kernels/a.cubin": CodeFile(digest="sha256=", size=1)},
+        files={"kernels/a.cubin": ("sha256=", 1)},
         opened=(),
     )
     options = settings(tmp_path, f"keep: {{libraries: ['{glob}']}}")

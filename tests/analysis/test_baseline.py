@@ -11,14 +11,13 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.baseline import compare_figures, compare_with_baseline, make_baseline
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.report import CodeFilesRow
 from pytest_negativa.models.settings import Compare, GrowthLimit, GrowthLimits
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.storage.records import write_record
 from tests.support.analyses import settings, used
+from tests.support.code_files import planned_files
 from tests.support.libraries import QUICKSTART_LIBRARY
-from tests.support.reports import code_files
 
 NAME = QUICKSTART_LIBRARY.name
 
@@ -76,7 +75,7 @@ def test_growth_in_bytes(libraries: tuple[AnalyzedLibrary, ...], figure: str) ->
             compared("b", limits(**{figure: limit}), {}),
             compared("b", (), {"*": limits(**{figure: limit})}),
         ):
-            crossed = compare_figures(old, libraries, (), wanted).crossed
+            crossed = compare_figures(old, libraries, wanted).crossed
             assert bool(crossed) == is_crossed
             assert all(f"{figure} grew" in line and "the limit is 9 B" in line for line in crossed)
 
@@ -86,7 +85,7 @@ def test_growth_in_percent(libraries: tuple[AnalyzedLibrary, ...]) -> None:
     old = before(code // 2, unused, size)
     for limit, is_crossed in (("100%", False), ("99.9%", True)):
         wanted = compared("b", limits(code=limit), {})
-        crossed = compare_figures(old, libraries, (), wanted).crossed
+        crossed = compare_figures(old, libraries, wanted).crossed
         assert bool(crossed) == is_crossed
     assert crossed == (
         "compare.fail: code grew: 33.6 kB -> 67.2 kB (+33.6 kB, +100.0%), the limit is 99.9%",
@@ -98,13 +97,13 @@ def test_what_was_nothing_grows_by_more_than_any_percentage(
 ) -> None:
     nothing = Snapshot(format_version=1, title="baseline", libraries=())
     wanted = compared("b", limits(code="500%"), {NAME: limits(size="500%")})
-    found = compare_figures(nothing, libraries, (), wanted)
+    found = compare_figures(nothing, libraries, wanted)
     assert len(found.crossed) == 2
     assert found.lines[1].startswith(f"{NAME}: GPU code appeared with 67.2 kB")
     # Less is never a fault.
     code, unused, size = of(libraries)
     larger = before(code + 1, unused + 1, size + 1)
-    assert compare_figures(larger, libraries, (), wanted).crossed == ()
+    assert compare_figures(larger, libraries, wanted).crossed == ()
 
 
 def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> None:
@@ -119,7 +118,7 @@ def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> N
     old = before(*of(libraries), "known")
     for limit, is_crossed in ((2, False), (1, True)):
         wanted = compared("b", limits(new_kernels_untested=limit), {})
-        found = compare_figures(old, changed, (), wanted)
+        found = compare_figures(old, changed, wanted)
         assert bool(found.crossed) == is_crossed
         assert found.lines[-1] == "2 new kernels without a test"
     assert found.crossed == (
@@ -131,10 +130,10 @@ def test_a_library_that_is_covered_later_has_no_new_kernels(
     libraries: tuple[AnalyzedLibrary, ...],
 ) -> None:
     [one] = libraries
-    old = make_baseline("run", [replace_coverage(one, None)], ())
+    old = make_baseline("run", [replace_coverage(one, None)])
     strict = limits(new_kernels_untested=0)
     wanted = compared("b", strict, {"*": strict})
-    found = compare_figures(old, libraries, (), wanted)
+    found = compare_figures(old, libraries, wanted)
     assert found.crossed == ()
     assert found.lines[-1].startswith(f"{NAME}: the baseline lists no kernels of it")
 
@@ -142,13 +141,13 @@ def test_a_library_that_is_covered_later_has_no_new_kernels(
 def test_a_baseline_is_small_and_equals_its_run(
     libraries: tuple[AnalyzedLibrary, ...], tmp_path: Path
 ) -> None:
-    write_record(tmp_path / "b.json", make_baseline("run", libraries, ()))
+    write_record(tmp_path / "b.json", make_baseline("run", libraries))
     assert (tmp_path / "b.json").stat().st_size < 2000
     strict = limits(size=0, code="0%", unused=0, new_kernels_untested=0)
     wanted = compared(str(tmp_path / "b.json"), strict, {})
-    assert compare_with_baseline(libraries, (), wanted).crossed == ()
+    assert compare_with_baseline(libraries, wanted).crossed == ()
     # Only the project's own kernels have names in it.
-    [library] = make_baseline("run", [replace_coverage(libraries[0], None)], ()).libraries
+    [library] = make_baseline("run", [replace_coverage(libraries[0], None)]).libraries
     assert library.kernels is None
 
 
@@ -164,7 +163,7 @@ def test_a_baseline_that_cannot_be_read_opens_no_gate(
     if text is not None:
         path.write_text(text)
     wanted = compared(str(path), (), {})
-    [line] = compare_with_baseline(libraries, (), wanted).crossed
+    [line] = compare_with_baseline(libraries, wanted).crossed
     assert line.startswith(f"compare.baseline: {path}: ")
 
 
@@ -173,24 +172,25 @@ def test_a_baseline_that_cannot_be_read_opens_no_gate(
 def test_files_that_are_gpu_code_grow_like_a_library(
     libraries: tuple[AnalyzedLibrary, ...], size: int, is_crossed: bool
 ) -> None:
-    old = make_baseline("run", libraries, [code_files_of_size(1000)])
+    old = make_baseline("run", [*libraries, files_of_size(1000)])
     strict = limits(code=0)
     wanted = compared("b", strict, {"dist:some_kernels": strict})
-    crossed = compare_figures(old, libraries, [code_files_of_size(size)], wanted).crossed
+    crossed = compare_figures(old, [*libraries, files_of_size(size)], wanted).crossed
     assert len(crossed) == 2 * is_crossed
     # The archs of libraries are told apart all the same.
-    new = make_baseline("run", [], [code_files_of_size(size)])
+    new = make_baseline("run", [files_of_size(size)])
     archs = {change.arch for change in compare_snapshots(old, new).code}
     assert {"sm_90", "sm_80"} < archs and (None in archs) == is_crossed
 
 
 def test_files_of_a_distribution_in_two_sites_count_together() -> None:
-    old = make_baseline("run", [], [code_files_of_size(1000), code_files_of_size(2000)])
-    new = make_baseline("run", [], [code_files_of_size(1500), code_files_of_size(2000)])
+    other = files_of_size(2000, "/other")
+    old = make_baseline("run", [files_of_size(1000), other])
+    new = make_baseline("run", [files_of_size(1500), other])
     [change] = compare_snapshots(old, new).libraries
     assert (change.code.before, change.code.after) == (3000, 3500)
     assert (change.unused.before, change.size.growth) == (800, 500)
 
 
-def code_files_of_size(size: int) -> CodeFilesRow:
-    return code_files(size=size, unused_bytes=400)
+def files_of_size(size: int, site: str = "/site") -> AnalyzedLibrary:
+    return planned_files({"k/a.cubin": 400}, {"k/b.cubin": size - 400}, site=site)

@@ -30,7 +30,8 @@ def test_two_libraries_of_one_file_name_have_rows_of_their_own(tmp_path: Path) -
             sized(f"{site}/b/_C.so", 500, unused),
             # One distribution in two sites.
             sized("/other/site-packages/b/_C.so", 30, 30),
-            code_files=(code_files(version="1.0"), code_files(version="2.0")),
+            code_files(path=f"{site}/some-kernels (files)", version="1.0"),
+            code_files(path="/other/site-packages/some-kernels (files)", version="2.0"),
         )
         write_record(run.report_file, replace(found, run_id=run.run_id))
         plan(run)
@@ -89,9 +90,6 @@ def test_runs_without_a_plan_are_left_out(tmp_path: Path) -> None:
     first, failed, last = history_of_runs(runs)
     assert (failed.libraries, failed.problem) == ((), "nothing is planned from it: 1 test failed")
     assert [one.run_id for one in load_history(run)] == [first.title, last.title]
-    # Where files are GPU code themselves, they alone may have a plan.
-    Run(runs.folder / failed.title).files_plan_file.write_text("{}")
-    assert len(load_history(run)) == 3
 
 
 def sized(path: str, code: int, unused: int) -> LibraryRow:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
-from pytest_negativa.models.code_files import NOT_SELECTED, FilesPlan
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.report import RunReport
 from tests.support.analyses import settings, used
 from tests.support.libraries import MULTIARCH
@@ -84,38 +83,33 @@ def test_a_limit_on_kernels_of_files_that_are_gpu_code_is_crossed(
     tmp_path: Path, limit: str
 ) -> None:
     options = settings(tmp_path, f"{limit}: {{'dist:some-kernels': 0}}}}")
-    analysis = analyze(used(MULTIARCH, regions=(1,)), options)
-    found = build_report(
-        analysis, options, run_id="run", directory="run", files=(), code_files=[FILES]
-    )
+    analysis = analyze(used(MULTIARCH, regions=(1,)), options, watched=[FILES])
+    found = build_report(analysis, options, run_id="run", directory="run", files=())
     assert [line for line in found.crossed if " of this run" in line]
 
 
-FILES = FilesPlan(
+FILES = WatchedFiles(
     distribution="some-kernels",
     version="1.0",
     site="/site",
     digest="0",
-    kept={"kernels/a.cubin": "opened"},
-    kept_bytes=1000,
-    unused={"kernels/b.cubin": 3000},
+    files={"kernels/a.cubin": ("sha256=a", 1000), "kernels/b.cubin": ("sha256=b", 3000)},
+    opened=("kernels/a.cubin",),
 )
 
 
 def test_limits_count_files_that_are_gpu_code(tmp_path: Path) -> None:
-    def crossed(text: str, files: FilesPlan = FILES) -> list[str]:
-        options = settings(tmp_path, f"thresholds: {{{text}}}")
-        analysis = analyze(used(MULTIARCH, regions=(1,)), options)
-        found = build_report(
-            analysis, options, run_id="run", directory="run", files=(), code_files=[files]
-        )
-        assert found.code_files or not files.is_selected
+    def crossed(text: str) -> list[str]:
+        options = settings(tmp_path, text)
+        analysis = analyze(used(MULTIARCH, regions=(1,)), options, watched=[FILES])
+        found = build_report(analysis, options, run_id="run", directory="run", files=())
         return [line.partition(":")[0] for line in found.crossed]
 
     libraries = report(tmp_path, "").code_bytes
-    assert crossed(f"max_gpu_code: {libraries + 4000}") == []
-    assert crossed(f"max_gpu_code: {libraries + 3999}") == ["max_gpu_code"]
-    assert crossed("max_gpu_code: {'dist:Some_Kernels': 3999}") == ["some-kernels (files)"]
-    assert crossed("max_unused_percent: {'dist:some-kernels': 75}") == []
-    left_out = replace(FILES, unused={}, kept={"kernels/a.cubin": NOT_SELECTED})
-    assert crossed(f"max_gpu_code: {libraries}", left_out) == []
+    assert crossed(f"thresholds: {{max_gpu_code: {libraries + 4000}}}") == []
+    assert crossed(f"thresholds: {{max_gpu_code: {libraries + 3999}}}") == ["max_gpu_code"]
+    limit = "thresholds: {max_gpu_code: {'dist:Some_Kernels': 3999}}"
+    assert crossed(limit) == ["some-kernels (files)"]
+    assert crossed("thresholds: {max_unused_percent: {'dist:some-kernels': 75}}") == []
+    left_out = "libraries: {exclude: ['kernels/*']}"
+    assert crossed(f"thresholds: {{max_gpu_code: {libraries}}}\n{left_out}") == []

@@ -18,15 +18,17 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.lock import Lock, LockedFiles
+from pytest_negativa.models.lock import Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usage
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
+from tests.support.code_files import planned_files
 from tests.support.compacting import needs_compiler, read, vaddr_of
 from tests.support.cutting import logged, needs_stub
 from tests.support.made_site import ONE, Made
@@ -118,7 +120,7 @@ def test_a_library_that_is_not_in_the_lock(site: Made) -> None:
 
 
 @pytest.fixture
-def cubins(tmp_path: Path) -> LockedFiles:
+def cubins(tmp_path: Path) -> LockedLibrary:
     """A distribution in a folder ``site``; a lock keeps one of its four files."""
     names = [f"k/{letter}.cubin" for letter in "abcd"]
     rows = [f"{name},{digest_field(name.encode())},10" for name in names]
@@ -127,17 +129,17 @@ def cubins(tmp_path: Path) -> LockedFiles:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.0\n\n")
     (metadata / "RECORD").write_text("".join(f"{row}\n" for row in rows))
     [found] = find_code_distributions([str(tmp_path / "site")])
-    return LockedFiles(
-        distribution="kit",
-        version="1.0",
-        record_sha256=found.digest,
-        files=4,
-        kept_files=1,
-        size=40,
-        unused_bytes=30,
-        digest="0" * 64,
-        kept=("k/d.cubin",),
-    )
+    sizes = dict.fromkeys(names, 10)
+    opened = {"k/d.cubin": sizes.pop("k/d.cubin")}
+    plan = planned_files(sizes, opened, distribution="kit", digest=found.digest)
+    place = Place("kit (files)", "kit", "1.0")
+    [files] = make_lock("run", [plan], None, lambda path: place, unproved=True).files
+    return files
+
+
+def kept(files: LockedLibrary) -> list[str | None]:
+    assert files.kept_elements == len(files.kept)
+    return [code.detail for code in files.kept]
 
 
 def loaded(folder: Path, *libraries: TracedLibrary) -> Usage:
@@ -151,31 +153,31 @@ def loaded(folder: Path, *libraries: TracedLibrary) -> Usage:
     return merge_traces([write(folder, header(role=Role.SAMPLE), lines)])
 
 
-def test_files_that_samples_loaded_stay(cubins: LockedFiles, tmp_path: Path) -> None:
+def test_files_that_samples_loaded_stay(cubins: LockedLibrary, tmp_path: Path) -> None:
     site = str(tmp_path / "site")
     usage = loaded(tmp_path / "by-path", TracedLibrary(path=f"{site}/k/a.cubin", size=10))
     [more] = widen_files([cubins], usage, (), [site])
-    assert (more.kept, more.kept_files, more.unused_bytes) == (("k/a.cubin", "k/d.cubin"), 2, 20)
+    assert (kept(more), more.unused_bytes) == (["k/a.cubin", "k/d.cubin"], 20)
     # In a container, at another path.
     digest = hashlib.sha256(b"k/b.cubin").hexdigest()
     usage = loaded(tmp_path / "by-digest", TracedLibrary(path="/b", size=10, sha256=digest))
     [more] = widen_files([cubins], usage, (), [site])
-    assert more.kept == ("k/b.cubin", "k/d.cubin")
+    assert kept(more) == ["k/b.cubin", "k/d.cubin"]
     # Another run watched which files were opened.
     opened = WatchedFiles(
-        distribution="kit", version="1.0", site="/", digest=cubins.record_sha256, files={},
+        distribution="kit", version="1.0", site="/", digest=cubins.sha256, files={},
         opened=("k/c.cubin",),
     )  # fmt: skip
     [more] = widen_files([cubins], usage, [opened], [site])
-    assert more.kept == ("k/b.cubin", "k/c.cubin", "k/d.cubin")
+    assert kept(more) == ["k/b.cubin", "k/c.cubin", "k/d.cubin"]
     assert list(widen_files([more], usage, [opened], [site])) == [more]
 
 
-def test_all_files_stay_if_nothing_tells_which(cubins: LockedFiles, tmp_path: Path) -> None:
+def test_all_files_stay_if_nothing_tells_which(cubins: LockedLibrary, tmp_path: Path) -> None:
     usage = loaded(tmp_path / "traces", TracedLibrary(path="/b", size=10))
     assert list(widen_files([cubins], usage, (), [str(tmp_path)])) == []
     unseen = WatchedFiles(
-        distribution="kit", version="1.0", site="/", digest=cubins.record_sha256, files={},
+        distribution="kit", version="1.0", site="/", digest=cubins.sha256, files={},
         opened=(), unseen="too many",
     )  # fmt: skip
     assert list(widen_files([cubins], usage, [unseen], [str(tmp_path / "site")])) == []

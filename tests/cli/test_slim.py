@@ -14,12 +14,14 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.lock import LockedFiles, seal
+from pytest_negativa.models.lock import Place, seal
 from pytest_negativa.models.verdict import LibraryStatus
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import write_record
+from tests.support.code_files import planned_files
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
@@ -133,10 +135,9 @@ class TestSlim:
     def test_foreign_lock(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
         (tmp_path / "empty").mkdir()
         lock_file = tmp_path / "foreign.lock"
-        files = LockedFiles(
-            distribution="kernels", version="1.0", record_sha256="0" * 64, files=2, kept_files=0,
-            size=2, unused_bytes=2, digest="0" * 64, kept=(),
-        )  # fmt: skip
+        plan = planned_files({"k/a.cubin": 1, "k/b.cubin": 1}, {}, distribution="kernels")
+        place = Place("kernels (files)", "kernels", "1.0")
+        [files] = make_lock("run", [plan], None, lambda path: place, unproved=True).files
         save_lock(seal(replace(site.lock, files=(files,))), lock_file)
         result = negativa("slim", "--lock", lock_file, tmp_path / "empty", code=1)
         fault.check(result.stderr)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from click.testing import CliRunner
 
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.cli.main import main
-from pytest_negativa.gpucode.library import read_any_file, read_library
+from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
 from pytest_negativa.images.tree import Question, Tree, is_host, read_tree
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,
@@ -54,9 +53,9 @@ from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
+from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
-from tests.support.scenario import tables_first
 from tests.support.sites import make_wheel, pip_install
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
@@ -409,41 +408,17 @@ def test_command(root: Path, tmp_path: Path) -> None:
     assert document["without_code"] == 1
     assert document["without_code_bytes"] == PLAIN.stat().st_size
     cubin = (BIN / "kernels.sm_90.cubin").stat().st_size
-    assert [row["size"] for row in document["code_files"]] == [cubin]
-    assert document["libraries"][0]["slimmable_bytes"] == plan.unused_bytes
+    library, files = document["libraries"]
+    assert (files["path"], files["size"], files["files"]) == ("lib/no package (files)", cubin, 1)
+    assert library["slimmable_bytes"] == plan.unused_bytes
     shown = invoke(*arguments).stdout
     assert shown.startswith(f"{root}: ")
     assert "\nFiles below lib:\nfile " in shown and "\nlibm.so " in shown
     assert "Never loaded by run 20260101T000000Z-run: 0 files of 0 B." in shown
-    code = document["libraries"][0]["code_bytes"] + cubin
+    code = library["code_bytes"] + cubin
     assert f"{format_bytes(code)} GPU code in 2 files" in shown.splitlines()[0]
     [total] = [line for line in shown.splitlines() if line.startswith("total")]
     assert f"  {format_bytes(code)}  " in total
-
-
-@pytest.mark.parametrize("behind", [b"", b"more bytes than the image has"])
-@pytest.mark.parametrize("layout", [bytes, tables_first])
-def test_bare_cubins_that_the_run_loaded(
-    root: Path, behind: bytes, layout: Callable[[bytes], bytes]
-) -> None:
-    """A trace knows an image in memory by its content, to the last table or section."""
-    image = layout((BIN / "kernels.sm_90.cubin").read_bytes())
-    write_bytes(root / "cubins/used.cubin", image + behind)
-    put(BIN / "kernels.sm_90a.cubin", root / "cubins/of_the_same_size.cubin")
-    put(BIN / "kernels.sm_80.cubin", root / "cubins/other.cubin")
-    suite = run_of(memory={hashlib.sha256(image).hexdigest(): (len(image), ["scale"])})
-    [row] = report_image(root, suite).code_files
-    assert (row.files, row.used_files, row.used_bytes) == (3, 1, len(image) + len(behind))
-    [row] = report_image(root).code_files
-    assert row.used_files is None
-
-
-def test_bare_cubin_that_the_run_loaded_by_path(root: Path) -> None:
-    path = put(BIN / "kernels.sm_90.cubin", root / "a.cubin")
-    put(BIN / "kernels.sm_80.cubin", root / "b.cubin")
-    suite = run_of(library_usage(read_any_file(path, Scope()), {0: ["scale"]}))
-    [row] = report_image(root, suite).code_files
-    assert (row.used_files, row.used_bytes) == (1, path.stat().st_size)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -465,7 +440,7 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     package = Package(name="some-kernels", version="1.0", manager=Manager.WHEEL)
 
     by_arch = report_image(place, devices=[SM_90])
-    kernels, ptx = by_arch.code_files
+    kernels, ptx = by_arch.libraries
     assert kernels.package == package and ptx.package is None
     assert (kernels.files, kernels.size) == (3, sum(sizes.values()))
     assert kernels.slimmable_bytes == sizes["kernels/sm_80.cubin"]
@@ -473,20 +448,13 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     assert sum(row.code_bytes for row in by_arch.packages) == kernels.size + ptx.size
     text = "\n".join(render_image_report(by_arch, 0))
     assert f"{format_bytes(kernels.size + ptx.size)} GPU code in 4 files" in text
-    assert "3 files that are GPU code, of some-kernels 1.0" in text
+    assert "some-kernels (files)" in text
 
     [installed] = find_code_distributions([str(site)])
-    plan = FilesPlan(
-        distribution="some-kernels",
-        version="1.0",
-        site="/elsewhere",
-        digest=installed.digest,
-        kept={"kernels/sm_80.cubin": "opened"},
-        kept_bytes=0,
-        unused={},
-    )
-    suite = suite_of_run("run", usage_of(), (), [plan])
-    kernels, _ = report_image(place, suite).code_files
+    opened = {"kernels/sm_80.cubin": 1}
+    plan = planned_files({}, opened, site="/elsewhere", digest=installed.digest).plan
+    suite = suite_of_run("run", usage_of(), [plan])
+    kernels, _ = report_image(place, suite).libraries
     assert kernels.slimmable_by is SlimmableBy.PLAN
     assert kernels.slimmable_bytes == kernels.size - sizes["kernels/sm_80.cubin"]
 

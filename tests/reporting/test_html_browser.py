@@ -22,8 +22,8 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
+from tests.support.code_files import planned_files
 from tests.support.libraries import QUICKSTART_LIBRARY
-from tests.support.reports import code_files
 from tests.support.usages import Launched, with_launches
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -116,10 +116,10 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         library=replace(library.plan.library, path=f"/opt/{HOSTILE}/libquickstart.so"),
         notes=(HOSTILE,),
     )
-    analysis = replace_fields(analysis, libraries=(replace_fields(library, plan=plan),))
+    files = planned_files({"k/a.cubin": 400}, {f"{HOSTILE}.cubin": 600}, distribution=HOSTILE)
+    analysis = replace_fields(analysis, libraries=(replace_fields(library, plan=plan), files))
     report = build_report(analysis, options, run_id=HOSTILE, directory="run", files=())
     report = replace(report, warnings=(HOSTILE,), crossed=(HOSTILE,), not_covered=(HOSTILE,) * 4)
-    report = replace(report, code_files=(code_files(distribution=HOSTILE, note=HOSTILE),))
     usage = with_launches(
         replace(usage, contexts=(*usage.contexts, hostile_test)),
         *(Launched(use.name, context=1, launches=3) for use in uses),
@@ -242,7 +242,7 @@ def test_no_header_is_cut(page: Page, contents: ReportContents, tmp_path: Path) 
 
 def test_long_names_keep_their_ends(page: Page, contents: ReportContents, tmp_path: Path) -> None:
     """Kernels of a family have names that differ at the end."""
-    (library,) = contents.libraries
+    library, _ = contents.libraries
     names = tuple(f"gemm_{'x' * 200}_{number}_of_the_family" for number in range(3))
     plan = replace(library.plan, unused_kernels=names)
     many = another(

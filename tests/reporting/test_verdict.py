@@ -13,9 +13,11 @@ from pytest_negativa.models.verdict import (
     ProvedLibrary,
     Verdict,
 )
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.verdict import render_verdict
+from pytest_negativa.verifying.opened_files import judge_files
+from tests.support.code_files import planned_files
 from tests.support.defaults import DEFAULTS
-from tests.support.reports import proved_files
 
 
 def proved(granularity: str, left: int) -> Verdict:
@@ -83,10 +85,18 @@ def test_what_is_left(granularity: str, left: int, text: str) -> None:
 
 
 def test_a_distribution_without_unused_files_has_no_line() -> None:
-    files = (proved_files(), proved_files(distribution="others", files=0, size=0))
-    verdict = replace(proved("element", 0), files=files)
+    plans = [
+        planned_files({"k/a.cubin": 300}, {}).plan,
+        planned_files({}, {"k/b.cubin": 300}, distribution="others").plan,
+    ]
+    installed = {(plan.library.path, str(plan.library.sha256)) for plan in plans}
+    opens = Opens({"/site/k/a.cubin": 1})
+    verdict = proved("element", 0)
+    files = tuple(judge_files(plans, [opens], installed))
+    verdict = replace(verdict, libraries=(*verdict.libraries, *files))
 
     shown = "\n".join(render_verdict(verdict, Path("verdict.json"), DEFAULTS.reports))
 
-    assert "3 files of some-kernels 1.0: no process opened any." in shown
+    name = "some-kernels (files)"
+    assert f"{name}: opened while the tests ran on the copies, so kept: k/a.cubin" in shown
     assert "others" not in shown

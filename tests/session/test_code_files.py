@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.storage.lockfile import load_lock
+from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.runs import Run
 from tests.support.builders import CubinSpec, build_cubin
 from tests.support.faults import PlantedFault
 from tests.support.sites import make_wheel, pip_install
@@ -78,24 +81,32 @@ def lock_of(project: VerifiedProject, *arguments: str) -> set[str]:
     """The names of the files that the lock of the last run keeps."""
     project.negativa("lock", *arguments)
     [files] = load_lock(project.folder / "negativa.lock").files
-    assert (files.files, files.kept_files) == (len(NAMES), len(files.kept))
-    return {Path(name).stem for name in files.kept}
+    assert (files.elements, files.kept_elements) == (len(NAMES), len(files.kept))
+    return {Path(str(code.detail)).stem for code in files.kept}
+
+
+def plan_of(project: VerifiedProject) -> LibraryPlan:
+    """The plan of the files of the last run."""
+    [plan] = (plan for plan in load_plans(Run(project.run_folder)) if plan.is_files)
+    return plan
 
 
 @pytest.mark.slow
 def test_what_any_process_opens_is_used(traced: VerifiedProject) -> None:
-    [plan] = json.loads((traced.run_folder / "files.json").read_text())["distributions"]
-    assert {Path(name).stem for name in plan["kept"]} == set(OPENED)
-    [row] = json.loads((traced.run_folder / "report.json").read_text())["code_files"]
-    assert (row["files"], row["unused_files"]) == (len(NAMES), 3)
+    plan = plan_of(traced)
+    assert {Path(str(d.detail)).stem for d in plan.decisions if d.kept} == set(OPENED)
+    assert len(plan.decisions) == len(NAMES)
+    # Negativa-ML's format has spans of one file.
+    assert len([*(traced.run_folder / "spans").iterdir()]) == 1
 
 
 @pytest.mark.slow
 def test_all_totals_count_them(traced: VerifiedProject) -> None:
     report = json.loads((traced.run_folder / "report.json").read_text())
-    [library], [files] = report["libraries"], report["code_files"]
+    files, library = sorted(report["libraries"], key=lambda row: not row["is_files"])
+    assert not library["is_files"]
     code = library["code_bytes"] + files["size"]
-    unused = sum(part["bytes"] for part in library["unused"]) + files["unused_bytes"]
+    unused = sum(part["bytes"] for row in (library, files) for part in row["unused"])
     text = traced.negativa("report").stdout
     assert "in 1 library and 9 files that are GPU code is unused" in text
     assert traced.negativa("report", f"--max-gpu-code={code}").returncode == 0
@@ -104,7 +115,7 @@ def test_all_totals_count_them(traced: VerifiedProject) -> None:
         assert "max_gpu_code: there are" in crossed.stderr
     assert f"  {format_bytes(unused)}\n" in traced.negativa("diff").stdout
     traced.negativa("report", "baseline:base.json")
-    [_, row] = json.loads((traced.folder / "base.json").read_text())["libraries"]
+    *_, row = json.loads((traced.folder / "base.json").read_text())["libraries"]
     assert sum(part[-1] for part in row["rows"]) == files["size"]
     same = traced.negativa("diff", "base.json", traced.run_folder.name).stdout
     assert "No code differs in 2 libraries" in same
@@ -115,9 +126,9 @@ def test_unused_files_are_proved_locked_and_removed(
     traced: VerifiedProject, tmp_path: Path
 ) -> None:
     assert "\nPROVED" in traced.verify()
-    [row] = traced.verdict["files"]
-    assert (row["files"], row.get("opened"), row.get("unseen")) == (3, [], None)
-    proved = sum(one["unused_bytes"] for one in traced.verdict["libraries"]) + row["size"]
+    [row] = (row for row in traced.verdict["libraries"] if row["path"].endswith("(files)"))
+    assert (row["status"], row["unused_elements"], row["notes"]) == ("proved", 3, [])
+    proved = sum(one["unused_bytes"] for one in traced.verdict["libraries"])
     assert f"without {format_bytes(proved)} of GPU code" in traced.negativa("report").stdout
     assert lock_of(traced) == set(OPENED)
     site = tmp_path / "site"
@@ -130,14 +141,12 @@ def test_unused_files_are_proved_locked_and_removed(
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A test opens a file of GPU code on the copies alone, not when it was traced.",
-    says="1 file of some-kernels 1.0 was opened while the tests ran on the copies; it is kept",
+    says="opened while the tests ran on the copies, so kept: kernels/late.cubin",
 )
 def test_a_file_that_is_opened_in_a_round_alone(
     traced: VerifiedProject, fault: PlantedFault
 ) -> None:
     fault.check(traced.verify(FAULT="late"))
-    [row] = traced.verdict["files"]
-    assert row["opened"] == ["kernels/late.cubin"]
     assert lock_of(traced) == {*OPENED, "late"}
 
 
@@ -145,12 +154,17 @@ def test_a_file_that_is_opened_in_a_round_alone(
 @pytest.mark.parametrize("how", ["closes", "replaces"])
 @pytest.mark.planted_fault(
     "A test closes the descriptor of the watch, or replaces a file and opens the new one.",
-    says="some-kernels: all files are kept: nothing tells what else was opened",
+    says="some-kernels (files): all files are kept: nothing tells what else was opened",
 )
 def test_a_watch_that_is_lost(tmp_path: Path, fault: PlantedFault, how: str) -> None:
     project = make_project(tmp_path)
     fault.check(project.pytest("-q", "--negativa", HARM=how).stdout)
-    [plan] = json.loads((project.run_folder / "files.json").read_text())["distributions"]
-    assert not plan["unused"]
-    left_out = "left out: files of some-kernels 1.0: nothing tells what else was opened"
+    assert not plan_of(project).unused_bytes
+    left_out = "left out: some-kernels (files): all files are kept: nothing tells what else was"
     assert left_out in project.negativa("lock", "--unproved").stdout
+
+
+@pytest.mark.slow
+def test_no_list_of_kernels_has_them(traced: VerifiedProject) -> None:
+    listing = json.loads(traced.negativa("kernels", "--json").stdout)
+    assert [Path(one["path"]).suffix for one in listing["rows"]] == [".so"]

@@ -102,6 +102,7 @@ def row(folder: Path) -> dict[str, Any]:
         "notes": [],
         "trimmed": None,
         "version": None,
+        "is_files": False,
     }
 
 

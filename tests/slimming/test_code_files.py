@@ -23,7 +23,6 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.code_files import FilesPlan
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import Origin, SlimRow, SlimStatus
@@ -47,6 +46,7 @@ from tests.support.builders import (
     build_ptx,
     build_region,
 )
+from tests.support.code_files import planned_files
 from tests.support.faults import PlantedFault
 from tests.support.kills import FULL_DISK, points, run
 from tests.support.libraries import NEGATIVA
@@ -187,7 +187,7 @@ def test_files_that_were_not_kept(site: Path, fault: PlantedFault) -> None:
     slim_trees(request, on_start=lost.extend)
     assert [origin and origin.name for _path, origin in lost] == ["kernels"] * 3
     [row] = undo_trees([site])
-    assert (row.path, row.status) == ("kernels 1.0", SlimStatus.FAILED)
+    assert (row.path, row.status) == ("kernels/", SlimStatus.FAILED)
     fault.check(row.detail or "")
     # The way to a later installation stays.
     assert json.loads((site / MANIFEST_NAME).read_text())["removed"]
@@ -376,18 +376,11 @@ def locked(site: Path, *kept: str) -> Lock:
     """A lock that keeps these of the files."""
     [one] = find_code_distributions([str(site)])
     sizes = {name: int(row.size) for name, row in one.rows.items()}
-    stays = {name for name in one.rows if Path(name).name in kept}
-    plan = FilesPlan(
-        distribution=one.name,
-        version=one.version,
-        site=str(site),
-        digest=one.digest,
-        kept=dict.fromkeys(stays, "opened"),
-        kept_bytes=sum(sizes[name] for name in stays),
-        unused={name: size for name, size in sizes.items() if name not in stays},
-    )
-    files = tuple(judge_files([plan], [], {(str(site), one.digest)}))
-    return make_lock("run", [], replace(verdict_of(), files=files), Places().of, files=[plan])
+    opened = {name: sizes.pop(name) for name in one.rows if Path(name).name in kept}
+    plan = planned_files(sizes, opened, site=str(site), distribution=one.name, digest=one.digest)
+    library = plan.plan.library
+    files = tuple(judge_files([plan.plan], [], {(library.path, one.digest)}))
+    return make_lock("run", [plan], replace(verdict_of(), libraries=files), Places().of)
 
 
 def by_lock(site: Path, *kept: str, lock: Lock | None = None) -> list[SlimRow]:

@@ -142,7 +142,7 @@ def test_marks_of_a_conflict(fault: PlantedFault) -> None:
     says="make the lock again (negativa lock --run run)",
 )
 def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
-    fault.check(refusal(TEXT.replace(b"format_version: 3", b"format_version: 2")))
+    fault.check(refusal(TEXT.replace(b"format_version: 4", b"format_version: 3")))
 
 
 def test_messages_stay_short_and_harmless() -> None:
@@ -151,13 +151,13 @@ def test_messages_stay_short_and_harmless() -> None:
     for text in (
         TEXT.replace(b"include:", long + b":"),
         TEXT.replace(b"  run: run", b"  run: !" + long),
-        TEXT.replace(b"format_version: 3", b"format_version: 2").replace(
+        TEXT.replace(b"format_version: 4", b"format_version: 3").replace(
             b"run: run", b"run: " + long
         ),
         TEXT.replace(b"path: lib/", b"path: " + long),
     ):
         assert len(refusal(text)) < 1200
-    old = TEXT.replace(b"format_version: 3", b"format_version: 2")
+    old = TEXT.replace(b"format_version: 4", b"format_version: 3")
     assert "--run 'a; rm -rf b'" in refusal(old.replace(b"run: run", b"run: a; rm -rf b"))
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KernelUse, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, CodeFilesRow, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.trace import Context, Phase
-from pytest_negativa.models.verdict import ProvedFiles
 from pytest_negativa.reporting.rows import library_row
+from tests.support.code_files import planned_files
 
 DECISIONS = (
     Decision(100, 200, True, "loaded", "test_a"),
@@ -50,32 +50,11 @@ def row(name: str = "libours.so", **changes: Any) -> LibraryRow:
     return replace(library_row(PLAN), **{"path": f"/lib/{name}", **changes})
 
 
-def code_files(**changes: Any) -> CodeFilesRow:
+def code_files(**changes: Any) -> LibraryRow:
     """The files of a distribution that are GPU code: 10 of 1,000 bytes, 4 of 400 unused."""
-    base = CodeFilesRow(
-        distribution="some-kernels",
-        version="1.0",
-        files=10,
-        size=1000,
-        unused_files=4,
-        unused_bytes=400,
-    )
-    return replace(base, **changes)
-
-
-def proved_files(**changes: Any) -> ProvedFiles:
-    """Three unused files of a distribution, which no test opened."""
-    base = ProvedFiles(
-        distribution="some-kernels",
-        version="1.0",
-        site="/site",
-        files=3,
-        size=1000,
-        unused_sha256="0",
-        opened=(),
-        opened_bytes=0,
-    )
-    return replace(base, **changes)
+    sizes = {f"{number}.cubin": 100 for number in range(10)}
+    unused = {name: sizes.pop(name) for name in list(sizes)[:4]}
+    return replace(library_row(planned_files(unused, sizes).plan), **changes)
 
 
 def report(*rows: LibraryRow, **changes: Any) -> RunReport:

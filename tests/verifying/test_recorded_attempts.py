@@ -5,6 +5,9 @@ The nightly run verifies end to end again, and compares what it records (``.ci/n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pytest_negativa.reporting.rows import proof_row
 from pytest_negativa.verifying import judge as judging
 from tests.support.attempts import read_recorded
 
@@ -27,3 +30,13 @@ def test_recorded_attempts_lead_to_the_recorded_verdicts() -> None:
 def test_they_prove_and_refuse() -> None:
     verdicts = [r.verdict for attempts in read_recorded().values() for r in attempts]
     assert any(v.proved for v in verdicts) and any(not v.proved for v in verdicts)
+
+
+def test_a_verdict_that_proves_nothing_proves_no_files() -> None:
+    name = "tests/session/test_code_files.py::test_unused_files_are_proved_locked_and_removed"
+    [recorded] = read_recorded()[name]
+    verdict = judging.judge(replace(recorded.attempt, problems=("a fault",)))
+    for found, status in (recorded.verdict, "proved"), (verdict, "not proved"):
+        assert {row.status.value for row in found.libraries} == {status}
+        assert any(row.path.endswith("(files)") for row in found.libraries)
+    assert proof_row(verdict).proved_bytes == 0

@@ -49,6 +49,7 @@ const REASONS = {
   "wrong-arch": [3, "For other GPUs"],
   "no-used-kernel": [2, "Fits the tested GPU, but no test used a kernel of its region (no used kernel)"],
   "unreachable-kernel": [2, "Kernels that no test used, inside code that stays (unreachable kernel)"],
+  "not-opened": [2, "A file that is GPU code, and no test opened it (not opened)"],
   "loaded": [0, "Loaded by the tests"],
   "memory-image": [0, "Loaded by the tests, unpacked by the library itself"],
   "incomplete": [1, "More may have been used than the trace knows"],

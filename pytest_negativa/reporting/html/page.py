@@ -153,7 +153,7 @@ class _Builder:
                     row,
                     index(section),
                     index(block.kind.value),
-                    index(str(block.arch)),
+                    index("unknown" if plan.is_files else str(block.arch)),
                     region,
                     decision.start,
                     decision.size,

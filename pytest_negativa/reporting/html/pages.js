@@ -40,10 +40,10 @@ function notes({ report, part, proof }) {
 }
 
 function overview(data, path) {
-  const { report } = data, rows = report.libraries, codeFiles = report.code_files;
-  const neverOpened = sum(codeFiles.map((row) => row.unused_bytes)), ofCodeFiles = sum(codeFiles.map((row) => row.size));
-  const code = sum(rows.map((row) => row.code_bytes)) + ofCodeFiles, unused = sum(rows.map(unusedOf)) + neverOpened;
-  const files = sum(rows.map((row) => row.size)) + ofCodeFiles;
+  const { report } = data, rows = report.libraries;
+  const neverOpened = sum(rows.flatMap((row) => row.unused).filter((part) => part.reason === "not-opened").map((part) => part.bytes));
+  const code = sum(rows.map((row) => row.code_bytes)), unused = sum(rows.map(unusedOf)), files = sum(rows.map((row) => row.size));
+  const codeFiles = rows.filter((row) => row.is_files), ofCodeFiles = sum(codeFiles.map((row) => row.size));
   const kernels = sum(rows.map((row) => row.kernels)), used = sum(rows.map((row) => row.used_kernels));
   const width = Math.min(1240, innerWidth - 40) > 820 ? HALF_WIDTH : Math.max(260, innerWidth - 60);
   const tile = (href, figure, name, text) => make("a", { class: "tile", href }, make("span", { class: "name" }, name), make("b", {}, figure), make("span", {}, text));
@@ -51,15 +51,15 @@ function overview(data, path) {
   const tests = count ? (count === 1 ? "this test" : `these ${formatCount(count)} tests`) : data.hasTests ? "the tests" : "this run";
   const pieces = [
     make("h1", {}, !code ? "No GPU code was loaded" : `${formatShare(unused, code)} of the GPU code was not used by ${tests}`),
-    make("p", { class: "lead" }, `The run loaded ${plural(rows.length, "library", "libraries")} with ${formatBytes(code - ofCodeFiles)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
-      (codeFiles.length ? `${plural(sum(codeFiles.map((row) => row.files)), "file that is GPU code adds", "files that are GPU code add")} ${formatBytes(ofCodeFiles)}. ` : "") +
+    make("p", { class: "lead" }, `The run loaded ${plural(rows.length - codeFiles.length, "library", "libraries")} with ${formatBytes(code - ofCodeFiles)} of GPU code on ${report.devices.join(", ") || "an unknown device"}. ` +
+      (codeFiles.length ? `${plural(sum(codeFiles.map((row) => row.elements)), "file that is GPU code adds", "files that are GPU code add")} ${formatBytes(ofCodeFiles)}. ` : "") +
       `${formatBytes(unused)} of it did nothing for the tests; ${formatBytes(code - unused)} stays.`),
     ...notes(data),
     make("div", { class: "tiles" },
       tile("#/libraries", formatBytes(unused), "Removable", `${formatShare(unused, files)} of ${formatBytes(files)} of ${codeFiles.length ? "files" : "libraries"}`),
       tile("#/elements?reason=wrong-arch", formatBytes(sum(rows.map((row) => unusedBy(row, 3, data)))), "For other GPUs", "never loaded by the tested GPU"),
-      tile("#/elements?reason=no-used-kernel", formatBytes(sum(rows.map((row) => unusedBy(row, 2, data)))), "No test used it", "fits the tested GPU"),
-      codeFiles.length ? tile("#/", formatBytes(neverOpened), "Never opened", "files that are GPU code") : null,
+      tile("#/elements?reason=no-used-kernel", formatBytes(sum(rows.map((row) => unusedBy(row, 2, data))) - neverOpened), "No test used it", "fits the tested GPU"),
+      codeFiles.length ? tile("#/elements?reason=not-opened", formatBytes(neverOpened), "Never opened", "files that are GPU code") : null,
       tile("#/kernels?state=used", `${formatCount(used)} of ${formatCount(kernels)}`, "Kernels used", `${formatShare(used, kernels)} of those that fit the tested GPU`)),
   ];
   const map = data.elements.length ? new Treemap(data, path, (zoomed) => history.replaceState(null, "", zoomed.length ? `#/map/${zoomed.map(encodeURIComponent).join("/")}` : "#/")) : null;
@@ -81,14 +81,6 @@ function pictures(data, width) {
     bars.push([`${others.length} more`, "#/libraries", merged, formatBytes(sum(others.map((row) => row.code_bytes)))]);
   }
   half(() => card("GPU code by library", null, legend(present(data)), barRows(bars)));
-
-  if (report.code_files.length) {
-    const kept = report.code_files.filter((row) => row.note).map((row) => `All files of ${row.distribution} are kept: ${row.note}.`);
-    half(() => card("Files that are GPU code", kept.join(" ") || null,
-      make("ul", { class: "legend" }, make("li", {}, swatch(0), "Stays"), make("li", {}, swatch(2), "Never opened")),
-      barRows(report.code_files.map((row) => [`${row.distribution} ${row.version}: ${formatCount(row.unused_files)} of ${plural(row.files, "file", "files")} never opened`, null,
-        [["used", row.size - row.unused_bytes], ["idle", row.unused_bytes]], `${formatBytes(row.unused_bytes)} of ${formatBytes(row.size)}`]), "tall")));
-  }
 
   const archs = new Map();
   for (let i = 0; i < elements.length; i++) {

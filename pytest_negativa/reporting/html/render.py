@@ -55,7 +55,7 @@ def _hash(text: str) -> str:
 
 
 def _summary(report: RunReport) -> str:
-    holders = format_holders(len(report.libraries), sum(row.files for row in report.code_files))
+    holders = format_holders(*report.holders)
     return (
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
         f"({format_share(report.unused_bytes, report.code_bytes)}) in {holders} is unused on "
