@@ -61,7 +61,7 @@ class PublicKernels:
 
     def pytest_negativa_libraries(self, usage: Usage) -> None:
         """Adds no library: this is the hook that sees what was traced."""
-        self._used = {kernel.name for image in usage.iter_images() for kernel in image.kernels}
+        self._used = {name for image in usage.iter_images() for name in image.kernels}
 
     def pytest_negativa_keep_element(self, library: LibraryMap, element: Element) -> str | None:
         for kernel in library.kernels_of(element.content):

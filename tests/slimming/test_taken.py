@@ -244,18 +244,10 @@ def test_record_that_was_replaced(
 ) -> None:
     from pytest_negativa.errors import StoreError
     from pytest_negativa.installed import record as records
-    from pytest_negativa.installed.record import RecordLine
 
     record = site.info / "RECORD"
     newer = record.read_bytes() + b"another.py,,\n"
-    real = records._update
-
-    def update(text: str, row: list[str], line: RecordLine | None) -> str:
-        if record.read_bytes() != newer:
-            by_rename(record, newer)
-        return real(text, row, line)
-
-    monkeypatch.setattr(records, "_update", update)
+    before_each(monkeypatch, records, "path_of", lambda: by_rename(record, newer))
     with pytest.raises(StoreError) as caught:
         slim(site)
     fault.check(str(caught.value))

@@ -152,8 +152,11 @@ def _split(
     a PT_LOAD of their own.
     """
     file_end, memory_end = load.p_offset + load.p_filesz, load.p_offset + load.p_memsz
-    pieces = list(minus([(load.p_offset, file_end)], holes)) or [Span(load.p_offset, file_end)]
-    starts = [piece.start for piece in pieces[1:]] + [memory_end]
+    pieces = list(minus([(load.p_offset, file_end)], holes))
+    # The zeros of a segment stay behind a gap; of one that is all gap nothing does.
+    if memory_end > file_end and (not pieces or (pieces[-1].end < file_end and not zeros)):
+        pieces.append(Span(file_end, file_end))
+    starts = [*(piece.start for piece in pieces), memory_end][1:]
     for (start, end), next_start in zip(pieces, starts, strict=True):
         mapped_end = next_start if zeros or end == file_end else end
         flags = load.p_flags
