@@ -80,7 +80,7 @@ def slim_costs(site: str, device: ComputeCapability, before: Path, to: Path) -> 
             subprocess.run(["cp", "-al", site, copy], check=True)
             # One thread, as the floor.
             words = ["slim", option, f"sm_{device.major}{device.minor}", "--jobs=1"]
-            costs.append(run_tree([*words, "--no-load-check", copy], tree))
+            costs.append(run_tree([*words, copy], tree))
             if tree == _HERE:
                 pairs = [(p, copy / p.relative_to(site)) for p in find_libraries(site).paths]
                 slimmed = [p for p in pairs if p[0].stat().st_size != p[1].stat().st_size]

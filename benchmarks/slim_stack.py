@@ -57,7 +57,6 @@ def main() -> None:
     print_load()
     lock = ["--lock", str(arguments.lock), "--strip-others"]
     _measure(arguments.site, arguments.to, "lock", lock)
-    _measure(arguments.site, arguments.to, "lock, unchecked", [*lock, "--no-load-check"])
     _measure(arguments.site, arguments.to, "never loaded", [*lock, "--drop-never-loaded"])
     archs = ["--arch", arguments.arch, "--strip-others"]
     _measure(arguments.site, arguments.to, "lock and archs", [*lock[:2], *archs])

@@ -1,7 +1,7 @@
 """Located libraries to plans: what stays, what is unused, and why. Reads no library bytes.
 
 Missing data means keep: the plan calls code unused only if it is known to be unused. The labels
-"wrong arch" and "no used kernel" come from ``_Planner._decide``. Without a trace
+"for other GPUs" and "no used kernel" come from ``_Planner._decide``. Without a trace
 ``planning.without_trace`` decides.
 """
 

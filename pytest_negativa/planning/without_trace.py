@@ -6,8 +6,8 @@ machine code that runs on one of the devices stays, and the PTX and LTO-IR neare
 Relocatable code (``__nv_relfatbin``) counts as such: code that is linked for a device stays. So
 does a linked region that the driver links it anew for.
 
-All other code that can be read is labelled "wrong arch" (``_decide``). For a traced run the label
-comes from ``planning.decide``.
+All other code that can be read is "for other GPUs" (``_decide``). For a traced run this label comes
+from ``planning.decide``.
 """
 
 from __future__ import annotations
