@@ -227,7 +227,7 @@ def test_a_narrow_window_tells_the_state_in_words(page: Page) -> None:
 def test_no_header_is_cut(page: Page, contents: ReportContents, tmp_path: Path) -> None:
     """Each column has room for its title, and for the mark of the order."""
     report = replace(contents.report, replay="No GPU: replaying")
-    usage = replace(contents.usage, launches=())
+    usage = replace(contents.usage, launches={})
     lookups = another(page, replace_fields(contents, report=report, usage=usage), tmp_path)
     cut = (
         "return [...document.querySelectorAll('th button')].filter((button) => {"

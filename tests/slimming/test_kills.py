@@ -70,7 +70,7 @@ class Workplace:
         return run(command, below or self.folder, at=at, by=by)
 
     def slim_by_arch(self) -> Ended:
-        how = ["--arch", "sm_80", "--force-arch", "--no-load-check"]
+        how = ["--arch", "sm_80", "--force-arch"]
         return run([NEGATIVA, "slim", *how, *self._keep, self.site], self.folder)
 
     def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:

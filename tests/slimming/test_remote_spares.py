@@ -71,7 +71,7 @@ def test_diff_of_trees_has_the_code_that_inspect_has(site: Made, tmp_path: Path)
     done = CliRunner().invoke(main, ["diff", before, after, "--json"], catch_exceptions=False)
 
     assert (done.exit_code, done.stderr) == (0, "")
-    libraries = json.loads(done.stdout)["difference"]["libraries"]
+    libraries = json.loads(done.stdout)["libraries"]
     for side, archive in (("before", before), ("after", after)):
         told = sum(one["code"][side] for one in libraries)
         assert told == sum(row.code_bytes for row in report_image(Path(archive)).libraries)

@@ -42,7 +42,7 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import trailer_offset
-from tests.support.compacting import SOURCE, build, needs_compiler
+from tests.support.compacting import needs_compiler
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
 from tests.support.faults import PlantedFault
 from tests.support.libraries import PLAIN
@@ -469,35 +469,6 @@ def test_the_message_of_a_missing_spare_advises_what_helps(
 
 
 # A library that reads its own file.
-CHECKS_ITSELF = """
-#include <dlfcn.h>
-#include <fstream>
-#include <iterator>
-#include <unistd.h>
-__attribute__((constructor)) static void check() {
-    Dl_info info;
-    dladdr(reinterpret_cast<void *>(check), &info);
-    std::ifstream file(info.dli_fname, std::ios::binary);
-    std::string bytes((std::istreambuf_iterator<char>(file)), {});
-    if (bytes.find(std::string("[negativa] its") + " spare") != std::string::npos) _exit(3);
-}
-"""
-
-
-@pytest.mark.slow
-def test_a_library_that_checks_its_own_file_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "libraries"
-    folder.mkdir()
-    shutil.copy(build(tmp_path / "built", source=SOURCE + CHECKS_ITSELF), folder)
-    before = digests(folder)
-    options = SlimOptions(spare=SparePolicy(tmp_path / "spares"))
-    request = SlimRequest(
-        paths=(folder,), lock=None, devices=(SM_80,), force_archs=True, options=options
-    )
-    [row] = slim_trees(request).rows
-    assert row.status is SlimStatus.LEFT
-    assert "it can't be loaded, though the original can" in (row.detail or "")
-    assert digests(folder).items() >= before.items()
 
 
 def test_what_a_killed_slim_left_is_removed(site: Made, tmp_path: Path) -> None:
