@@ -16,24 +16,21 @@ _OF_A_TOOL = ("uv-receipt.toml", "pipx_metadata.json")
 def find_active(
     environ: Mapping[str, str], here: Path, *, or_own: bool
 ) -> tuple[tuple[Path, ...], str]:
-    """The package folders of VIRTUAL_ENV, CONDA_PREFIX or ``.venv``, and which of them it is.
+    """The folder of VIRTUAL_ENV, CONDA_PREFIX or ``.venv``, and which of them it is.
 
     Args:
         environ: the environment variables.
         here: the folder that may have a ``.venv``.
-        or_own: without any of them, take that of the interpreter that runs.
+        or_own: without any of them, take the packages of the interpreter that runs.
 
     Raises:
         OptionError: there is none, or that of the interpreter has negativa alone.
     """
-    local = here / ".venv"
-    if (folder := environ.get("VIRTUAL_ENV")) is not None:
-        return _packages(Path(folder)), "VIRTUAL_ENV"
-    if (folder := environ.get("CONDA_PREFIX")) is not None:
-        # Conda has libraries outside site-packages, too.
-        return (Path(folder),), "CONDA_PREFIX"
-    if local.is_dir():
-        return _packages(local), ".venv"
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if (folder := environ.get(name)) is not None:
+            return (Path(folder),), name
+    if (local := here / ".venv").is_dir():
+        return (local,), local.name
     if not or_own:
         raise OptionError(
             "no PATH, and no active environment (VIRTUAL_ENV, CONDA_PREFIX or .venv): name the "
@@ -46,9 +43,3 @@ def find_active(
         )
     own = dict.fromkeys(Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib"))
     return tuple(filter(Path.is_dir, own)), "the Python that runs negativa"
-
-
-def _packages(folder: Path) -> tuple[Path, ...]:
-    """The site-packages folders of a virtual environment; itself if it has none."""
-    found = {path.resolve() for path in folder.glob("lib*/python*/site-packages")}
-    return tuple(sorted(found)) or (folder,)

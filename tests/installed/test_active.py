@@ -12,18 +12,11 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.installed.active import find_active
 
 
-def make_venv(folder: Path) -> Path:
-    (packages := folder / "lib" / "python3.12" / "site-packages").mkdir(parents=True)
-    (folder / "lib64").symlink_to("lib")
-    return packages
-
-
 def test_the_order(tmp_path: Path) -> None:
     venv, conda, here = tmp_path / "venv", tmp_path / "conda", tmp_path / "here"
-    local = make_venv(here / ".venv")
+    (local := here / ".venv").mkdir(parents=True)
     environ = {"VIRTUAL_ENV": str(venv), "CONDA_PREFIX": str(conda)}
-    packages = make_venv(venv)
-    assert find_active(environ, here, or_own=False) == ((packages,), "VIRTUAL_ENV")
+    assert find_active(environ, here, or_own=False) == ((venv,), "VIRTUAL_ENV")
     del environ["VIRTUAL_ENV"]
     assert find_active(environ, here, or_own=False) == ((conda,), "CONDA_PREFIX")
     assert find_active({}, here, or_own=False) == ((local,), ".venv")
@@ -33,7 +26,7 @@ def test_the_order(tmp_path: Path) -> None:
 
 
 def test_one_that_is_gone_is_no_other(tmp_path: Path) -> None:
-    make_venv(tmp_path / ".venv")
+    (tmp_path / ".venv").mkdir()
     gone = tmp_path / "gone"
     assert find_active({"VIRTUAL_ENV": str(gone)}, tmp_path, or_own=True)[0] == (gone,)
 
