@@ -363,3 +363,17 @@ def test_shards_that_count_launches(tmp_path: Path) -> None:
     assert "nothing proves a plan for tests of several" in refused
     for asked in (project.verify(status=1), project.negativa("verify", status=1).stderr):
         assert "it unites several runs; verify each of them" in asked
+
+
+@pytest.mark.slow
+def test_a_trace_that_is_a_link_is_not_copied(project: Project) -> None:
+    """A run that comes from elsewhere must not bring files of this machine into another run."""
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    project.pytest("-q", "--negativa")
+    [run] = project.runs()
+    project.write("secret", "wJalrXUtnFEMI\n")
+    (run / "trace" / "other.jsonl").symlink_to(project.folder / "secret")
+    done = project.negativa("combine", run, status=1)
+    assert "a link, which is not followed" in done.stderr
+    files = (path for path in project.results.rglob("*") if path.is_file())
+    assert not [p for p in files if "wJalr" in p.read_text("latin-1") and not p.is_symlink()]
