@@ -27,6 +27,7 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
     WorkDifference,
+    WorkKind,
 )
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
@@ -52,6 +53,7 @@ from pytest_negativa.verifying.same_work import (
     details_by_library,
     name_holders,
     reasons_of_work,
+    refused_work,
 )
 
 # Outcomes of a test that make a session end with status 1.
@@ -66,7 +68,14 @@ def judge(attempt: Attempt) -> Verdict:
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
-    work = () if reasons else _compare_work(attempt, tests, flaky)
+    work = _compare_work(attempt, tests, flaky, refusals_only=bool(reasons))
+    if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
+        # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
+        work = tuple(d for d in work if d.kind is not WorkKind.REFUSED)
+        reasons.append(
+            "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
+            "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
+        )
     changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
     reasons += reasons_of_work(work, attempt.usage)
     if changes and any(d.tolerance is None for d in work):
@@ -119,7 +128,7 @@ def judge(attempt: Attempt) -> Verdict:
 
 
 def _compare_work(
-    attempt: Attempt, tests: TestEvidence, flaky: Collection[str]
+    attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, refusals_only: bool
 ) -> tuple[WorkDifference, ...]:
     runs, places = attempt.originals, Places(attempt.reconstruction)
     losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
@@ -132,7 +141,12 @@ def _compare_work(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
-    return name_holders(work, attempt.traced.planned)
+    if refusals_only:
+        work = tuple(d for d in work if d.kind is WorkKind.REFUSED)
+    named = name_holders(work, attempt.traced.planned)
+    planned = {plan.library.path for plan in attempt.plans}
+    # Programs ask the driver for code of their own that is not there, too.
+    return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
 def work_of_rounds(
@@ -149,12 +163,10 @@ def work_of_rounds(
         reconstruction: the copies that they ran on.
     """
     places = Places(reconstruction)
-    return compare_work(
-        Work.of(attempt.traced.usage, places),
-        Work.of(usage, places),
-        originals,
-        flaky,
-        launches=attempt.compare_launches,
+    traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
+    return (
+        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
+        *refused_work(traced, copies, (*originals.all_tests, *originals.without_flaky)),
     )
 
 
@@ -169,7 +181,8 @@ def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
     """
     verdict = judge(attempt)
     runs, limit = attempt.originals, attempt.settings.rerun
-    if not verdict.other_work or not limit or verdict.changes:
+    seen = {work.kind for work in verdict.other_work}
+    if not seen or WorkKind.REFUSED in seen or not limit or verdict.changes:
         return ()
     flaky = {v.nodeid for v in verdict.tests if v.flaky}
     others = tuple(v.nodeid for v in verdict.tests if not v.flaky)
