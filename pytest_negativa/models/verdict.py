@@ -54,6 +54,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         trimmed: what was overwritten inside kept cubins, by file offset of the payload or frame:
             offsets in the unpacked cubin.
         trimmed_code_bytes: how much code that is, unpacked.
+        watched_bytes: how much of ``spans`` was armed: whoever touched it would be a difference.
         left_bytes: GPU code that stays in the copy, packed as it is there.
         detail: the reason if it isn't proved.
         notes: remarks on the copy, such as code that could not be removed from it.
@@ -78,6 +79,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     copy_size: NonNegative | None = None
     processes: NonNegative
     spans: tuple[Span, ...]
+    watched_bytes: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
 
@@ -135,6 +137,11 @@ class WorkKind(str, enum.Enum):
     NOT_LAUNCHED = "launched when traced, but not on the copies"
     LAUNCHED = "launched on the copies, but not when traced"
     REFUSED = "refused by the driver on the copies alone"
+    TOUCHED = "removed, and touched on the copies"
+
+
+NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
+"""What shows by itself that removed code was needed, and which."""
 
 
 class Tolerance(str, enum.Enum):
@@ -253,7 +260,7 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         if self.found_by is FoundBy.REFUSAL:
             return f"the driver refused it to {self.test}"
         if self.found_by is FoundBy.TOUCH:
-            return f"touched by tests that fail without it or other code, such as {self.test}"
+            return f"touched on the copies by {self.test}"
         if self.complete:
             return f"needed by {self.test}, found by bisection"
         return "kept: the search for what is needed is not finished"

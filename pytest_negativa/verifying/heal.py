@@ -19,6 +19,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import (
+    NEEDS,
     FoundBy,
     Healing,
     NeededSpan,
@@ -54,6 +55,8 @@ _ELSEWHERE = {
     "removed code is the cause",
 }
 """Why nothing is given back for tests that fail with everything given back."""
+
+_FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 
 _WorkKey = tuple[object, ...]
 
@@ -184,10 +187,10 @@ def search(
     budget: _Budget,
 ) -> SearchResult:
     """Find what must be given back for the tests that fail in an attempt."""
-    if refused := list(_refused_parts(plans, verdict)):
+    if seen := list(_needed_parts(plans, verdict)):
         spans = [
-            _span(plans.planned, part, work.nodeid or work.test, found_by=FoundBy.REFUSAL)
-            for part, work in refused
+            _span(plans.planned, part, work.nodeid or work.test, found_by=_FOUND_BY[work.kind])
+            for part, work in seen
         ]
         return SearchResult(_of_each_path(plans.planned, spans))
     wanted = _wanted_work(verification, verdict)
@@ -265,14 +268,14 @@ def search(
     return SearchResult(_of_each_path(plans.planned, spans), (*reasons, limit), complete=False)
 
 
-def _refused_parts(plans: _Plans, verdict: Verdict) -> Iterator[tuple[Part, WorkDifference]]:
-    """The removed code that the driver was asked for by name, in the region that it had loaded."""
-    refused = [d for d in verdict.other_work if d.kind is WorkKind.REFUSED]
-    for planned in plans.planned if refused else ():
+def _needed_parts(plans: _Plans, verdict: Verdict) -> Iterator[tuple[Part, WorkDifference]]:
+    """The removed code that was touched, or that the driver was asked for by name."""
+    seen = [d for d in verdict.other_work if d.kind in NEEDS]
+    for planned in plans.planned if seen else ():
         contents = {block.start: block.content for block in planned.library_map.iter_code()}
         never = _wrong_arch(planned)
         for part in iter_parts(planned.library_map, planned.plan):
-            wanted = [d for d in refused if d.library == part.library and _lies_in(part, d)]
+            wanted = [d for d in seen if d.library == part.library and _lies_in(part, d)]
             if not wanted or part.start in never:
                 continue
             if part.code is None:

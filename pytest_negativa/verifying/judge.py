@@ -16,9 +16,11 @@ from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
+from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     FIRST_IN_FLAKY,
+    NEEDS,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
@@ -68,10 +70,10 @@ def judge(attempt: Attempt) -> Verdict:
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
-    work = _compare_work(attempt, tests, flaky, refusals_only=bool(reasons))
+    work = _compare_work(attempt, tests, flaky, needs_only=bool(reasons))
     if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
         # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
-        work = tuple(d for d in work if d.kind is not WorkKind.REFUSED)
+        work = tuple(d for d in work if d.kind not in NEEDS)
         reasons.append(
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
@@ -94,6 +96,7 @@ def judge(attempt: Attempt) -> Verdict:
             opened=attempt.opened,
             held=attempt.held,
             policy=attempt.settings.opened_originals,
+            armed={p: s for p, s in attempt.armed.items() if attempt.touches.processes.get(p)},
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)
@@ -128,7 +131,7 @@ def judge(attempt: Attempt) -> Verdict:
 
 
 def _compare_work(
-    attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, refusals_only: bool
+    attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
 ) -> tuple[WorkDifference, ...]:
     runs, places = attempt.originals, Places(attempt.reconstruction)
     losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
@@ -141,8 +144,9 @@ def _compare_work(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
-    if refusals_only:
-        work = tuple(d for d in work if d.kind is WorkKind.REFUSED)
+    work += attempt.touches.work
+    if needs_only:
+        work = tuple(d for d in work if d.kind in NEEDS)
     named = name_holders(work, attempt.traced.planned)
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
@@ -182,7 +186,7 @@ def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
     verdict = judge(attempt)
     runs, limit = attempt.originals, attempt.settings.rerun
     seen = {work.kind for work in verdict.other_work}
-    if not seen or WorkKind.REFUSED in seen or not limit or verdict.changes:
+    if not seen or seen & NEEDS or not limit or verdict.changes:
         return ()
     flaky = {v.nodeid for v in verdict.tests if v.flaky}
     others = tuple(v.nodeid for v in verdict.tests if not v.flaky)
@@ -334,6 +338,7 @@ def judge_libraries(
     opened: Mapping[str, str] = MappingProxyType({}),
     held: Mapping[str, str] = MappingProxyType({}),
     policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
+    armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
@@ -341,6 +346,7 @@ def judge_libraries(
         left_out: by real path: what of a library was not used on the copies.
         opened, held: see ``Attempt``.
         policy: what follows from ``opened``.
+        armed: see ``Attempt``.
     """
     only_noted = policy is OpenedPolicy.NOTE
     copies = {c.library.path: c for c in reconstruction.libraries}
@@ -359,6 +365,8 @@ def judge_libraries(
             opened=None if only_noted else opened.get(path),
         )
         row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
+        if copy is not None:
+            row = replace(row, watched_bytes=size(intersection(copy.unused, armed.get(path, ()))))
         if only_noted and path in opened:
             row = replace(row, notes=(*row.notes, opened[path]))
         if path in held:

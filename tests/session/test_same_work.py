@@ -208,7 +208,8 @@ def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> N
     project = VerifiedProject(tmp_path / "project", suite).trace()
     shown = project.verify(status=1)
     fault.check(shown)
-    [work] = project.verdict["work"]
+    [work, touched] = project.verdict["work"]
+    assert touched["kind"] == "removed, and touched on the copies"
     assert work["image"] == hex(REGIONS[3]) and work["kernel"] == "image_blur"
     assert work["note"] == "cuLibraryGetKernel ended with error 209"
     assert work["test"].startswith("test_a.py::test_")
@@ -216,6 +217,39 @@ def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> N
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     assert "\nPROVED" in project.heal()
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [USED[3]]
+
+
+# As libraries do that unpack GPU code themselves: no call of the driver shows it.
+READ_BY_ITSELF = f"""
+def test_use():
+    use(LIB, 0)
+
+def test_reads():
+    if ROUND not in ("", "original"):
+        try:
+            need(LIB, {USED[3]})
+        except RuntimeError:
+            pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A program reads removed code past the driver on the copies, and nobody looks at the error.",
+    says="removed, and touched on the copies: image_blur of lib.so",
+)
+def test_removed_code_is_touched(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", READ_BY_ITSELF).trace()
+    fault.check(project.verify(status=1))
+    [work] = project.verdict["work"]
+    assert (work["kernel"], work["image"]) == ("image_blur", hex(USED[3]))
+    assert work["test"].startswith("process ")
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+    shown = project.heal()
+    assert "\nPROVED" in shown and "was watched, and nobody touched it" in shown
+    assert project.verdict["healing"]["runs"] == 0
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [USED[3]]
+    assert project.verdict["libraries"][0]["watched_bytes"] > 0
 
 
 @pytest.mark.slow
