@@ -30,6 +30,9 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.register_profile("thorough", _PROFILE, max_examples=300)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# A project with tests of its own, which sessions of the tests run.
+collect_ignore = ["fixtures/quickstart"]
+
 _UMASK = 0o022
 _NUMBERS = itertools.count()
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INPUTS = HERE / "inputs"
 FIXTURES = ROOT / "tests" / "fixtures" / "bin"
-QUICKSTART = ROOT / "examples" / "quickstart"
+QUICKSTART = ROOT / "tests" / "fixtures" / "quickstart"
 TRACES = ROOT / "tests" / "data" / "traces"
 
 OLD = 1_700_000_000

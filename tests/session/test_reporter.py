@@ -1,4 +1,4 @@
-"""What a session reports and writes: exact figures for the library of examples/quickstart."""
+"""What a session reports and writes: exact figures for the library of fixtures/quickstart."""
 
 from __future__ import annotations
 

@@ -12,13 +12,14 @@ ROOT = Path(__file__).parents[2]
 """The source tree."""
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
-QUICKSTART = EXAMPLES / "quickstart"
-QUICKSTART_LIBRARY = QUICKSTART / "quickstart" / "libquickstart.so"
 
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
 TRACES = TESTS / "data" / "traces"
 FIXTURES = TESTS / "fixtures"
+QUICKSTART = FIXTURES / "quickstart"
+"""A small project with a trace recorded on a GPU."""
+QUICKSTART_LIBRARY = QUICKSTART / "quickstart" / "libquickstart.so"
 BIN = FIXTURES / "bin"
 MANIFEST: dict[str, Any] = json.loads((FIXTURES / "MANIFEST.json").read_text("utf-8"))
 

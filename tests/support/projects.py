@@ -11,7 +11,7 @@ from tests.support.sessions import Project, copy_library, copy_quickstart
 
 @pytest.fixture
 def quickstart(tmp_path: Path) -> Project:
-    """A copy of examples/quickstart."""
+    """A copy of tests/fixtures/quickstart."""
     return Project(copy_quickstart(tmp_path / "quickstart"), tmp_path / "cache")
 
 

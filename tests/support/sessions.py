@@ -1,7 +1,7 @@
 """Sessions of pytest and runs of the command in a folder of their own, as a user starts them.
 
 There is no GPU in any of them, not even where the machine has one: they replay what
-``examples/quickstart`` recorded on an H200.
+``tests/fixtures/quickstart`` recorded on an H200.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Project:
 
 
 def copy_quickstart(target: Path) -> Path:
-    """The example as a clone of the repository has it."""
+    """The project as a clone of the repository has it."""
     ignored = shutil.ignore_patterns(".negativa", ".pytest_cache", "__pycache__")
     shutil.copytree(QUICKSTART, target, ignore=ignored)
     return target

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "bin"
-QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart" / "libquickstart.so"
+QUICKSTART = FIXTURES.parent / "quickstart" / "quickstart" / "libquickstart.so"
 
 HOST = r"""
 #include <stdexcept>
