@@ -46,6 +46,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     },
     "More": {
+        "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
         "push": ("stores", "Send a run to a URL, or the spares of slimmed libraries."),
         "fetch": ("stores", "Fetch runs from URLs, or the spares that slimmed libraries lack."),
