@@ -169,7 +169,6 @@ def compact(
     library_map = map_of(path)
     plan = plan_of(library_map, is_kept)
     result = compact_library(path, target, library_map, plan)
-    assert isinstance(result, Compacted), result
     return result, library_map, plan
 
 
@@ -245,8 +244,7 @@ def test_cuobjdump_lists_what_is_kept(real_libs: Path, cuobjdump: Path, tmp_path
     target = tmp_path / path.name
     # All of the first region is kept, all else removed: what is left of the section begins there.
     plan = plan_of(library_map, lambda i: numbers[i] in last)
-    result = compact_library(path, target, library_map, plan)
-    assert isinstance(result, Compacted)
+    compact_library(path, target, library_map, plan)
 
     def listed(library: Path) -> list[str]:
         done = subprocess.run(
@@ -262,8 +260,6 @@ def test_deterministic_and_stripped_of_debug_information(real_libs: Path, tmp_pa
     path = real_libs / LIBRARIES["nccl"]
     first = compact_library(path, tmp_path / "a.so")
     second = compact_library(path, tmp_path / "b.so", options=CompactOptions())
-    assert isinstance(first, Compacted)
-    assert isinstance(second, Compacted)
     assert first.sha256 == second.sha256
     assert ".debug_info" in first.dropped_sections
     assert first.size_before - first.size_after > 25_000_000

@@ -49,8 +49,6 @@ class Compacted(Record, frozen=True, kw_only=True):
     """A library that was compacted; sizes in bytes.
 
     Attributes:
-        path: the original.
-        target: the result.
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of unused GPU code that are no longer in the file.
@@ -63,8 +61,6 @@ class Compacted(Record, frozen=True, kw_only=True):
         kept: what of the original lies where in the result, by offset.
     """
 
-    path: str
-    target: str
     size_before: NonNegative
     size_after: NonNegative
     original_sha256: str
@@ -77,19 +73,3 @@ class Compacted(Record, frozen=True, kw_only=True):
     certificate: str
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]
-
-
-class Forecast(Record, frozen=True, kw_only=True):
-    """The file sizes, in bytes, of a library that would be compacted. Nothing was written."""
-
-    path: str
-    size_before: NonNegative
-    size_after: NonNegative
-
-
-class NotCompacted(Record, frozen=True, kw_only=True):
-    """A library that stays as it is; nothing was written."""
-
-    path: str
-    size: NonNegative
-    reason: str

@@ -12,7 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from pytest_negativa.errors import ReconstructError
+from pytest_negativa.errors import FormatError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range, covers
@@ -151,7 +151,7 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
 
 def test_a_spare_of_another_cut_gives_nothing_back(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     other = kit.cut(tmp_path / "other", [(0x8000, 0x9000)])
-    with pytest.raises(ReconstructError, match="of another cut"):
+    with pytest.raises(FormatError, match="of another cut"):
         rebuild_original(cut.library, other.spare, tmp_path / "original")
     with pytest.raises(ReconstructError, match="no library with a spare"):
         rebuild_original(kit.library, other.spare, tmp_path / "original")
