@@ -25,7 +25,6 @@ import msgspec
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
@@ -51,6 +50,7 @@ from pytest_negativa.rewriting.layout import StoppedError
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
+from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
@@ -319,20 +319,14 @@ class _Reconstructor:
 
     def _load(self) -> dict[str, CopyRecord | None]:
         path = self._root / MANIFEST_NAME
-        try:
-            manifest = msgspec.json.decode(read_regular(path, follow=False), type=Manifest)
-        except FileNotFoundError:
-            return {}
-        except (OSError, *UNDECODABLE) as e:
-            raise ReconstructError(
-                f"{path}: not a manifest of this release ({e}); remove {self._root}"
-            ) from e
-        if manifest.format_version != MANIFEST_VERSION:
-            raise ReconstructError(
-                f"{path}: format_version {manifest.format_version}, this release reads "
-                f"{MANIFEST_VERSION}; remove {self._root}"
+        with refusing(path, "read"), contextlib.suppress(FileNotFoundError):
+            data = read_regular(path, follow=False)
+            what, remedy = "a manifest", f"remove {self._root}"
+            manifest = decode_versioned(
+                data, Manifest, MANIFEST_VERSION, origin=str(path), what=what, remedy=remedy
             )
-        return dict(manifest.copies)
+            return dict(manifest.copies)
+        return {}
 
     def _save(self, copies: Mapping[str, CopyRecord | None]) -> None:
         self._known = dict(copies)
