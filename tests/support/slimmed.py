@@ -12,7 +12,7 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import map_slimmed, read_library
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.slimmed import WHOLE, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
@@ -22,6 +22,7 @@ from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     Compacted,
@@ -156,3 +157,13 @@ def refusal(
     with pytest.raises(CannotCompactError) as found:
         compact_library(path, target, library_map, plan, edits, options)
     return found.value
+
+
+def dropped(path: Path, target: Path) -> set[str]:
+    """Names of the sections that compaction left out."""
+    found = []
+    for file in (path, target):
+        with ByteSource(file) as source:
+            names = (name.decode() for name in read_tables(source).names)
+            found.append({name.removeprefix(WHOLE) for name in names})
+    return found[0] - found[1]

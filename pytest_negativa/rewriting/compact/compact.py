@@ -24,7 +24,7 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.spans import Range, intersection, size, union
+from pytest_negativa.models.spans import Range, Span, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import refuse_programs
 from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
@@ -139,17 +139,11 @@ class _Design:
     """The design of a compacted file.
 
     Attributes:
-        tables: those of the original.
-        page_size: bytes; whole pages leave the file.
-        removal: the edits that remove unused code.
         pages: the pages that stay.
         new_tables: those of the new file.
         layout: the new file.
     """
 
-    tables: ElfTables
-    page_size: int
-    removal: Edits
     pages: PageLayout
     new_tables: NewTables
     layout: FileLayout
@@ -208,7 +202,7 @@ def _design(
         layout = builder.build()
     except ValueError as e:
         raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
-    return _Design(tables, page_size, removal, pages, new_tables, layout)
+    return _Design(pages, new_tables, layout)
 
 
 def _page_size(tables: ElfTables, options: CompactOptions) -> int:
@@ -253,7 +247,6 @@ def _compact(
     options: CompactOptions,
 ) -> Compacted:
     design = _design(source, library_map, plan, edits, options)
-    removal, pages = design.removal, design.pages
     with new_file(target) as new:
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
@@ -277,13 +270,10 @@ def _compact(
         size_after=design.size,
         original_sha256=original_sha256,
         sha256=sha256,
-        gpu_code_removed=size(pages.holes),
-        gpu_code_zeroed=size(intersection(removal.filled, pages.pages.kept)),
-        holes=len(pages.holes),
+        gaps=tuple(Span(*hole) for hole in design.pages.holes),
         load_segments=sum(s.p_type == PT_LOAD for s in design.new_tables.segments),
-        dropped_sections=design.new_tables.dropped,
         certificate=certificate,
-        notes=(*_notes(pages, options), *lost),
+        notes=(*_notes(design.pages, options), *lost),
         kept=design.layout.copies,
     )
 

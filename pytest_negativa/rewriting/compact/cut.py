@@ -66,7 +66,6 @@ from pytest_negativa.models.spans import (
     intersection,
     minus,
     round_up,
-    size,
     union,
     within,
 )
@@ -171,16 +170,6 @@ class Cut:
     gaps: tuple[Range, ...]
     certificate: str
     notes: tuple[str, ...] = ()
-
-    @property
-    def removed(self) -> int:
-        """Bytes that are gaps in memory."""
-        return size(self.gaps)
-
-    @property
-    def holes(self) -> int:
-        """Number of gaps."""
-        return len(self.gaps)
 
 
 @dataclass(frozen=True, slots=True)

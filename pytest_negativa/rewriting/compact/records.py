@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
-from pytest_negativa.models.spans import MovedSpan
+from pytest_negativa.models.spans import MovedSpan, Span
 
 
 class CannotCompactError(ReconstructError):
@@ -51,11 +51,8 @@ class Compacted(Record, frozen=True, kw_only=True):
     Attributes:
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
-        gpu_code_removed: bytes of unused GPU code that are no longer in the file.
-        gpu_code_zeroed: bytes of unused GPU code that share a page with kept bytes, and are zeros.
-        holes: removed ranges; each reads as zeros at run time.
+        gaps: removed ranges of file offsets of the original; each reads as zeros at run time.
         load_segments: number of ``PT_LOAD`` headers.
-        dropped_sections: names of the sections that are gone.
         certificate: the word of the program that compared both files.
         notes: remarks for the report.
         kept: what of the original lies where in the result, by offset.
@@ -65,11 +62,8 @@ class Compacted(Record, frozen=True, kw_only=True):
     size_after: NonNegative
     original_sha256: str
     sha256: str
-    gpu_code_removed: NonNegative
-    gpu_code_zeroed: NonNegative
-    holes: int
+    gaps: tuple[Span, ...]
     load_segments: int
-    dropped_sections: tuple[str, ...]
     certificate: str
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]

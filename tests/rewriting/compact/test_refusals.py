@@ -31,7 +31,7 @@ from tests.support.compacting import (
     run_loaded,
 )
 from tests.support.libraries import BIN
-from tests.support.slimmed import refusal
+from tests.support.slimmed import dropped, refusal
 
 pytestmark = needs_compiler
 
@@ -243,9 +243,8 @@ def test_sections_that_others_name_stay(library: bytes, tmp_path: Path) -> None:
     kinds = [struct.unpack_from("<I", library, shoff + 64 * i + 4)[0] for i in range(count)]
     path = tmp_path / "library.so"
     path.write_bytes(change_section(b".rodata", 40, kinds.index(2))(library))
-    result = compact_library(path, tmp_path / "small.so", options=ALWAYS)
-    assert ".symtab" not in result.dropped_sections
-    assert ".strtab" not in result.dropped_sections
+    compact_library(path, tmp_path / "small.so", options=ALWAYS)
+    assert {".symtab", ".strtab"}.isdisjoint(dropped(path, tmp_path / "small.so"))
 
 
 @pytest.mark.parametrize("offset", [0, 1 << 40])
