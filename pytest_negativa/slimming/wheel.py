@@ -1,7 +1,9 @@
 """``negativa slim X.whl --target DIR``: a wheel to a smaller one of the same name.
 
-The files are unpacked to a temporary folder and slimmed there, which changes the rows of libraries
-in RECORD, too. The rows of removed files go. Then all files are packed. Format: PEP 427.
+The libraries, the files that are GPU code by their names, and the metadata are unpacked to a
+temporary folder and slimmed there, which changes the rows of libraries in RECORD, too. The rows of
+removed files go. Files that did not change go from wheel to wheel as they are packed. Format: PEP
+427.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import os
 import posixpath
 import shutil
 import stat
+import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from email.parser import HeaderParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from pytest_negativa.errors import FormatError, OptionError, ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import FormatError, OptionError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource, Stamp, stamp_of
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.reporting.text import printable
+from pytest_negativa.slimming.code_files import is_named_like_code
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
@@ -38,6 +42,11 @@ _DIST_INFO = ".dist-info"
 # Signatures of RECORD, which changes (PEP 427).
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _STEP = 1 << 20
+# The header before the bytes of a file: lengths of the name and the extra field that follow
+# (APPNOTE 4.3.7).
+_HEADER = struct.Struct("<26xHH")
+# What a method needs to unpack the bytes (APPNOTE 4.4.4).
+_METHOD_FLAGS = 0x6
 _NOTICE_TEXT = """\
 This wheel is not the original. negativa slim (pytest-negativa) removed GPU code from these files:
 
@@ -75,16 +84,25 @@ def slim_wheel(
     """
     wheel, target = _check(request)
     work = target if target.is_dir() and not request.options.dry_run else None
-    with _unpacked(wheel, ".negativa-", work) as (folder, infos, mode):
-        info_folder = _dist_info(infos, str(wheel))
+    with (
+        ByteSource(wheel) as source,
+        tempfile.TemporaryDirectory(dir=work, prefix=".negativa-") as temporary,
+    ):
+        folder = Path(temporary)
+        archive = open_zip(source)
+        infos = _files_of(archive, source.path)
+        info_folder = _dist_info(infos, source.path)
+        with damage(source.path):
+            unpacked = _unpack(archive, [i for i in infos if _is_unpacked(i)], folder)
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
         if not report.failed and not request.options.dry_run:
             manifest = load_manifest(folder)
             record = folder / info_folder / RECORD
-            _update_record(record, manifest.slimmed.keys(), manifest.removed.keys(), str(wheel))
+            _update_record(record, manifest.slimmed.keys(), manifest.removed.keys(), source.path)
             _add_notice(folder / info_folder, report.rows)
             stay = [info for info in infos if info.filename not in manifest.removed]
-            _pack(_in_new_order(stay, folder, info_folder), folder, target / wheel.name, mode)
+            with damage(source.path):
+                _pack(archive, stay, folder, info_folder, target / wheel.name, source, unpacked)
     return report
 
 
@@ -95,24 +113,12 @@ def unpacked_wheel(wheel: Path) -> Iterator[Path]:
     Raises:
         NegativaError: the wheel can't be read or unpacked.
     """
-    with _unpacked(wheel, "negativa-") as (folder, _, _):
-        yield folder
-
-
-@contextlib.contextmanager
-def _unpacked(
-    wheel: Path, prefix: str, work: Path | None = None
-) -> Iterator[tuple[Path, list[zipfile.ZipInfo], int]]:
-    """The same, with its entries and the permissions of the wheel; see ``TemporaryDirectory``."""
-    with (
-        ByteSource(wheel) as source,
-        tempfile.TemporaryDirectory(dir=work, prefix=prefix) as temporary,
-    ):
+    with ByteSource(wheel) as source, tempfile.TemporaryDirectory(prefix="negativa-") as temporary:
         archive = open_zip(source)
-        infos = _files_of(archive, source.path)
+        infos = [info for info in _files_of(archive, source.path) if not info.is_dir()]
         with damage(source.path):
             _unpack(archive, infos, Path(temporary))
-        yield Path(temporary), infos, stat.S_IMODE(os.fstat(source.fileno()).st_mode)
+        yield Path(temporary)
 
 
 def _check(request: SlimRequest) -> tuple[Path, Path]:
@@ -164,22 +170,31 @@ def _dist_info(infos: Sequence[zipfile.ZipInfo], path: str) -> str:
     return folders.pop()
 
 
-def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
+def _is_unpacked(info: zipfile.ZipInfo) -> bool:
+    path = PurePosixPath(info.filename)
+    is_wanted = ".so" in path.name or is_named_like_code(path.name)
+    return not info.is_dir() and (is_wanted or path.parts[0].endswith(_DIST_INFO))
+
+
+def _unpack(
+    archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path
+) -> dict[str, Stamp]:
+    """Unpack files; returns the stamp of each by its name."""
     size, free = sum(info.file_size for info in infos), shutil.disk_usage(folder).free
     if size > free:
         raise ReconstructError(
             f"{folder.parent}: the wheel's files take {size:,} bytes while they are unpacked, "
             f"and {free:,} are free"
         )
-    for info in infos:
-        path = folder / info.filename
-        with refusing(path, "written", ReconstructError):
-            if info.is_dir():
-                path.mkdir(parents=True, exist_ok=True)
-                continue
+    try:
+        for info in infos:
+            path = folder / info.filename
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, path.open("xb") as file:
                 shutil.copyfileobj(packed, file, _STEP)
+        return {info.filename: stamp_of((folder / info.filename).stat()) for info in infos}
+    except OSError as e:
+        raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def _update_record(record: Path, slimmed: Set[str], removed: Set[str], wheel: str) -> None:
@@ -232,16 +247,37 @@ def _terms(info_folder: Path) -> Iterator[str]:
         yield f"{what}: {told or 'not told'}"
 
 
-def _pack(infos: Iterable[zipfile.ZipInfo], folder: Path, target: Path, mode: int) -> None:
-    with refusing(target, "written", ReconstructError), new_file(target) as new:
-        with (
-            open(new.fd, "wb", closefd=False) as file,
-            zipfile.ZipFile(file, "w") as packed,
-        ):
-            for info in infos:
-                _add(info, folder / info.filename, packed)
-        os.fchmod(new.fd, mode)
-        new.publish(durable=True, replace=False)
+def _pack(
+    archive: zipfile.ZipFile,
+    infos: Sequence[zipfile.ZipInfo],
+    folder: Path,
+    info_folder: str,
+    target: Path,
+    source: ByteSource,
+    unpacked: Mapping[str, Stamp],
+) -> None:
+    try:
+        with new_file(target) as new:
+            with (
+                open(new.fd, "wb", closefd=False) as file,
+                zipfile.ZipFile(file, "w") as packed,
+            ):
+                for info in _in_new_order(infos, folder, info_folder):
+                    path = folder / info.filename
+                    if path.is_file() and stamp_of(path.stat()) != unpacked.get(info.filename):
+                        _add(info, path, packed)
+                    else:
+                        old = archive.getinfo(info.filename)
+                        # The name before the packed bytes and, behind them, the checksum may not
+                        # be those of the directory.
+                        with archive.open(old) as content:
+                            while info.filename not in unpacked and content.read(_STEP):
+                                pass
+                        _copy(source, old, packed)
+            os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+            new.publish(durable=True, replace=False)
+    except OSError as e:
+        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
 
 
 def _in_new_order(
@@ -261,13 +297,33 @@ def _in_new_order(
             yield i
 
 
-def _add(info: zipfile.ZipInfo, path: Path, packed: zipfile.ZipFile) -> None:
+def _new_info(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
     new = zipfile.ZipInfo(info.filename, info.date_time)
     new.compress_type, new.external_attr = info.compress_type, info.external_attr
     new.create_system = info.create_system
-    if info.is_dir():
-        packed.writestr(new, b"")
-        return
+    return new
+
+
+def _add(info: zipfile.ZipInfo, path: Path, packed: zipfile.ZipFile) -> None:
+    new = _new_info(info)
     new.file_size = path.stat().st_size
     with path.open("rb") as content, packed.open(new, "w") as file:
         shutil.copyfileobj(content, file, _STEP)
+
+
+def _copy(source: ByteSource, info: zipfile.ZipInfo, packed: zipfile.ZipFile) -> None:
+    """Copy the packed bytes of a file; zipfile has no call for that."""
+    file = packed.fp
+    assert file is not None
+    lengths = _HEADER.unpack(source.read(info.header_offset, _HEADER.size))
+    start = info.header_offset + _HEADER.size + sum(lengths)
+    new = _new_info(info)
+    new.CRC, new.file_size, new.compress_size = info.CRC, info.file_size, info.compress_size
+    new.flag_bits = info.flag_bits & _METHOD_FLAGS
+    new.header_offset = file.tell()
+    file.write(new.FileHeader())
+    for done in range(0, info.compress_size, _STEP):
+        file.write(source.read(start + done, min(_STEP, info.compress_size - done)))
+    packed.filelist.append(new)
+    packed.NameToInfo[new.filename] = new
+    packed.start_dir = file.tell()

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import struct
 import zipfile
 from pathlib import Path
 
@@ -247,8 +248,23 @@ class Pipe(io.BytesIO):
         raise io.UnsupportedOperation
 
 
+def packed_files(wheel: Path) -> dict[str, bytes]:
+    """The packed bytes of each file, without directories."""
+    data = wheel.read_bytes()
+    found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            name, extra = struct.unpack_from("<26xHH", data, info.header_offset)
+            start = info.header_offset + 30 + name + extra
+            found[info.filename] = data[start : start + info.compress_size]
+    return found
+
+
 @pytest.mark.parametrize("streamed", [False, True])
-def test_files_of_any_method_stay_the_same(simple: Path, tmp_path: Path, streamed: bool) -> None:
+def test_files_that_did_not_change_stay_packed(
+    simple: Path, tmp_path: Path, streamed: bool
+) -> None:
+    """Packing takes ten times as long as copying."""
     wheel = tmp_path / simple.name
     written = Pipe() if streamed else io.BytesIO()
     with zipfile.ZipFile(simple) as old, zipfile.ZipFile(written, "w") as new:
@@ -261,15 +277,14 @@ def test_files_of_any_method_stay_the_same(simple: Path, tmp_path: Path, streame
     wheel.write_bytes(written.getvalue())
     result = slim(wheel, "--arch", "sm_75", "--keep-ptx", "--target", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "out" / wheel.name) as new:
+    made = tmp_path / "out" / wheel.name
+    before, after = packed_files(wheel), packed_files(made)
+    changed = {name for name, data in before.items() if data != after[name]}
+    assert changed <= {ONE, f"{INFO}/RECORD"}
+    assert (changed == set()) == ("nothing was slimmed" in result.stderr)
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made) as new:
         assert new.testzip() is None
-        before, after = ({i.filename: i for i in one.infolist()} for one in (old, new))
-        changed = {name for name in before if old.read(name) != new.read(name)}
-        assert changed <= {ONE, f"{INFO}/RECORD"}
-        assert (changed == set()) == ("nothing was slimmed" in result.stderr)
-        for attribute in ("compress_type", "external_attr", "date_time"):
-            found = [{n: getattr(i, attribute) for n, i in one.items()} for one in (before, after)]
-            assert found[0] == found[1]
+        assert all(old.read(name) == new.read(name) for name in before.keys() - changed)
 
 
 def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> None:
