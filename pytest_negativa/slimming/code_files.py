@@ -30,7 +30,6 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
-    HEAD_SIZE,
     FileKind,
     is_loadable,
     kind_of,
@@ -51,6 +50,7 @@ from pytest_negativa.slimming.replace import copy_file, keep_original, take_free
 from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
+from pytest_negativa.storage.system import read_head
 
 _HEADERS = Scope(headers_only=True)
 _AGAIN = "install it again"
@@ -154,8 +154,7 @@ def is_named_like_code(name: str) -> bool:
 def head_of(path: Path) -> bytes | None:
     """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (there are thousands)
-            return file.read(HEAD_SIZE)
+        return read_head(path)
     except OSError:
         return None
 

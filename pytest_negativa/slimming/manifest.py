@@ -28,7 +28,7 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.system import read_head, read_regular
 
 _VERSIONS = [str(version).encode() for version in range(1, MANIFEST_VERSION + 1)]
 # In JSON, behind an even number of backslashes.
@@ -132,9 +132,7 @@ def is_part_of_manifest(path: Path) -> bool:
     Raises:
         OSError: it can't be read.
     """
-    with path.open("rb") as file:
-        start = file.read(len(_MANIFEST_START))
-    return _MANIFEST_START.startswith(start)
+    return _MANIFEST_START.startswith(read_head(path, len(_MANIFEST_START)))
 
 
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:

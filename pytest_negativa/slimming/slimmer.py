@@ -50,6 +50,7 @@ from pytest_negativa.slimming.spares import (
     discard_unchecked,
     find_spare,
     hold_folder,
+    publish,
     rebuild,
     release,
 )
@@ -322,6 +323,9 @@ class Slimmer:
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         journal = self.journal
         notes = (*made.removal.notes, *made.notes, *self._notes_on(task))
+        spare = None
+        if self.options.spare is not None and made.spare is not None:
+            spare = self.options.spare.folder / made.spare.name
         linked: FileState | None = None
         places = journal.places(task.names)
         slimmed = journal.manifest.slimmed
@@ -354,17 +358,19 @@ class Slimmer:
             original=original,
             notes=notes,
             origin=self._origin_of(task.names) if old is None else old.origin,
-            spare=None if made.spare is None else str(made.spare),
+            spare=None if spare is None else str(spare),
             replaced=None if replaced == made.sha256 else replaced,
         )
         journal.save()
         try:
+            if spare is not None and made.spare is not None:
+                publish(made.spare, spare)
             # Keeping the original has changed its time of change.
             changed = {p: linked for p, state in places.items() if is_same_file(state, linked)}
             replace_all(staged, places | changed, journal.token)
         except ReconstructError:
             if not any(_is_file(place, status) for place in places):
-                del slimmed[task.name]
+                self._spares |= spares_of([slimmed.pop(task.name)])
                 slimmed.update(before)
                 journal.save()
             raise

@@ -18,7 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
+from pytest_negativa.errors import (
+    FormatError,
+    NegativaError,
+    OptionError,
+    ReconstructError,
+    refusing,
+)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
@@ -255,23 +261,32 @@ def cut(
     """
     options = replace(policy.options_for(name, source), takes_place=True)
     try:
-        # A spare with its name is never removed: a copy of the library may use it already.
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):
             raise ReconstructError(
                 f"{policy.folder} belongs to user {owner}, so no process would use this library's "
                 "spare there; name another folder"
             )
-        with tempfile.TemporaryDirectory(dir=unchecked) as own:
-            done = cut_library(path, target, Path(own), planned.needed, options, planned.containers)
-            spare = done.spare.replace(policy.folder / done.spare.name)
-            sync_folder(policy.folder)
+        own = Path(tempfile.mkdtemp(dir=unchecked))
+        return cut_library(path, target, own, planned.needed, options, planned.containers)
     except BaseException as e:
         target.unlink(missing_ok=True)
         if isinstance(e, OSError):
             raise ReconstructError(f"{policy.folder}: cannot be written: {e.strerror}") from e
         raise
-    return replace(done, spare=spare)
+
+
+def publish(spare: Path, place: Path) -> None:
+    """Give a spare its name, once a manifest has it: so none is left that nobody knows.
+
+    It may replace an equal one, which libraries use already.
+
+    Raises:
+        ReconstructError: it can't be renamed.
+    """
+    with refusing(place, "written", ReconstructError):
+        spare.replace(place)
+        sync_folder(place.parent)
 
 
 @contextlib.contextmanager
