@@ -30,6 +30,7 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
+    HEAD_SIZE,
     FileKind,
     is_loadable,
     kind_of,
@@ -47,10 +48,9 @@ from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
-from pytest_negativa.storage.system import read_head
 
 _HEADERS = Scope(headers_only=True)
 _AGAIN = "install it again"
@@ -153,10 +153,7 @@ def is_named_like_code(name: str) -> bool:
 
 def head_of(path: Path) -> bytes | None:
     """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
-    try:
-        return read_head(path)
-    except OSError:
-        return None
+    return read_fact(path, lambda source: source.read(0, min(HEAD_SIZE, source.size)))
 
 
 def package_of(name: str) -> str:

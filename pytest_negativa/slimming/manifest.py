@@ -85,7 +85,7 @@ def begin_run(
     Args:
         root, manifest: of the folder.
         token: of the run.
-        spares: the folders in which the run writes spares, beside those of a killed run.
+        spares: for ``run_spares``, beside those of a killed run.
 
     Raises:
         StoreError: the manifest can't be written; then it is as it was.

@@ -171,19 +171,28 @@ def test_slim_in_another_way(installed: Made, tmp_path: Path, by: int, spare: bo
 
 
 @HOW
+@pytest.mark.parametrize("killed", ["slim", "slim in another way", "undo"])
 @pytest.mark.parametrize("then", ["undo", "slim"])
 def test_no_spare_is_left_that_nobody_knows(
-    installed: Made, tmp_path: Path, by: int, then: str
+    installed: Made, tmp_path: Path, by: int, killed: str, then: str
 ) -> None:
     place = Workplace(installed, tmp_path / "work", spare=True)
-    place.make()
-    undisturbed = place.slim()
-    assert undisturbed.status == 0 and len(place.spares()) == 2
-    for at in points(undisturbed.changes, seed=by):
+    work = place.undo if killed == "undo" else place.slim
+
+    def make() -> None:
         place.make()
-        assert_ended(place.slim(at=at, by=by), by)
-        if then == "slim":
+        if killed != "slim":
             assert place.slim_by_arch().status == 0
+
+    make()
+    undisturbed = work()
+    assert undisturbed.status == 0
+    for at in points(undisturbed.changes, seed=by):
+        make()
+        assert_ended(work(at=at, by=by), by)
+        if then == "slim":
+            assert place.slim().status == 0
+            assert len(place.spares()) == 2
         assert place.undo().status == 0
         assert place.spares() == set()
 
