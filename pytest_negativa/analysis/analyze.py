@@ -23,7 +23,7 @@ from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
+from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
@@ -51,6 +51,7 @@ from pytest_negativa.settings.globs import (
     matches_library,
     unmatched_globs,
 )
+from pytest_negativa.storage.system import read_head
 from pytest_negativa.tracing.mappings import state_of
 
 _ELF_MAGIC = b"\x7fELF"
@@ -364,8 +365,7 @@ def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
 def _bare_kind(path: str) -> FileKind | None:
     """The kind of a file that is GPU code itself; None for others."""
     try:
-        with Path(path).open("rb", buffering=0) as file:
-            kind = kind_of(file.read(HEAD_SIZE))
+        kind = kind_of(read_head(path))
     except OSError:
         return None
     return None if kind is None or kind.is_host else kind

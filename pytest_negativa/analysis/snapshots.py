@@ -17,7 +17,7 @@ from pytest_negativa.images.tree import Question, may_hold_code, read_tree
 from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.file_kinds import HEAD_SIZE, kind_of
+from pytest_negativa.models.file_kinds import kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
@@ -31,6 +31,7 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.system import read_head
 
 
 def load_snapshot(
@@ -66,8 +67,7 @@ def load_snapshot(
     if is_container(path):
         return _snapshot(argument, _read_archive(path, headers_only, on_done), on_unread)
     if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(HEAD_SIZE)
+        head = read_head(path)
         if head.startswith(b"{"):
             found = load_baseline(path)
             return replace(found, title=_with_run(argument, found.title))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-HEAD_SIZE = 4096
-"""Bytes at the beginning of a file that tell what it is."""
+from pytest_negativa.storage.system import read_head
 
 WHEEL_SUFFIX = ".whl"
 DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
@@ -59,8 +58,7 @@ def kind_at(path: Path) -> ArchiveKind | None:
     if path.suffix == WHEEL_SUFFIX or not path.is_file():
         return ArchiveKind.ZIP if path.is_file() else None
     try:
-        with path.open("rb", buffering=0) as file:
-            return archive_kind(file.read(HEAD_SIZE))
+        return archive_kind(read_head(path))
     except OSError:
         return None
 

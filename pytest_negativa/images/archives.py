@@ -28,14 +28,10 @@ import zstandard
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
 from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, MemorySource, open_source
-from pytest_negativa.images.archive_kinds import (
-    HEAD_SIZE,
-    WHEEL_SUFFIX,
-    ArchiveKind,
-    archive_kind,
-)
+from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX, ArchiveKind, archive_kind
 from pytest_negativa.images.overlay import HardLink, Link
 from pytest_negativa.models.archive import Member
+from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.sizes import format_bytes
 
 MAX_UNPACKED = 256 << 30

@@ -39,13 +39,13 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.archive_kinds import HEAD_SIZE
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.layers import find_image, iter_layers
 from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
+from pytest_negativa.storage.system import read_head
 
 # CUDA has no other hosts.
 _ELF_64_LSB = ELF_MAGIC + bytes([ELFCLASS64, ELFDATA2LSB])
@@ -279,8 +279,7 @@ def _iter_folder(root: Path, on_problem: OnProblem) -> Iterator[Entry]:
 
 def _head_of(path: str) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(HEAD_SIZE)
+        return read_head(path)
     except PermissionError:
         # The step that reads the library reports it.
         return _ANY_LIBRARY if ".so" in os.path.basename(path) else b""  # noqa: PTH119

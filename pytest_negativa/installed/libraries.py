@@ -15,7 +15,8 @@ from pytest_negativa.installed.distributions import (
     find_distributions,
     has_name,
 )
-from pytest_negativa.models.file_kinds import CODE_SUFFIXES, HEAD_SIZE, is_spare, kind_of
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_spare, kind_of
+from pytest_negativa.storage.system import read_head
 
 if TYPE_CHECKING:
     from pytest_negativa.installed.distribution import Distribution
@@ -157,8 +158,7 @@ def _real_path(path: str, folders: dict[str, str]) -> str:
 
 def _may_hold_gpu_code(path: str) -> bool:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return kind_of(file.read(HEAD_SIZE)) is not None
+        return kind_of(read_head(path)) is not None
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
         return ".so" in path.rpartition("/")[2] or path.endswith(CODE_SUFFIXES)

@@ -43,6 +43,7 @@ from pytest_negativa.processes.redirect import (
     write_table,
 )
 from pytest_negativa.processes.tree import adopt_orphans
+from pytest_negativa.storage.system import read_head
 
 _MODULE_LOADING = "CUDA_MODULE_LOADING"
 _ELF_MAGIC = b"\x7fELF"
@@ -133,8 +134,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
 
 
 def _is_elf(path: Path) -> bool:
-    with path.open("rb", buffering=0) as file:
-        return file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+    return read_head(path, len(_ELF_MAGIC)) == _ELF_MAGIC
 
 
 class _Experiment:

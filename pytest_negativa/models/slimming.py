@@ -125,7 +125,8 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library.
 
     Attributes:
-        run_spares: the folders in which that run writes spares.
+        run_spares: the folders in which that run writes spares, and the spares that libraries had
+            before.
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.

@@ -48,7 +48,7 @@ from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
@@ -153,11 +153,7 @@ def is_named_like_code(name: str) -> bool:
 
 def head_of(path: Path) -> bytes | None:
     """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (there are thousands)
-            return file.read(HEAD_SIZE)
-    except OSError:
-        return None
+    return read_fact(path, lambda source: source.read(0, min(HEAD_SIZE, source.size)))
 
 
 def package_of(name: str) -> str:

@@ -103,7 +103,7 @@ class Journal:
 
     @contextlib.contextmanager
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
-        """Note the run, and the folders in which it writes spares, while the block works.
+        """Note the run, and its ``run_spares``, while the block works.
 
         Raises:
             StoreError: the manifest can't be written.

@@ -28,7 +28,7 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.system import read_head, read_regular
 
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -82,7 +82,7 @@ def begin_run(
     Args:
         root, manifest: of the folder.
         token: of the run.
-        spares: the folders in which the run writes spares, beside those of a killed run.
+        spares: for ``run_spares``, beside those of a killed run.
 
     Raises:
         StoreError: the manifest can't be written; then it is as it was.
@@ -126,9 +126,7 @@ def is_part_of_manifest(path: Path) -> bool:
     Raises:
         OSError: it can't be read.
     """
-    with path.open("rb") as file:
-        start = file.read(len(_MANIFEST_START))
-    return _MANIFEST_START.startswith(start)
+    return _MANIFEST_START.startswith(read_head(path, len(_MANIFEST_START)))
 
 
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:

@@ -291,7 +291,7 @@ def refuse_other_files(paths: Sequence[Path]) -> None:
         OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
     for path in paths:
-        head = head_of(path) if os.path.isfile(path) else None  # noqa: PTH113 (any path)
+        head = head_of(path)
         if (
             head is not None
             and not head.startswith(ELF_MAGIC)

@@ -50,6 +50,7 @@ from pytest_negativa.slimming.spares import (
     discard_unchecked,
     find_spare,
     hold_folder,
+    publish,
     rebuild,
     release,
 )
@@ -159,15 +160,12 @@ class Slimmer:
                 on_done(package.size)
             return self.rows
         journal, spare = self.journal, self.options.spare
-        for killed in map(Path, journal.manifest.run_spares):
-            clear_abandoned(killed)
-        self._spares = spares_of(journal.manifest.slimmed.values())
+        self._spares = clear_abandoned(journal.manifest)
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             if spare is not None and any(task.recipe.spare for task in self.work.tasks):
                 self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
             self._run(on_done)
-        release(self._spares, journal.root, journal.manifest)
         return self.rows
 
     def _run(self, on_done: OnDone) -> None:
@@ -175,9 +173,10 @@ class Slimmer:
         before = msgspec.json.encode(journal.manifest)
         begun = bool(work.packages or work.past or journal.manifest.run)
         begun |= any(map(self._may_lose, work.tasks))
-        spares = () if self._unchecked is None else (self._unchecked.parent,)
-        with journal.at_work(spares) if begun else contextlib.nullcontext():
+        folders = [] if self._unchecked is None else [self._unchecked.parent]
+        with journal.at_work((*folders, *self._spares)) if begun else contextlib.nullcontext():
             self._apply(on_done)
+            release(self._spares, journal.root, journal.manifest, folders)
         if not begun and msgspec.json.encode(journal.manifest) != before:
             journal.save()
 
@@ -276,7 +275,6 @@ class Slimmer:
             raise
         original = self._original_of(task)
         if task.is_cut:
-            self._spares.add(find_spare(task.source))
             rebuild(task.source, original)
         return slim_library(
             task.recipe,
@@ -303,12 +301,21 @@ class Slimmer:
         elif reason != NO_GPU_CODE:
             self._add_unchanged(task, SlimStatus.LEFT, task.size, reason)
 
+    @contextlib.contextmanager
+    def _letting_go(self, task: Task) -> Iterator[None]:
+        """Note that a library needs its spare no more, once another file has its place."""
+        before = [find_spare(task.source)] if task.is_cut else []
+        yield
+        self._spares.update(before)
+
     def _put_back(self, task: Task, slimmed: Slimmed, reason: str) -> None:
         """Put the original of a library back that lacks code, and of which nothing may go now."""
         entry, status, journal = slimmed.entry, SlimStatus.WOULD_UNDO, self.journal
         if not self.options.dry_run:
             status, like = SlimStatus.UNDONE, journal.root / slimmed.results[0]
-            journal.put_back(task.names, entry, None if task.is_cut else task.source, like)
+            aside = None if task.is_cut else task.source
+            with self._letting_go(task):
+                journal.put_back(task.names, entry, aside, like)
             journal.note_back(slimmed.key, entry)
         row = SlimRow(
             path=task.name,
@@ -323,6 +330,9 @@ class Slimmer:
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         journal = self.journal
         notes = (*made.removal.notes, *made.notes, *self._notes_on(task))
+        spare = None
+        if self.options.spare is not None and made.spare is not None:
+            spare = self.options.spare.folder / made.spare.name
         linked: FileState | None = None
         places = journal.places(task.names)
         slimmed = journal.manifest.slimmed
@@ -355,17 +365,20 @@ class Slimmer:
             original=original,
             notes=notes,
             origin=self._origin_of(task.names) if old is None else old.origin,
-            spare=None if made.spare is None else str(made.spare),
+            spare=None if spare is None else str(spare),
             replaced=None if replaced == made.sha256 else replaced,
         )
         journal.save()
         try:
+            if spare is not None and made.spare is not None:
+                publish(made.spare, spare)
             # Keeping the original has changed its time of change.
             changed = {p: linked for p, state in places.items() if is_same_file(state, linked)}
-            replace_all(staged, places | changed, journal.token)
+            with self._letting_go(task):
+                replace_all(staged, places | changed, journal.token)
         except ReconstructError:
             if not any(_is_file(place, status) for place in places):
-                del slimmed[task.name]
+                self._spares |= spares_of([slimmed.pop(task.name)])
                 slimmed.update(before)
                 journal.save()
             raise

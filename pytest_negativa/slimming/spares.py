@@ -261,18 +261,27 @@ def cut(
     """
     options = replace(policy.options_for(name, source), takes_place=True)
     with refusing(policy.folder, "written", ReconstructError):
-        # A spare with its name is never removed: a copy of the library may use it already.
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):
             raise ReconstructError(
                 f"{policy.folder} belongs to user {owner}, so no process would use this library's "
                 "spare there; name another folder"
             )
-        with tempfile.TemporaryDirectory(dir=unchecked) as own:
-            done = cut_library(path, target, Path(own), planned.needed, options, planned.containers)
-            spare = done.spare.replace(policy.folder / done.spare.name)
-            sync_folder(policy.folder)
-    return replace(done, spare=spare)
+        own = Path(tempfile.mkdtemp(dir=unchecked))
+        return cut_library(path, target, own, planned.needed, options, planned.containers)
+
+
+def publish(spare: Path, place: Path) -> None:
+    """Give a spare its name, once a manifest has it: so none is left that nobody knows.
+
+    It may replace an equal one, which libraries use already.
+
+    Raises:
+        ReconstructError: it can't be renamed.
+    """
+    with refusing(place, "written", ReconstructError):
+        spare.replace(place)
+        sync_folder(place.parent)
 
 
 @contextlib.contextmanager
@@ -350,7 +359,9 @@ def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
     write_atomically(folder / ORIGINALS_MARK, note, mode=0o644)
 
 
-def release(before: Set[Path], tree: Path, manifest: SlimManifest) -> None:
+def release(
+    before: Set[Path], tree: Path, manifest: SlimManifest, own: Sequence[Path] = ()
+) -> None:
     """Remove the spares that the libraries of a folder needed, and none needs now.
 
     A spare stays if the manifest of another folder with spares there has it, or if such a folder
@@ -360,22 +371,42 @@ def release(before: Set[Path], tree: Path, manifest: SlimManifest) -> None:
         before: the spares that libraries had.
         tree: the folder of the libraries.
         manifest: what it says now.
+        own: the folders of spares that this process holds.
     """
     needed = spares_of(manifest.slimmed.values())
     for folder in {spare.parent for spare in before - needed}:
         # A manifest names the folder, and may have come with an image.
-        with contextlib.suppress(OSError, NegativaError), hold_alone(folder):
+        hold = contextlib.nullcontext() if folder in own else hold_alone(folder)
+        with contextlib.suppress(OSError, NegativaError), hold:
             owners = owners_of(folder)
-            others = [load_manifest(owner) for owner in owners if owner != tree]
-            if tree not in owners or not all(other.slimmed for other in others):
+            others = {owner: load_manifest(owner) for owner in owners if owner != tree}
+            if tree not in owners or not all(other.slimmed for other in others.values()):
                 continue
-            needed_there = needed.union(*(spares_of(other.slimmed.values()) for other in others))
-            names = {spare.name for spare in needed_there}
+            names = {
+                name
+                for root, known in {**others, tree: manifest}.items()
+                for name in _needed_names(root, known)
+            }
             for spare in before:
                 if spare.parent == folder and spare.name not in names and is_spare(spare):
                     remove_file(spare)
             if folder not in {spare.parent for spare in needed}:
                 _note_owners(folder, [owner for owner in owners if owner != tree])
+
+
+def _needed_names(tree: Path, manifest: SlimManifest) -> Iterator[str]:
+    """The names of the spares of libraries, by the manifest and by themselves.
+
+    The two differ if a run was killed or interrupted before it replaced the library.
+
+    Raises:
+        FormatError: a library can't be read, so its spare is not known.
+    """
+    for entry in manifest.slimmed.values():
+        yield from (spare.name for spare in spares_of([entry]))
+        for path in (tree / name for name in entry.names):
+            if path.exists() and (note := note_of(path)) is not None:
+                yield note.spare_name
 
 
 def is_spare(path: Path) -> bool:
@@ -417,12 +448,20 @@ def discard_unchecked(unchecked: Path) -> None:
         shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
 
 
-def clear_abandoned(folder: Path) -> None:
-    """Remove what killed runs left in a folder of spares."""
-    # A manifest names the folder, and may have come with an image.
-    if (folder / ORIGINALS_MARK).is_file():
-        with contextlib.suppress(ReconstructError), hold_alone(folder):
-            remove_unchecked(folder)
+def clear_abandoned(manifest: SlimManifest) -> set[Path]:
+    """Remove what killed runs left in folders of spares.
+
+    Returns:
+        The spares that libraries had, now or before a run that was killed: see ``release``.
+    """
+    known = {Path(path) for path in manifest.run_spares}
+    for folder in known:
+        # A manifest names the folder, and may have come with an image.
+        if (folder / ORIGINALS_MARK).is_file():
+            with contextlib.suppress(ReconstructError), hold_alone(folder):
+                remove_unchecked(folder)
+    spares = {path for path in known if _NAME.fullmatch(path.name)}
+    return spares | spares_of(manifest.slimmed.values())
 
 
 def _remove_made(folder: Path, made: Sequence[Path]) -> None:

@@ -21,6 +21,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.system import read_head
 
 MANIFEST_NAME = "negativa-slim.json"
 """Name of the manifest, in the folder that is slimmed."""
@@ -256,8 +257,7 @@ def soname_of(path: Path) -> str | None:
 
 def _is_library(path: Path) -> bool:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            start = file.read(_E_TYPE + 2)
+        start = read_head(path, _E_TYPE + 2)
     except FileNotFoundError:
         return False
     except OSError:

@@ -73,8 +73,8 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):
         return [*rows, *_undo_entries(journal, entries, dry_run=True)]
-    killed = {Path(folder) for folder in manifest.run_spares}
-    with journal.at_work():
+    before = clear_abandoned(manifest)
+    with journal.at_work(before):
         try:
             rows += _undo_entries(journal, entries, dry_run=False)
         finally:
@@ -82,11 +82,9 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
             journal.restore_times()
             if not manifest.slimmed:
                 manifest.records.clear()
-            for spares in killed:
-                clear_abandoned(spares)
-    back = {key: entry for key, entry in entries.items() if key not in manifest.slimmed}
-    left = {row.path for row in rows if row.status is SlimStatus.FAILED}
-    release(spares_of(e for key, e in back.items() if key not in left), tree.root, manifest)
+        left = {row.path for row in rows if row.status is SlimStatus.FAILED}
+        before |= spares_of(entry for key, entry in by_spare.items() if key not in left)
+        release(before, tree.root, manifest)
     return rows
 
 

@@ -137,7 +137,7 @@ def sync_file(path: Path) -> None:
     Raises:
         OSError: it can't be opened or written.
     """
-    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+    _sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:

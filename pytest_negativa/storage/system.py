@@ -15,6 +15,8 @@ import time
 from functools import partial
 from typing import BinaryIO
 
+from pytest_negativa.models.file_kinds import HEAD_SIZE
+
 _MAX_BYTES = 2 << 30
 """Of a record. The usage of 1,000 shards has 6 MB."""
 
@@ -165,6 +167,19 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return file
+
+
+def read_head(path: str | os.PathLike[str], size: int = HEAD_SIZE) -> bytes:
+    """The first bytes of a file. A pipe that took its place since is not waited for.
+
+    Raises:
+        OSError: it can't be opened or read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(

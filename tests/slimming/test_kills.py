@@ -102,6 +102,9 @@ class Workplace:
             assert path.name in (before[ONE], before[TWO])
             assert path.name in set(digests(self.originals).values())
 
+    def spares(self) -> set[str]:
+        return {path.name for path in self.folder.glob("spares/*.spare")}
+
     def assert_clean(self, expected: Digests) -> None:
         """Assert that all is as after an undisturbed run, except for the manifest's notes."""
         found = digests(self.site)
@@ -165,6 +168,33 @@ def test_slim_in_another_way(installed: Made, tmp_path: Path, by: int, spare: bo
         place.assert_clean(after)
         assert place.undo().status == 0
         place.assert_clean(before)
+
+
+@HOW
+@pytest.mark.parametrize("killed", ["slim", "slim in another way", "undo"])
+@pytest.mark.parametrize("then", ["undo", "slim"])
+def test_no_spare_is_left_that_nobody_knows(
+    installed: Made, tmp_path: Path, by: int, killed: str, then: str
+) -> None:
+    place = Workplace(installed, tmp_path / "work", spare=True)
+    work = place.undo if killed == "undo" else place.slim
+
+    def make() -> None:
+        place.make()
+        if killed != "slim":
+            assert place.slim_by_arch().status == 0
+
+    make()
+    undisturbed = work()
+    assert undisturbed.status == 0
+    for at in points(undisturbed.changes, seed=by):
+        make()
+        assert_ended(work(at=at, by=by), by)
+        if then == "slim":
+            assert place.slim().status == 0
+            assert len(place.spares()) == 2
+        assert place.undo().status == 0
+        assert place.spares() == set()
 
 
 @pytest.mark.nightly

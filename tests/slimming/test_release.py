@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -174,6 +175,27 @@ def test_a_note_that_is_no_file(site: Made, spares: Path) -> None:
         owners_of(spares)
     undo_trees((site.folder,))
     assert spares_in(spares) == before
+
+
+def test_a_library_that_cannot_be_slimmed_anew_keeps_its_spare(site: Made, spares: Path) -> None:
+    """No manifest names it, and its new file can't be written."""
+    before = digests(site.folder)
+    slim(site.folder, spares, site)
+    (site.folder / MANIFEST_NAME).unlink()
+    words: list[str | Path] = [
+        NEGATIVA,
+        "slim",
+        "--arch=sm_80",
+        "--force-arch",
+        f"--spare={spares}",
+        site.folder,
+    ]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # noqa: E731
+    done = subprocess.run(words, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "File too large" in done.stderr
+    assert spares_in(spares) == names_of(site.folder)
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
 
 
 @pytest.mark.slow

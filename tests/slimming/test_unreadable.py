@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -267,6 +268,25 @@ def test_a_pipe_in_the_working_folder(
     fifo(tmp_path / name)
     done = run(command, str(site.folder), cwd=tmp_path)
     assert done.returncode == code and says in done.stdout + done.stderr
+
+
+LISTED = """
+import os, sys
+from pathlib import Path
+from pytest_negativa.slimming.slim import scan
+[tree] = scan([Path(sys.argv[1])])
+for group in tree.groups:
+    os.unlink(tree.root / group.name)
+    os.mkfifo(tree.root / group.name)
+print(any(map(tree.is_library, tree.groups)))
+"""
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_that_was_listed(site: Made) -> None:
+    """As the owner of one folder in the tree may do while root works."""
+    command: list[str | Path] = [sys.executable, "-c", LISTED, site.folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
 
 
 def run(*arguments: str, cwd: Path | None) -> subprocess.CompletedProcess[str]:

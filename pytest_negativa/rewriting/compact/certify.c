@@ -131,7 +131,7 @@ static bool is_zero(const uint8_t *data, uint64_t size) {
 
 static void open_file(File *file, const char *path) {
     struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     file->path = path;
     if (fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode)) give_up("can't read %s", path);
     file->size = (uint64_t)status.st_size;

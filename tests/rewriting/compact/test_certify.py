@@ -324,3 +324,11 @@ def test_a_file_that_cannot_be_read_is_no_fault_of_the_writer(tmp_path: Path) ->
     with pytest.raises(CannotCompactError, match=r"can't read .*missing\.so") as refused:
         certify(QUICKSTART_LIBRARY, tmp_path / "missing.so")
     assert not isinstance(refused.value, CheckError)
+
+
+def test_a_pipe_in_the_place_of_a_result_is_not_waited_for(tmp_path: Path) -> None:
+    """Its folder may belong to another user."""
+    pipe = tmp_path / "lib.so"
+    os.mkfifo(pipe)
+    done = subprocess.run([PROGRAM, QUICKSTART_LIBRARY, pipe], capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"can't read " in done.stderr
