@@ -122,14 +122,16 @@ class Circumstances(Record, frozen=True, kw_only=True):
     """What a session of pytest was started with, as far as its tests may depend on it.
 
     Attributes:
+        program: name of the program that called pytest; ``pytest`` if that is the program.
         options: by name: the value of each option of pytest and of its plugins, as Python's text.
-        variables: names of the variables in the environment.
-        files: by path below the root folder: the digest of each file with tests, and of the
-            ``conftest.py`` around it.
+        variables: by name: 16 bits of the digest of each variable's value, which may be a secret.
+        files: by path below the root folder: the digest of each file with tests, of the
+            ``conftest.py`` around it, and of pytest's configuration.
     """
 
+    program: str = "pytest"
     options: Mapping[str, str] = {}
-    variables: tuple[str, ...] = ()
+    variables: Mapping[str, str] = {}
     files: Mapping[str, str] = {}
 
 

@@ -5,6 +5,7 @@ They run in the process that reports. pytest-xdist passes its workers' reports t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -104,6 +105,8 @@ class OutcomeRecorder:
         self._finished: SessionFinished | None = None
         # Paths of files with tests, as node ids have them.
         self._files: set[str] = set()
+        # Tests may change it.
+        self._environ = dict(os.environ)
 
     @classmethod
     def start(cls, run: Run) -> OutcomeRecorder:
@@ -165,7 +168,7 @@ class OutcomeRecorder:
             # What comes now is no test: it must not count as a long one.
             time_ns=System.time_ns(),
             context_lost=_is_context_lost(session),
-            circumstances=circumstances_of(session.config, self._files),
+            circumstances=circumstances_of(session.config, self._environ, self._files),
         )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
