@@ -295,13 +295,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="trace.accept_failed",
-        flag_name="accept-failed",
-        default=False,
-        help="Plan from a failed or interrupted session, too.",
-        requires=_TESTED,
-    ),
-    Option(
         name="verify.copies",
         flag_name="copies",
         value="{overwritten,compacted}",

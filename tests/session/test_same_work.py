@@ -522,8 +522,8 @@ def test_a_test_that_fails_and_loses_its_context_when_traced(
 ) -> None:
     """What follows runs in a fresh process, in which a test may pass that failed when traced."""
     suite = FAILS_AND_LOSES.replace("IN_FRESH_PROCESS", str(not fails_behind))
-    project = losing(tmp_path, suite, "--negativa-accept-failed", status=1)
-    shown = project.verify("--negativa-accept-failed", status=1)
+    project = losing(tmp_path, suite, status=1)
+    shown = project.verify(status=1)
     assert "\nPROVED" in shown
     flaky = [t["nodeid"].partition("::")[2] for t in project.verdict["tests"] if t["flaky"]]
     assert flaky == (["test_in_the_lost_context"] if fails_behind else [])

@@ -141,7 +141,6 @@ CASES = [
         "r3", "/project/conf/r3",
         None,
     ),
-    Case("trace.accept_failed", (), True, "1", True, "true", True, False),
     Case(
         "verify.copies",
         ("compacted",), "compacted",
