@@ -76,6 +76,8 @@ def test_starts_a_child():
     subprocess.run([sys.executable, "-c", CHILD], check=True)
 """
 
+CHILD_OF_A_KIND = SUBPROCESS.replace('use("lib.so", 1)', 'use("lib.so", 0)')
+
 AT_IMPORT = f"""
 try:
     need(LIB, {HIDDEN})
@@ -143,6 +145,17 @@ def test_an_expected_error(tmp_path: Path, fault: PlantedFault) -> None:
 )
 def test_a_child_process(tmp_path: Path, fault: PlantedFault) -> None:
     refused(tmp_path, SUBPROCESS, fault, "test_a.py::test_starts_a_child (call)")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A child process goes on without the GPU, and another process uses the same kernels.",
+    says="used when traced, but not on the copies: the GPU by ",
+)
+def test_a_child_process_whose_kernels_others_use(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", CHILD_OF_A_KIND).trace()
+    fault.check(project.verify("--negativa-rerun=1", status=1))
+    assert project.differing() == {}
 
 
 @pytest.mark.slow
