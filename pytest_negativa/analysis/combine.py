@@ -124,16 +124,13 @@ def _why_unended(trace: Path) -> str | None:
     return None if last.startswith(_END) else f"process {header.pid} did not end by itself"
 
 
-def choose_parts(
-    parts: Sequence[Part], mode: FailureMode, *, accept_failed: bool
-) -> tuple[list[Part], list[str]]:
+def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], list[str]]:
     """The parts to take, and why each of the others is left out.
 
     Args:
         parts: all of them.
         mode: how many bad parts are an error. With ``any``, a failed run is taken, so that the
             result fails and its report shows what it used.
-        accept_failed: failed runs are as good as others.
 
     Raises:
         StoreError: there are too many bad ones.
@@ -141,7 +138,7 @@ def choose_parts(
     leaves_out = mode is not FailureMode.ANY
     bad = {}
     for part in parts:
-        failure = part.failure if leaves_out and not accept_failed else None
+        failure = part.failure if leaves_out else None
         if (problem := part.problem or failure) is not None:
             bad[part.name] = problem
     lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]

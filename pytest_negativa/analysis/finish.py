@@ -26,7 +26,7 @@ from pytest_negativa.storage.results import load_healed, load_history, load_test
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.urls import Url
 
-_NOT_PLANNED = "nothing is planned from this run: {reason} (trace.accept_failed plans all the same)"
+_NOT_PLANNED = "nothing is planned from this run: {failure}"
 
 
 def plan_run(
@@ -34,8 +34,7 @@ def plan_run(
     settings: Settings,
     run: Run,
     *,
-    sound: bool,
-    reason: str = "it failed, was interrupted or ran no test",
+    failure: str | None,
     hooks: Hooks | None = None,
     workers: Workers | None = None,
     anew: bool = False,
@@ -47,9 +46,7 @@ def plan_run(
 
     Args:
         run: the run.
-        sound: the run ended well. If not, plans and spans are written only where the
-            settings accept that.
-        reason: what is wrong with it, if it isn't sound.
+        failure: why no plans and spans are written; None if the run ended well.
         hooks: what plugins contribute.
         workers: who reads libraries; see ``map_libraries``.
         anew, appends: see ``write_reports``.
@@ -58,9 +55,8 @@ def plan_run(
     Raises:
         NegativaError: something could not be written.
     """
-    if not sound:
-        run.mark_failed(reason)
-    planned = sound or settings.trace.accept_failed
+    if failure is not None:
+        run.mark_failed(failure)
     analysis = analyze(
         usage,
         settings,
@@ -70,11 +66,11 @@ def plan_run(
         workers=workers,
         on_done=on_done,
     )
-    if not planned:
-        analysis = with_warning(analysis, _NOT_PLANNED.format(reason=reason))
+    if failure is not None:
+        analysis = with_warning(analysis, _NOT_PLANNED.format(failure=failure))
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
-    report = write_results(run, analysis, settings, with_plans=planned, latest=latest)
+    report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
     contents = ReportContents(report, analysis.libraries, analysis.usage)
     write_reports(contents, settings.reports, run, anew=anew, appends=appends)
     return contents

@@ -110,7 +110,7 @@ def _combine(
 ) -> None:
     """Write a new run of those parts that are good enough, and report it."""
     paths = PathRules(settings.paths)
-    parts, left_out = choose_parts(parts, mode, accept_failed=settings.trace.accept_failed)
+    parts, left_out = choose_parts(parts, mode)
     for line in left_out:
         print_warning(f"{line}: left out")
     if not parts:

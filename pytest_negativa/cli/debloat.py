@@ -13,7 +13,7 @@ from pytest_negativa.cli.common import (
     settings_of,
 )
 from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report
-from pytest_negativa.cli.program import ended_with, exit_untraced, trace_command
+from pytest_negativa.cli.program import exit_untraced, trace_command, why_failed
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -33,7 +33,7 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
     run, status = trace_command(command, settings)
     if not run.trace_files():
         exit_untraced(run, status, settings)
-    failure = ended_with(status) if status else None
+    failure = why_failed(status)
     try:
         plan_and_report(run.trace_files(), run, settings, executor, failure=failure, status=status)
     except NegativaError as e:

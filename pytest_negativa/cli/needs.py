@@ -98,9 +98,6 @@ def needs(
     if new is not None:
         warn_of_hooks([run])
         words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
-        if (failure := run.failure) is not None:
-            new.mark_failed(f"{run}: {failure}")
-            words.append("--negativa-accept-failed")
         of_tests = (
             f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
         )

@@ -37,7 +37,6 @@ PLAN_OPTIONS = (
     "keep.ptx",
     "keep.relocatable",
     "granularity",
-    "trace.accept_failed",
     "reports.formats",
 )
 
@@ -72,8 +71,7 @@ def plan_and_report(
             usage,
             settings,
             run,
-            sound=failure is None,
-            reason=failure or "",
+            failure=failure,
             latest=latest,
             workers=workers,
             on_done=progress.update,
@@ -86,7 +84,6 @@ def plan_and_report(
         click.echo(printable(told))
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
-    is_unplanned = failure is not None and not settings.trace.accept_failed
-    fail_for_limits(contents.report.crossed, status or int(is_unplanned))
-    if is_unplanned and not status:
+    fail_for_limits(contents.report.crossed, status or int(failure is not None))
+    if failure is not None and not status:
         raise StoreError(run.why_unplanned())

@@ -60,5 +60,9 @@ def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     click.get_current_context().exit(status or int(failure is not None))
 
 
-def ended_with(status: int) -> str:
-    return f"the command ended with exit status {status}"
+def why_failed(status: int) -> str | None:
+    """Why nothing is planned from a command's trace; None if no signal ended the command.
+
+    Shells return 128 and the number of the signal.
+    """
+    return f"the command ended with exit status {status}" if status >= 128 else None

@@ -15,7 +15,7 @@ from pytest_negativa.cli.common import (
     print_variables,
     settings_of,
 )
-from pytest_negativa.cli.program import ended_with, exit_untraced, trace_command
+from pytest_negativa.cli.program import exit_untraced, trace_command, why_failed
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.text import printable
@@ -84,8 +84,8 @@ def trace(
         exit_untraced(run, status, settings)
     # Libraries may be installed anew before "negativa locate" reads them.
     hash_libraries(run)
-    if status != 0:
-        run.mark_failed(ended_with(status))
+    if (failure := why_failed(status)) is not None:
+        run.mark_failed(failure)
     if settings.cpu:
         gather(run)
     run.make_latest()

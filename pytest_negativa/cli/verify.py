@@ -32,7 +32,6 @@ _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
 _VERIFY_OPTIONS = (
     "run",
     "healing",
-    "trace.accept_failed",
     "verify.copies",
     "verify.rerun",
     "verify.timeout",

@@ -92,11 +92,11 @@ def gather_by_test(run: Run) -> Gathered | None:
     processes = read_page_logs(run.page_logs)
     pages = unite_logs(processes)
     incomplete: list[str] = []
-    failed: list[str] = []
     if lost := count_lost(run.page_logs):
         incomplete.append(f"{lost:,} loads of libraries were not recorded (is the disk full?)")
     if (failure := run.failure) is not None:
-        (failed if run.all_tests_ended else incomplete).append(f"{run.run_id} failed: {failure}")
+        incomplete.append(f"{run.run_id} failed: {failure}")
+    failed = [f"{run.run_id}: {text}" for text in [run.failed_tests] if text is not None]
     new = [key for key in pages if key not in known]
     before = _known_before(run, frozenset(new))
     for key, found in _identify_all(new, before):

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import Record
 
-OUTCOMES_VERSION = 4
-"""Of the file. History: 4 tells markers and keywords; 3 tells attempts, subtests, reasons and types
-of errors; 2 adds the ends of workers; 1 is the first."""
+OUTCOMES_VERSION = 5
+"""Of the file. History: 5 has CUDA errors instead of reasons; 4 tells markers and keywords; 3 tells
+attempts, subtests, reasons and types of errors; 2 adds the ends of workers; 1 is the first."""
 
 
 COMBINED_TESTS_VERSION = 2
@@ -44,9 +44,7 @@ class Aspect(str, enum.Enum):
     ATTEMPTS = "attempts"  # how often the test and its phases ran, and how each phase ended
     SUBTESTS = "subtests"  # how many there were, and how they ended
     SUBTEST_NAMES = "subtest-names"  # which of them ended how
-    SKIP_REASON = "skip-reason"
-    XFAIL_REASON = "xfail-reason"
-    ERROR_TYPE = "error-type"  # of a failed or xfailed test: the name of the exception's class
+    ERROR_TYPE = "error-type"  # class of each exception that ended a phase, and its CUDA errors
 
 
 class SessionKind(str, enum.Enum):
@@ -91,8 +89,8 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
             of a verification ask the driver for it: asking waits for the GPU.
         attempt: how often the phase has run by now, in this run of the test.
         subtest: the name of the subtest that this report is of.
-        reason: why the test is skipped or expected to fail, in full.
-        error_type: the class of the exception that ended the phase.
+        error_type: the class of the exception that ended the phase, whatever became of the
+            outcome, and the CUDA errors that its text names.
         markers: names of the test's markers; of the setup alone.
         keywords: the words that ``-k`` compares; of the setup alone.
     """
@@ -108,7 +106,6 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
     gpu_error: str | None = None
     attempt: int = 1
     subtest: str | None = None
-    reason: str | None = None
     error_type: str | None = None
     markers: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
@@ -125,14 +122,16 @@ class Circumstances(Record, frozen=True, kw_only=True):
     """What a session of pytest was started with, as far as its tests may depend on it.
 
     Attributes:
+        program: name of the program that called pytest; ``pytest`` if that is the program.
         options: by name: the value of each option of pytest and of its plugins, as Python's text.
-        variables: names of the variables in the environment.
-        files: by path below the root folder: the digest of each file with tests, and of the
-            ``conftest.py`` around it.
+        variables: by name: 16 bits of the digest of each variable's value, which may be a secret.
+        files: by path below the root folder: the digest of each file with tests, of the
+            ``conftest.py`` around it, and of pytest's configuration.
     """
 
+    program: str = "pytest"
     options: Mapping[str, str] = {}
-    variables: tuple[str, ...] = ()
+    variables: Mapping[str, str] = {}
     files: Mapping[str, str] = {}
 
 

@@ -114,7 +114,6 @@ class Trace(Record, frozen=True, kw_only=True):
     level: TraceLevel
     children: bool
     replay: str | None
-    accept_failed: bool
 
 
 class CopyKind(str, enum.Enum):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,27 @@ _NO_MATTER = {
     *("px", "quiet", "reportchars", "rsyncdir", "rsyncignore", "showcapture", "showlocals"),
     *("tbstyle", "testrunuid", "tx", "verbose", "xmlpath"),
 }
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = (str, int, float, bool, type(None), os.PathLike, enum.Enum)
 
 
-def circumstances_of(config: pytest.Config, files: Collection[str]) -> Circumstances:
+def circumstances_of(
+    config: pytest.Config, variables: Mapping[str, str], files: Collection[str]
+) -> Circumstances:
     """The circumstances of the session that this process reports.
 
     Args:
         config: the session's.
+        variables: its environment when it began.
         files: paths below the root folder of the files with tests.
     """
+    path = Path(sys.argv[0])
+    program = path.parent.name if path.name == "__main__.py" else path.name
+    digests = {utf8(n): _digest(v.encode(errors="surrogateescape")) for n, v in variables.items()}
     return Circumstances(
+        program="pytest" if program == "py.test" else utf8(program),
         options=dict(_options(vars(config.option))),
-        variables=tuple(sorted(map(utf8, os.environ))),
-        files=dict(_digests(config.rootpath, files)),
+        variables={name: digests[name][:4] for name in sorted(digests)},
+        files=dict(_digests(config, files)),
     )
 
 
@@ -57,12 +66,18 @@ def _options(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, utf8(repr(value))
 
 
-def _digests(root: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
+def _digests(config: pytest.Config, files: Collection[str]) -> Iterator[tuple[str, str]]:
     above = {os.path.dirname(file) for file in files}  # noqa: PTH120 (below the root)
     for folder in tuple(above):
         above.update(str(parent) for parent in Path(folder).parents)
     conftests = {os.path.normpath(os.path.join(folder, "conftest.py")) for folder in above}
+    if config.inipath is not None:
+        conftests.add(os.path.relpath(config.inipath, config.rootpath))
     for file in sorted({*files, *conftests}):
         # Most folders have no conftest.py.
         with contextlib.suppress(OSError):
-            yield utf8(file), hashlib.sha256(read_regular(root / file)).hexdigest()[:16]
+            yield utf8(file), _digest(read_regular(config.rootpath / file))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

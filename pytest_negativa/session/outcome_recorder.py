@@ -5,6 +5,7 @@ They run in the process that reports. pytest-xdist passes its workers' reports t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -24,6 +25,7 @@ from pytest_negativa.models.outcomes import (
     WorkerEnded,
 )
 from pytest_negativa.session.circumstances import circumstances_of
+from pytest_negativa.session.error_words import describe_error
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
@@ -76,8 +78,9 @@ class ReportDetails:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
-        if call.excinfo is not None and (report.failed or hasattr(report, "wasxfail")):
-            setattr(report, ERROR_TYPE_ATTRIBUTE, call.excinfo.typename)
+        # Whatever another plugin made of the outcome, the phase raised this.
+        if call.excinfo is not None:
+            setattr(report, ERROR_TYPE_ATTRIBUTE, describe_error(call.excinfo.value))
         if call.when == "setup":
             setattr(report, MARKERS_ATTRIBUTE, _markers(item))
             setattr(report, KEYWORDS_ATTRIBUTE, _keywords(item))
@@ -102,6 +105,8 @@ class OutcomeRecorder:
         self._finished: SessionFinished | None = None
         # Paths of files with tests, as node ids have them.
         self._files: set[str] = set()
+        # Tests may change it.
+        self._environ = dict(os.environ)
 
     @classmethod
     def start(cls, run: Run) -> OutcomeRecorder:
@@ -144,7 +149,6 @@ class OutcomeRecorder:
                 gpu_error=getattr(report, GPU_ERROR_ATTRIBUTE, None),
                 attempt=getattr(report, ATTEMPT_ATTRIBUTE, 1),
                 subtest=getattr(report, SUBTEST_ATTRIBUTE, None),
-                reason=_reason(report),
                 error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
                 markers=tuple(getattr(report, MARKERS_ATTRIBUTE, ())),
                 keywords=tuple(getattr(report, KEYWORDS_ATTRIBUTE, ())),
@@ -164,7 +168,7 @@ class OutcomeRecorder:
             # What comes now is no test: it must not count as a long one.
             time_ns=System.time_ns(),
             context_lost=_is_context_lost(session),
-            circumstances=circumstances_of(session.config, self._files),
+            circumstances=circumstances_of(session.config, self._environ, self._files),
         )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -238,13 +242,3 @@ def _text(report: Any) -> str | None:
         text = str(detail or "")
     text = utf8(" ".join(text.split()))
     return text[:_MAX_TEXT] or None
-
-
-def _reason(report: Any) -> str | None:
-    """Reason for which a test was skipped or expected to fail."""
-    if hasattr(report, "wasxfail"):
-        return utf8(str(report.wasxfail))
-    if not report.skipped:
-        return None
-    detail = report.longrepr
-    return utf8(str(detail[2] if isinstance(detail, tuple) else detail))

@@ -163,13 +163,13 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
 
 
 def describe_pages(
-    trace: PageTrace, failure: str | None, *, all_tests_ended: bool, top: int
+    trace: PageTrace, failure: str | None, failed_tests: str | None, *, top: int
 ) -> Iterator[str]:
     """Report on CPU code when the tests have run, a paragraph at a time.
 
     Args:
         failure: why the session failed; None if it didn't.
-        all_tests_ended: see ``Run.mark_failed``.
+        failed_tests: how many of its tests failed.
         top: rows of the table; 0 for all.
 
     Raises:
@@ -183,7 +183,9 @@ def describe_pages(
         yield f"negativa: CPU code was not traced: {trace.not_traced}"
         return
     if failure is not None:
-        trace.run.mark_failed(failure, all_tests_ended=all_tests_ended)
+        trace.run.mark_failed(failure)
+    if failed_tests is not None:
+        trace.run.note_failed_tests(failed_tests)
     usage = gather(trace.run)
     if usage is not None:
         trace.run.make_latest()

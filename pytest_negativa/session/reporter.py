@@ -143,8 +143,8 @@ class Reporter:
 
         top = self._settings.reports.top
         try:
-            failure, ended = self._why_failed(session), self._have_all_ended(session)
-            for paragraph in describe_pages(pages, failure, all_tests_ended=ended, top=top):
+            failure = self._why_failed(session)
+            for paragraph in describe_pages(pages, failure, failed_tests(session), top=top):
                 self._write(f"{paragraph}\n")
         except Exception as e:
             text = printable_lines(_describe(e))
@@ -208,8 +208,7 @@ class Reporter:
             usage,
             self._settings,
             self._run,
-            sound=self._failure is None,
-            reason=self._failure or "",
+            failure=self._failure,
             hooks=self._hooks(usage),
             # At the interpreter's end, no other process can be started to help.
             workers=LocalProcesses(1) if anew else None,
@@ -279,24 +278,21 @@ class Reporter:
         return late
 
     def _why_failed(self, session: pytest.Session) -> str | None:
-        """Reason against planning; None if all selected tests ran and passed."""
-        from pytest_negativa.reporting.units import format_items
-
+        """Reason against planning; None if all selected tests came to their end."""
         status = session.exitstatus
         if self._interrupted or status == pytest.ExitCode.INTERRUPTED:
             return "it was interrupted"
-        if session.testsfailed:
-            return format_items(session.testsfailed, "test failed", "tests failed")
+        if stopped := session.shouldstop or session.shouldfail:
+            return f"it was stopped: {stopped}"
+        if self._is_part_collected:
+            return "files with tests could not be collected"
+        lost = [text for code, text in self._incomplete if code == "worker-lost"]
+        if session.testsfailed and lost:
+            return lost[0]
         if status == pytest.ExitCode.NO_TESTS_COLLECTED:
             return "it ran no test"
-        return None if status == pytest.ExitCode.OK else f"it ended with exit status {int(status)}"
-
-    def _have_all_ended(self, session: pytest.Session) -> bool:
-        """Whether all selected tests ran to their end, some of which failed."""
-        stopped = self._interrupted or session.shouldstop or session.shouldfail
-        return session.exitstatus == pytest.ExitCode.TESTS_FAILED and not (
-            stopped or self._incomplete or self._is_part_collected
-        )
+        ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        return None if ended else f"it ended with exit status {int(status)}"
 
     def _with_incomplete_workers(self, usage: Usage) -> Usage:
         traced = {process.header.worker for process in usage.processes}
@@ -380,3 +376,11 @@ def _describe(error: Exception) -> str:
     if isinstance(error, NegativaError):
         return str(error)
     return f"{describe_fault(error)} (a fault in pytest-negativa or in one of its hooks)"
+
+
+def failed_tests(session: pytest.Session) -> str | None:
+    """How many tests failed, in words; None if none did."""
+    from pytest_negativa.reporting.units import format_items
+
+    failed = session.testsfailed
+    return format_items(failed, "test failed", "tests failed") if failed else None

@@ -295,13 +295,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="trace.accept_failed",
-        flag_name="accept-failed",
-        default=False,
-        help="Plan from a failed or interrupted session, too.",
-        requires=_TESTED,
-    ),
-    Option(
         name="verify.copies",
         flag_name="copies",
         value="{overwritten,compacted}",
@@ -331,7 +324,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.tolerate",
         flag_name="tolerate",
-        value="{attempts,subtests,subtest-names,skip-reason,xfail-reason,error-type}",
+        value="{attempts,subtests,subtest-names,error-type}",
         help="Ignore these differences between equal outcomes of a test.",
         detail="The verdict lists them as tolerated.",
         is_repeated=True,

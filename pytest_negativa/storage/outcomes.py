@@ -265,9 +265,6 @@ def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[A
     else:
         yield Aspect.SUBTESTS, ended
         yield Aspect.SUBTEST_NAMES, f"{record.subtest} {ended}"
-    if record.reason is not None:
-        skipped = outcome is Outcome.SKIPPED
-        yield Aspect.SKIP_REASON if skipped else Aspect.XFAIL_REASON, record.reason
     # An attempt that is repeated is no end of the test.
     if record.error_type is not None and outcome is not None:
         yield Aspect.ERROR_TYPE, record.error_type

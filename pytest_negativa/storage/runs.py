@@ -138,7 +138,7 @@ class Run:
     _samples_file = _Place("samples")
     report_files = _Place("reports")
     _failed_file = _Place("failed")
-    _tests_ended_file = _Place("tests-ended")
+    _failed_tests_file = _Place("failed-tests")
     _incomplete_file = _Place("incomplete")
 
     def __str__(self) -> str:
@@ -319,22 +319,25 @@ class Run:
         return not any(marks) and not self.has_samples and bool(self.plan_files())
 
     @property
-    def all_tests_ended(self) -> bool:
-        """Whether a run that failed did so for tests alone, all of which came to their end."""
-        return self.is_failed and _read_mark(self._tests_ended_file) == self.failure
+    def failed_tests(self) -> str | None:
+        """How many tests of a trace of CPU code failed, in words; None if none did."""
+        return _read_mark(self._failed_tests_file)
 
-    def mark_failed(self, reason: str, *, all_tests_ended: bool = False) -> None:
-        """Note that the run failed or was interrupted.
+    def note_failed_tests(self, text: str) -> None:
+        """Note that tests failed, which may need code that they did not reach.
 
-        Args:
-            all_tests_ended: see the property. It holds until another reason is noted.
+        Raises:
+            StoreError: the note can't be written.
+        """
+        _write_mark(self._failed_tests_file, text)
+
+    def mark_failed(self, reason: str) -> None:
+        """Note that the run was interrupted, or left tests out.
 
         Raises:
             StoreError: the note can't be written.
         """
         _write_mark(self._failed_file, reason)
-        if all_tests_ended:
-            _write_mark(self._tests_ended_file, reason)
 
     @property
     def incomplete_reason(self) -> str | None:
@@ -425,8 +428,7 @@ class Run:
         if (failure := self.failure) is not None:
             return (
                 f"{self}: nothing is planned from this run: {failure}; "
-                f"{RunsFolder(self.folder.parent).advice()}, or plan this one all the same: "
-                f"{again} --accept-failed"
+                f"{RunsFolder(self.folder.parent).advice()}"
             )
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"

@@ -125,10 +125,10 @@ def _reasons_of_children(
     Children are matched by their command. Commands that only one side has are matched by their
     executable: a test may make up a new name each time.
     """
-    common = {_command(p.header) for p in after} & {_command(p.header) for p in before}
+    common = {command_of(p.header) for p in after} & {command_of(p.header) for p in before}
 
     def kind(process: UsageProcess) -> _Command:
-        command = _command(process.header)
+        command = command_of(process.header)
         return command if command in common else command[:1]
 
     allowed = Counter(kind(p) for p in before if not p.ended)
@@ -146,5 +146,6 @@ def _reasons_of_children(
             )
 
 
-def _command(header: Header) -> _Command:
+def command_of(header: Header) -> _Command:
+    """The words of a process's command, without what differs between two runs."""
     return tuple(_VARYING.sub("0", word) for word in (header.executable, *header.argv))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from pytest_negativa.models.outcomes import SessionResult
 
 _NOTHING = "nothing"
-# They differ from process to process, or redirect to the copies.
-_PASSING = frozenset({"_", "GLIBC_TUNABLES", "LD_AUDIT", "OLDPWD", "PYTEST_CURRENT_TEST", "SHLVL"})
+# They differ from process to process, from step to step of a CI job, and from terminal to terminal,
+# or redirect to the copies.
+_PASSING = re.compile(
+    r"(_|COLUMNS|GLIBC_TUNABLES|LD_AUDIT|LINES|OLDPWD|PYTEST_CURRENT_TEST|SHLVL|WINDOWID)$"
+    r"|(CI|GITHUB|NEGATIVA|RUNNER|SSH|TERM|TMUX|VSCODE|XDG)_"
+)
 
 
 def changes_of_start(traced: SessionResult, copies: SessionResult) -> Iterator[str]:
     """What differs in the circumstances of two sessions, for people.
-
-    Of variables it is whether they are set: values change from one step of a CI job to the next.
 
     Args:
         traced: the session when traced.
@@ -23,11 +26,13 @@ def changes_of_start(traced: SessionResult, copies: SessionResult) -> Iterator[s
     before, after = traced.circumstances, copies.circumstances
     if before is None or after is None:
         return
+    if before.program != after.program:
+        yield f"program: {before.program} when traced, {after.program} on the copies"
     for name, old, new in _changed(before.options, after.options):
         yield f"option {name}: {old} when traced, {new} on the copies"
-    for name, old, _ in _changed(_names(before.variables), _names(after.variables)):
-        state = "set on the copies alone" if old == _NOTHING else "set when traced alone"
-        yield f"variable {name}: {state}"
+    for name, old, new in _changed(_lasting(before.variables), _lasting(after.variables)):
+        states = {old: "set on the copies alone", new: "set when traced alone"}
+        yield f"variable {name}: {states.get(_NOTHING, 'another value when traced')}"
     for name, old, new in _changed(before.files, after.files):
         # One session may have selected tests of fewer files.
         if _NOTHING not in (old, new):
@@ -41,5 +46,5 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tu
             yield name, old, new
 
 
-def _names(variables: tuple[str, ...]) -> dict[str, str]:
-    return {n: n for n in variables if n not in _PASSING and not n.startswith("NEGATIVA_")}
+def _lasting(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not _PASSING.match(name)}

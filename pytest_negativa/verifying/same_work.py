@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,13 +21,17 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
-from pytest_negativa.models.trace import Context, Usage
+from pytest_negativa.models.trace import Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
     FIRST_IN_FLAKY,
     Tolerance,
     WorkDifference,
     WorkKind,
 )
+from pytest_negativa.verifying.process_ends import command_of
+
+# Of the words of a child's command, characters.
+_MAX_COMMAND = 200
 
 # CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
 _OF_STATE = frozenset(
@@ -50,7 +55,9 @@ _OF_STATE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A kernel that was looked up, or an image without look-ups: named alike in every run.
+    """A kernel that was looked up, an image without look-ups, or a child's use of the GPU.
+
+    Each is named alike in every run.
 
     Attributes:
         library: real path of the original if it has a copy, else the file's name; None for an
@@ -115,7 +122,21 @@ def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
     for memory in usage.memory_images:
         if not memory.kernels:
             uses[Use(None, memory.sha256, None)] = usage.context_of(memory.first)
+    # A child that went on without the GPU, while another process used the same kernels.
+    for child in _gpu_children(usage):
+        program, *words = command_of(child.header)
+        command = " ".join((Path(program).name, *words))[:_MAX_COMMAND]
+        context = child.last or Context(phase=Phase.PROCESS)
+        uses.setdefault(Use(None, None, f"the GPU by {command}"), context)
     return uses
+
+
+def _gpu_children(usage: Usage) -> Iterator[UsageProcess]:
+    """The child processes that loaded GPU code."""
+    images = (*chain(*(one.images for one in usage.libraries)), *usage.memory_images)
+    for number in sorted({number for image in images for number in image.processes}):
+        if usage.processes[number].header.role is Role.CHILD:
+            yield usage.processes[number]
 
 
 def loaded_images(usage: Usage, places: Places) -> set[Use]:

@@ -23,7 +23,7 @@ from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
-from pytest_negativa.verifying.verification import Verification, exit_code
+from pytest_negativa.verifying.verification import Verification, exit_code, shell_status
 
 _PYTEST_USAGE_ERROR = 4
 
@@ -71,13 +71,13 @@ def verify_program(
     status, own_status = 0, None
     if run is None:
         result = _trace(program, settings)
-        status = result.status if result.status >= 0 else 128 - result.status
+        status = shell_status(result.status)
         run = result.run
         own_status = result.status
         reason = why_no_page_proof(run) if settings.cpu else None
         if not run.plan_files() and settings.cpu and reason is None:
             return _prove_pages(run, program, settings, own_status) or status
-        if not run.plan_files() or (run.is_failed and not settings.trace.accept_failed):
+        if not run.plan_files() or run.is_failed:
             if reason is not None:
                 _say_unproved(reason)
             _say("negativa: nothing to verify: the traced run has no plan")
@@ -118,7 +118,7 @@ def why_no_page_proof(run: Run) -> str | None:
 
 
 def _prove_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
-    """Prove the trace of CPU code, and show the verdict; 1 if it is not proved."""
+    """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved."""
     if (reason := why_no_page_proof(run)) is not None:
         _say_unproved(reason)
         return 1
@@ -126,7 +126,7 @@ def _prove_pages(run: Run, program: Program, settings: Settings, status: int | N
     verdict = prove_pages(run, program, settings, _say, status)
     for paragraph in render_page_verdict(verdict, run.page_verdict_file):
         _say(paragraph)
-    return 0 if verdict.proved else 1
+    return shell_status(verdict.rounds[0].status) if verdict.proved else 1
 
 
 def _say_unproved(reason: str) -> None:

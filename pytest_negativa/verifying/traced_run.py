@@ -67,7 +67,7 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
     Raises:
         NegativaError: the run can't be verified; the message says why.
     """
-    refuse_failed(run, settings)
+    _refuse_failed(run)
     usage = load_usage(run)
     if usage is None:
         raise StoreError(run.why_unplanned())
@@ -105,7 +105,7 @@ def command_to_verify(
         OptionError: pytest traced the run, or the run does not name its command.
         StoreError: the run failed, or nothing says how it ended.
     """
-    refuse_failed(run, settings)
+    _refuse_failed(run)
     if not run.outcomes_file.exists():
         raise StoreError(_why_no_outcomes(run, load_usage(run)))
     session = read_outcomes(run.outcomes_file)
@@ -134,18 +134,7 @@ def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
     )
 
 
-def refuse_failed(run: Run, settings: Settings) -> None:
-    """Refuse a run that failed, unless the settings accept it.
-
-    Raises:
-        StoreError: the run failed; the message says why and what to do.
-    """
-    failure = run.failure
-    if failure is None or settings.trace.accept_failed:
-        return
-    if not run.plan_files():
+def _refuse_failed(run: Run) -> None:
+    """Raise ``StoreError`` for a run that failed."""
+    if run.is_failed:
         raise StoreError(run.why_unplanned())
-    raise StoreError(
-        f"{run}: this run failed ({failure}), and was planned all the same; verify it with "
-        "--accept-failed (with pytest: --negativa-accept-failed)"
-    )

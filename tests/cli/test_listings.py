@@ -86,11 +86,11 @@ def test_launches_of_children_are_not_counted(project: Project) -> None:
     folder = project.folder / "run" / "trace"
     launched = LaunchRecord(name="counted", count=2, context=2)
     write(folder, header(), [*records("counted"), launched])
-    project.negativa("locate", "--run", "run", "--accept-failed")
+    project.negativa("locate", "--run", "run")
     assert "test_a.py::test_a" in project.negativa("tests", "--run", "run").stdout
 
     write(folder, header(pid=8, role=Role.CHILD), records("of_a_child", nodeid="test_a.py::test_b"))
-    project.negativa("locate", "--run", "run", "--accept-failed")
+    project.negativa("locate", "--run", "run")
     shown = project.negativa("tests", "--run", "run").stdout
     assert shown.splitlines()[3].split() == ["test_a.py::test_b", "1", "-", "-"]
     assert "Launches of child processes are not counted: their kernels are listed with" in shown

@@ -27,7 +27,7 @@ def three(project: Project) -> list[str]:
     made: list[str] = []
     for text, status in ((PASSES, 0), (FAILS, 1), (PASSES, 0)):
         project.write("test_a.py", text)
-        project.pytest("-q", "--negativa", status=status)
+        project.pytest("-q", "--negativa", "-x", status=status)
         run = (project.results / "latest").resolve()
         # Ids sort by time, which has seconds.
         made.append(run.rename(run.with_name(f"20260101T00000{len(made)}Z-0123ab")).name)
@@ -41,7 +41,7 @@ def test_runs_are_listed_and_deleted(project: Project, three: list[str]) -> None
     listed = project.negativa("runs", "list").stdout.splitlines()
     assert [line.split()[0] for line in listed[2:]] == three[::-1]
     assert "latest" in listed[2] and "planned" in listed[2]
-    assert "failed: 1 test failed" in listed[3]
+    assert "failed: it was stopped: stopping after 1 failures" in listed[3]
 
     assert "no such run" in project.negativa("runs", "delete", "elsewhere", status=2).stderr
     assert "name a RUN" in project.negativa("runs", "delete", status=2).stderr

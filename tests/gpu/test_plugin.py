@@ -248,7 +248,7 @@ def test_killed_worker(tmp_path: Path) -> None:
 def test_killed_worker_keeps_even_if_its_run_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "test_kill.py").write_text(KILLED)
 
-    run_pytest(tmp_path, "--negativa", "-n2", "--negativa-accept-failed", status=1)
+    run_pytest(tmp_path, "--negativa", "-n2", status=1)
 
     plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
     assert {d[3] for d in plan["decisions"]} == {"incomplete"}

@@ -19,26 +19,31 @@ FAILS = "def test_fails():\n    assert 0\n"
 
 
 @pytest.mark.slow
-def test_a_failed_session_plans_nothing(project: Project) -> None:
+@pytest.mark.parametrize(
+    "stop",
+    [(), pytest.param(("-n2",), marks=pytest.mark.nightly)],
+)
+def test_a_stopped_session_plans_nothing(project: Project, stop: tuple[str, ...]) -> None:
     project.write("test_a.py", PASSES + FAILS)
 
-    done = project.pytest("-q", "--negativa", status=1)
+    done = project.pytest("-q", "--negativa", "--maxfail=1", *stop, status=2 if stop else 1)
 
-    assert f"{NOT_PLANNED}1 test failed (trace.accept_failed plans" in done.stdout
+    reason = "it was interrupted" if stop else "it was stopped: stopping after 1 failures"
+    assert NOT_PLANNED + reason in done.stdout
     assert HEADLINE in done.stdout
     assert not project.planned()
     assert project.latest("report.json")["files"] == [
         "trace/", "trace.json", "usage.json", "map/", "report.json",
     ]  # fmt: skip
 
-    accepted = project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)
-    assert NOT_PLANNED not in accepted.stdout
+    failed = project.pytest("-q", "--negativa", *stop, status=1)
+    assert NOT_PLANNED not in failed.stdout
     assert len([d for d in project.plan() if not d[2]]) == 25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)])
-def test_a_failed_session_with_a_suppressed_exit_code(
+def test_a_stopped_session_with_a_suppressed_exit_code(
     project: Project, workers: tuple[str, ...]
 ) -> None:
     """Some plugins turn exit code 1 into 0."""
@@ -48,7 +53,8 @@ def test_a_failed_session_with_a_suppressed_exit_code(
         "import pytest\n\n\n@pytest.hookimpl(tryfirst=True)\n"
         "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n",
     )
-    assert NOT_PLANNED in project.pytest("-q", "--negativa", *workers).stdout
+    done = project.pytest("-q", "--negativa", "-x", *workers)
+    assert NOT_PLANNED in done.stdout
     assert not project.planned()
 
 
@@ -104,9 +110,6 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
     assert any(f"({worker}) did not end by itself" in text for text in report["not_covered"])
     assert lost in done.stdout and NOT_PLANNED in done.stdout
     assert not project.planned()
-
-    project.pytest("-q", "--negativa", "-n2", "--negativa-accept-failed", status=1)
-    assert {d[3] for d in project.plan()} == {"incomplete"}
 
 
 @pytest.mark.slow

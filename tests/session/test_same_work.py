@@ -82,6 +82,8 @@ def test_starts_a_child():
     subprocess.run([sys.executable, "-c", CHILD], check=True)
 """
 
+CHILD_OF_A_KIND = SUBPROCESS.replace('use("lib.so", 1)', 'use("lib.so", 0)')
+
 AT_IMPORT = f"""
 try:
     need(LIB, {HIDDEN})
@@ -149,6 +151,17 @@ def test_an_expected_error(tmp_path: Path, fault: PlantedFault) -> None:
 )
 def test_a_child_process(tmp_path: Path, fault: PlantedFault) -> None:
     refused(tmp_path, SUBPROCESS, fault, "test_a.py::test_starts_a_child (call)")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A child process goes on without the GPU, and another process uses the same kernels.",
+    says="used when traced, but not on the copies: the GPU by ",
+)
+def test_a_child_process_whose_kernels_others_use(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", CHILD_OF_A_KIND).trace()
+    fault.check(project.verify("--negativa-rerun=1", status=1))
+    assert project.differing() == {}
 
 
 @pytest.mark.slow
@@ -435,12 +448,14 @@ def test_always():
     use(LIB, 0)
 
 def test_on_demand(request):
-    if request.config.getoption("--device") == "cuda" or "ON_GPU" in os.environ:
+    if str(request.config.getoption("--device")) == "cuda" or os.environ.get("ON_GPU") == "1":
         use(LIB, 1)
 """
 DEVICE = """
+from pathlib import Path
+
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu")
+    parser.addoption("--device", default=Path("cpu"), type=Path)
 """
 
 
@@ -448,14 +463,14 @@ def pytest_addoption(parser):
 @pytest.mark.parametrize(
     ("option", "variable", "change"),
     [
-        (("--device=cuda",), "NOTHING", "option device: 'cuda' when traced, 'cpu' on the copies"),
-        ((), "ON_GPU", "variable ON_GPU: set when traced alone"),
+        (("--device=cuda",), "NOTHING", "('cuda') when traced, PosixPath('cpu') on the copies"),
+        ((), "ON_GPU", "variable ON_GPU: another value when traced"),
     ],
     ids=["option", "variable"],
 )
 @pytest.mark.planted_fault(
-    "An option or a variable of the traced run is missing, so the tests do less, on copies and "
-    "originals alike.",
+    "An option or a variable has not the value of the traced run, so the tests do less, on copies "
+    "and originals alike.",
     says="the tests were started otherwise than when traced",
 )
 def test_another_start(
@@ -468,7 +483,7 @@ def test_another_start(
     project = VerifiedProject(tmp_path / "project", ON_DEMAND)
     project.write("conftest.py", DEVICE)
     project.run("env", f"{variable}=1", *PYTEST, "--negativa", *option)
-    shown = project.verify(status=1)
+    shown = project.verify(status=1, **{variable: "0"})
     fault.check(shown)
     assert change in shown
     # No rerun of the originals could tell.
@@ -497,7 +512,29 @@ def test_another_start_that_does_the_same(tmp_path: Path) -> None:
     project.trace("--device=none")
     shown = project.verify()
     assert "\nPROVED" in shown
-    assert "option device: 'none' when traced, 'cpu' on the copies" in shown
+    assert "PosixPath('none') when traced, PosixPath('cpu') on the copies" in shown
+
+
+RUN = """
+import os, sys, pytest
+
+os.environ["DEVICE"] = "cuda"
+sys.exit(pytest.main(["-q", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A program prepares its process before it calls pytest.main, and the tests are verified by "
+    "pytest alone.",
+    says="program: run.py when traced, pytest on the copies",
+)
+def test_a_program_that_prepares_its_process(tmp_path: Path, fault: PlantedFault) -> None:
+    suite = HONEST.replace("use(LIB, 0, 1)", "use(LIB, int(os.environ.get('DEVICE') == 'cuda'))")
+    project = VerifiedProject(tmp_path / "project", suite.replace("use(LIB, 1, 2)", "pass"))
+    project.write("run.py", RUN)
+    project.run(sys.executable, "run.py", "--negativa")
+    fault.check(project.verify(status=1))
 
 
 LAUNCHES = f"""
@@ -619,8 +656,8 @@ def test_a_test_that_fails_and_loses_its_context_when_traced(
 ) -> None:
     """What follows runs in a fresh process, in which a test may pass that failed when traced."""
     suite = FAILS_AND_LOSES.replace("IN_FRESH_PROCESS", str(not fails_behind))
-    project = losing(tmp_path, suite, "--negativa-accept-failed", status=1)
-    shown = project.verify("--negativa-accept-failed", status=1)
+    project = losing(tmp_path, suite, status=1)
+    shown = project.verify(status=1)
     assert "\nPROVED" in shown
     flaky = [t["nodeid"].partition("::")[2] for t in project.verdict["tests"] if t["flaky"]]
     assert flaky == (["test_in_the_lost_context"] if fails_behind else [])

@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 
 from pytest_negativa.storage.schema import schema_text
+from tests.support.faults import PlantedFault
 from tests.support.sessions import Project
 from tests.support.verified import HEAD, VerifiedProject, spawn
 
@@ -539,21 +540,20 @@ def test_a_replayed_run_proves_nothing(project: Project) -> None:
 
 
 @pytest.mark.nightly
-def test_a_failed_run_is_not_verified(tmp_path: Path) -> None:
-    project = VerifiedProject(
-        tmp_path / "project", "def test_a():\n    use(LIB)\n    assert ROUND == 'verify'\n"
-    )
-    project.pytest("-q", "--negativa", status=1)
-    shown = project.verify(status=1)
-    assert "nothing is planned from this run: 1 test failed; trace again, or plan" in shown
-    shown = project.pytest("-q", "--negativa", "--negativa-verify", status=1).stdout
+@pytest.mark.planted_fault(
+    "A session stops at a failed test, and what the other tests need looks unused.",
+    says="nothing is planned from this run: it was stopped: stopping after 1 failures",
+)
+def test_a_session_that_was_stopped_is_not_verified(tmp_path: Path, fault: PlantedFault) -> None:
+    suite = "def test_a():\n    use(LIB)\n    assert 0\ndef test_b():\n    use(LIB, 1)\n"
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.pytest("-q", "--negativa", "-x", status=1)
+    fault.check(project.verify("-x", status=1))
+    shown = project.pytest("-q", "--negativa", "--negativa-verify", "-x", status=1).stdout
     assert "the traced run has no plan" in shown
-    # Accepted, its outcomes are compared like any other.
-    project.write("test_a.py", project.folder.joinpath("test_a.py").read_text() + "    assert 0\n")
-    project.pytest("-q", "--negativa", "--negativa-accept-failed", status=1)
-    shown = project.verify(status=1)
-    assert "this run failed (1 test failed), and was planned all the same; verify it wi" in shown
-    project.verify("--negativa-accept-failed", status=1)
+    # A failed test is compared like any other.
+    project.pytest("-q", "--negativa", status=1)
+    project.verify(status=1)
     assert project.verdict["proved"] and project.verdict["exit_status"] == 1
 
 
@@ -647,7 +647,6 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "")
     project.write("program.py", PROGRAM)
     command = (sys.executable, "program.py", "13384")
-    project.write("negativa.yaml", "trace: {accept_failed: true}\n")
     project.negativa("debloat", "--", *command, status=7)
     failed = project.negativa("verify", status=1).stdout
     assert "program.py 13384: passed -> failed\n    exit status 1, 7 when traced" in failed
@@ -670,19 +669,14 @@ def test_a_program_that_failed_when_traced(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "")
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py", status=7)
-
+    assert "\nPROVED: 60.2 kB" in project.negativa("verify", status=7).stdout
+    project.write(
+        "program.py", PROGRAM.replace("sys.exit(7)", "import os; os.kill(os.getpid(), 9)")
+    )
+    project.negativa("debloat", "--", sys.executable, "program.py", status=137)
     failed = project.negativa("verify", status=1).stderr
-    run = project.run_folder
-    assert (
-        f"{run}: nothing is planned from this run: the command ended with exit status 7" in failed
-    )
-    assert (
-        f"trace again, or plan this one all the same: negativa locate --run {run} --acc" in failed
-    )
-    # As that says.
-    project.negativa("locate", "--run", run, "--accept-failed")
-    assert "verify it with --accept-failed (with" in project.negativa("verify", status=1).stderr
-    assert "\nPROVED: 60.2 kB" in project.negativa("verify", "--accept-failed", status=7).stdout
+    told = "nothing is planned from this run: the command ended with exit status 137; trace again"
+    assert told in failed
 
 
 @pytest.mark.slow

@@ -316,7 +316,7 @@ def test_a_report_and_a_baseline_at_urls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1", "'yes'"])
 def test_words_for_true(tmp_path: Path, word: str) -> None:
-    assert load(tmp_path, f"trace: {{accept_failed: {word}}}").trace.accept_failed is True
+    assert load(tmp_path, f"trace: {{children: {word}}}").trace.children is True
 
 
 # Mistakes
@@ -330,8 +330,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("trace:\n  directory: x",
      ["negativa.yaml:2:3: unknown key 'directory' in trace; did you mean directory?"]),
     ("trace: {zzz: 1}",
-     ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, replay, "
-      "accept_failed"]),
+     ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, "
+      "replay"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
       "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
@@ -364,10 +364,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "coverage, thresholds, compare, cache"]),
     ("trace: [level]",
      ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
-      "replay, accept_failed"]),
+      "replay"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
-      "children, replay, accept_failed"]),
+      "children, replay"]),
     # types
     ("trace:\n  children: 2",
      ["negativa.yaml:2:13: trace.children: found the number 2, expected true or false"]),

@@ -42,7 +42,7 @@ ENDS = st.lists(
         outcome=st.sampled_from(tuple(Outcome)),
         duration=st.sampled_from((0.5, 1.5)),
         markers=st.sampled_from(((), ("gpu",), ("gpu", "slow"))),
-        aspects=st.sampled_from(({}, {Aspect.SKIP_REASON: ("x",), Aspect.XFAIL_REASON: ("y",)})),
+        aspects=st.sampled_from(({}, {Aspect.SUBTESTS: ("x",), Aspect.ERROR_TYPE: ("y",)})),
     ),
     max_size=4,
 )
@@ -190,12 +190,10 @@ def test_a_subtest(outcome: str, xfail: bool, of_test: Outcome, of_subtest: str)
     assert outcomes(result) == {"a": of_test}
 
 
-def test_reasons_and_types_of_errors() -> None:
-    assert aspects_of(replace(SKIPPED, reason="no"))[Aspect.SKIP_REASON] == ("no",)
-    xfailed = replace(SKIPPED, reason="bug", expected_failure=True, error_type="KeyError")
-    found = aspects_of(xfailed)
-    assert (found[Aspect.XFAIL_REASON], found[Aspect.ERROR_TYPE]) == (("bug",), ("KeyError",))
-    assert Aspect.SKIP_REASON not in found
+def test_types_of_errors() -> None:
+    assert aspects_of(replace(SKIPPED, error_type="Skipped"))[Aspect.ERROR_TYPE] == ("Skipped",)
+    xfailed = replace(SKIPPED, expected_failure=True, error_type="KeyError")
+    assert aspects_of(xfailed)[Aspect.ERROR_TYPE] == ("KeyError",)
     assert aspects_of(replace(FAILED, error_type="KeyError"))[Aspect.ERROR_TYPE] == ("KeyError",)
     rerun = replace(phase("a", "call", "rerun"), error_type="KeyError")
     assert Aspect.ERROR_TYPE not in aspects_of(rerun, PASSED)

@@ -153,8 +153,8 @@ def ends(*results: TestResult) -> OriginalRuns:
     return OriginalRuns({"a": results})
 
 
-def skipped(reason: str) -> TestResult:
-    aspects = {Aspect.SKIP_REASON: (reason,)}
+def skipped(error: str) -> TestResult:
+    aspects = {Aspect.ERROR_TYPE: (error,)}
     return TestResult(nodeid="a", outcome=Outcome.SKIPPED, duration=0, aspects=aspects)
 
 
@@ -163,12 +163,12 @@ def failed(error: str, attempts: str = "1") -> TestResult:
     return TestResult(nodeid="a", outcome=FAILED, duration=0, aspects=aspects)
 
 
-def test_a_reason_is_flaky_if_the_originals_gave_both() -> None:
+def test_an_error_is_flaky_if_the_originals_gave_both() -> None:
     old, new, third = skipped("old"), skipped("new"), skipped("third")
     assert known_of_originals({"a": old}, {"a": new}, ends(old, new)) == {"a"}
-    # A reason that is another one each time makes no test flaky: verify.tolerate is for that.
+    # An error that is another one each time makes no test flaky: verify.tolerate is for that.
     assert known_of_originals({"a": old}, {"a": new}, ends(third, old)) == frozenset()
-    tolerate = (Aspect.SKIP_REASON,)
+    tolerate = (Aspect.ERROR_TYPE,)
     assert list(undecided_tests({"a": old}, {"a": new}, tolerate)) == []
 
 

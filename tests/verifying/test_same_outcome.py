@@ -37,7 +37,7 @@ def test_a_tolerated_difference_is_told_too() -> None:
     assert same_outcome(ONCE, TWICE, (Aspect.ATTEMPTS,))
     [change] = changed_aspects(ONCE, TWICE, (Aspect.ATTEMPTS,))
     assert change.tolerated and change.after == ("start",)
-    assert not same_outcome(ONCE, TWICE, (Aspect.SKIP_REASON,))
+    assert not same_outcome(ONCE, TWICE, (Aspect.ERROR_TYPE,))
 
 
 def test_another_outcome_is_never_tolerated() -> None:
@@ -47,8 +47,8 @@ def test_another_outcome_is_never_tolerated() -> None:
 
 
 def test_the_verdict_names_the_aspects_and_the_setting() -> None:
-    skipped = result(Outcome.SKIPPED, skip_reason=("no GPU",))
-    other = result(Outcome.SKIPPED, skip_reason=("broken",))
+    skipped = result(Outcome.SKIPPED, error_type=("Skipped",))
+    other = result(Outcome.SKIPPED, error_type=("Skipped (CUDA error)",))
     evidence = TestEvidence(
         before={"a": ONCE, "b": skipped, "c": ONCE},
         after={"a": TWICE, "b": other, "c": ONCE},
@@ -60,9 +60,9 @@ def test_the_verdict_names_the_aspects_and_the_setting() -> None:
     )
     assert list(reasons_of_tests(evidence, judge_tests(evidence))) == [
         "2 tests ended with the same outcome as in the traced run, but not alike; if that is no "
-        "fault, set verify.tolerate: [attempts, skip-reason]"
+        "fault, set verify.tolerate: [attempts, error-type]"
     ]
-    tolerant = dataclasses.replace(evidence, tolerate=(Aspect.ATTEMPTS, Aspect.SKIP_REASON))
+    tolerant = dataclasses.replace(evidence, tolerate=(Aspect.ATTEMPTS, Aspect.ERROR_TYPE))
     verdicts = judge_tests(tolerant)
     assert list(reasons_of_tests(tolerant, verdicts)) == []
     assert [len(v.changes) for v in verdicts] == [1, 1, 0]
@@ -100,19 +100,37 @@ def test_twice():
     pass
 
 def test_skip():
-    pytest.skip("no such GPU" if FAULT == "skip" else "sm_90 only")
+    pytest.skip(f"no kernel image is available" if FAULT == "skip" else f"{os.getpid()}")
 
 @pytest.mark.xfail(reason="bug 1")
 def test_xfail():
     if FAULT == "xfail":
         pytest.xfail("bug 2")
-    raise RuntimeError("no kernel image") if FAULT == "error" else AssertionError(id(TRIES))
+    raise RuntimeError("other") if FAULT == "error" else AssertionError(id(TRIES))
+
+@pytest.mark.xfail
+def test_xfail_of_one_type():
+    try:
+        raise RuntimeError("CUDA error: invalid device function" if FAULT == "text" else "bug 3")
+    except RuntimeError as e:
+        raise ValueError(f"it failed in {os.getpid()}") from e
+
+def test_quarantined():
+    assert FAULT != "quarantine"
 """
 
 
 # Collects test_twice twice, but for the fault "once" on the copies.
 CONFTEST = """
 import os
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if item.name == "test_quarantined":
+        report.outcome, report.longrepr = "passed", None
+    return report
 
 def pytest_collection_modifyitems(items):
     on_copies = "-verify/" in os.environ.get("NEGATIVA_ROUND", "")
@@ -172,22 +190,36 @@ FAULTS = [
     pytest.param(
         "skip",
         marks=pytest.mark.planted_fault(
-            "A test is skipped on the copies for another reason than when traced.",
-            says="skip-reason: Skipped: sm_90 only -> Skipped: no such GPU",
+            "A test is skipped on the copies because of a CUDA error.",
+            says="error-type: Skipped -> Skipped (no kernel image is available)",
         ),
     ),
     pytest.param(
         "xfail",
         marks=pytest.mark.planted_fault(
-            "A test calls pytest.xfail on the copies for another reason.",
-            says="xfail-reason: bug 1 -> bug 2",
+            "A test calls pytest.xfail on the copies, and failed by itself when traced.",
+            says="error-type: AssertionError -> XFailed",
         ),
     ),
     pytest.param(
         "error",
         marks=pytest.mark.planted_fault(
-            "An expected failure hides a CUDA error on the copies.",
+            "An expected failure hides an error of another type on the copies.",
             says="error-type: AssertionError -> RuntimeError",
+        ),
+    ),
+    pytest.param(
+        "text",
+        marks=pytest.mark.planted_fault(
+            "An expected failure hides that its cause is a CUDA error of the same type.",
+            says="error-type: ValueError -> ValueError (CUDA error, invalid device function)",
+        ),
+    ),
+    pytest.param(
+        "quarantine",
+        marks=pytest.mark.planted_fault(
+            "A conftest.py turns a failure on the copies into a test that passed.",
+            says="error-type: nothing -> AssertionError",
         ),
     ),
 ]

@@ -28,9 +28,13 @@ def session(**known: Any) -> SessionResult:
              "option k: 1 when traced, nothing on the copies"],
         ),
         (
-            {"variables": ("HOME", "ON_GPU", "SHLVL")},
-            {"variables": ("HOME", "LD_AUDIT", "NEGATIVA_ROUND", "NO_GPU")},
-            ["variable NO_GPU: set on the copies alone", "variable ON_GPU: set when traced alone"],
+            {"variables": {"HOME": "0", "DEVICE": "1", "ON_GPU": "2", "SHLVL": "3", "CI_A": "4"}},
+            {"variables": {"HOME": "0", "DEVICE": "2", "LD_AUDIT": "4", "NO_GPU": "5", "CI_A": ""}},
+            ["variable DEVICE: another value when traced",
+             "variable NO_GPU: set on the copies alone", "variable ON_GPU: set when traced alone"],
+        ),
+        (
+            {"program": "run.py"}, {}, ["program: run.py when traced, pytest on the copies"],
         ),
         (
             {"files": {"test_a.py": "1", "test_b.py": "2", "test_c.py": "3"}},
@@ -38,7 +42,7 @@ def session(**known: Any) -> SessionResult:
             ["file test_b.py: changed since it was traced"],
         ),
     ],
-    ids=["nothing", "options", "variables", "files"],
+    ids=["nothing", "options", "variables", "program", "files"],
 )  # fmt: skip
 def test_what_is_named(traced: dict[str, Any], copies: dict[str, Any], changes: list[str]) -> None:
     assert list(changes_of_start(session(**traced), session(**copies))) == changes
