@@ -16,6 +16,7 @@ from pytest_negativa.analysis.combine import (
 from pytest_negativa.analysis.finish import killed_process, plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
+    say_next,
     workers_for,
 )
 from pytest_negativa.cli.progress import ByteProgress
@@ -84,9 +85,11 @@ def plan_and_report(
     if not latest:
         told = f"{run} is not the last run: no library is here whose GPU code was used"
         click.echo(printable(told))
+    is_unplanned = failure is not None and not settings.trace.accept_failed
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
-    is_unplanned = failure is not None and not settings.trace.accept_failed
+        if not is_unplanned:
+            say_next(run)
     fail_for_limits(contents.report.crossed, status or int(is_unplanned))
     if is_unplanned and not status:
         raise StoreError(run.why_unplanned())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from pytest_negativa.cli.slim_output import (
     finish,
     places,
     show_proof,
+    typed,
 )
 from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
@@ -233,7 +233,12 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     paths = paths or active_paths(or_own=False)
     with interruptible(NOTHING if dry_run else GOES_ON):
         rows = undo_trees(paths, dry_run=dry_run)
-    finish(rows, f"nothing was slimmed in {places(*paths)}", as_json=as_json)
+    finish(
+        rows,
+        f"nothing was slimmed in {places(*paths)}",
+        as_json=as_json,
+        then=f"negativa inspect {typed(paths)}",
+    )
 
 
 @slim.command("check")
@@ -261,7 +266,15 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
-    finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
+    finish(
+        rows,
+        "",
+        as_json=as_json,
+        checked=True,
+        require=require,
+        nothing_done=reason,
+        then=f"negativa slim undo {typed(paths)}, to have the originals back",
+    )
 
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
@@ -373,8 +386,20 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
-    stopped = report.stopped
-    finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
+    then = f"negativa slim check {typed(request.paths)}"
+    if request.options.dry_run:
+        then = "the same command without --dry-run"
+    elif request.target is not None:
+        new = [request.target / path.name for path in request.paths]
+        then = f"negativa inspect {typed(new)}"
+    finish(
+        report.rows,
+        nothing_to_do,
+        as_json=as_json,
+        stopped=report.stopped,
+        nothing_done=reason,
+        then=then,
+    )
 
 
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
@@ -393,7 +418,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, request.paths))))}"
+    undo = f"negativa slim undo {printable(typed(request.paths))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True

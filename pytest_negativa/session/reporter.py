@@ -42,7 +42,7 @@ _READING = "negativa: reading libraries"
 
 
 class Reporter:
-    """Reports after all tests, below pytest's own summary."""
+    """Reports after all tests, above pytest's last line."""
 
     def __init__(
         self,
@@ -121,14 +121,30 @@ class Reporter:
         elif not output["negativa"]:
             self._workers.add(name)
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        """All plugins have ended and shown their reports; pytest's last line follows."""
+        result = yield
+        self._end(self._session)
+        return result
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
-        if self._traced.why_broken is not None:
-            return result
+        # Without a terminal, or with --no-summary, pytest asks for no summary.
+        self._end(session)
+        return result
+
+    def _end(self, session: pytest.Session) -> None:
+        """Report, once."""
+        if self._is_over or self._traced.why_broken is not None:
+            return
         self._is_over = True
         if process_mark() != self._process:
-            return result  # A test forked, and its child came here. The report is the parent's.
+            return  # A test forked, and its child came here. The report is the parent's.
         try:
             self._failures = self._report(session)
         except Exception as e:
@@ -136,7 +152,6 @@ class Reporter:
             self._write_no_report(_describe(e))
         if self._pages is not None:
             self._show_pages(self._pages, session)
-        return result
 
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
@@ -333,6 +348,7 @@ class Reporter:
 
     def _show(self, contents: ReportContents) -> None:
         from pytest_negativa.reporting.formats import render_to_screen
+        from pytest_negativa.reporting.next_command import next_line
         from pytest_negativa.reporting.terminal import render_nothing
 
         report = contents.report
@@ -341,19 +357,25 @@ class Reporter:
         formats = {wanted.format.value for wanted in self._settings.reports.formats}
         if paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS):
             self._section()
-        for paragraph in paragraphs:
-            self._write(paragraph if nothing else f"{paragraph}\n")
+        for number, paragraph in enumerate(paragraphs):
+            # An annotation for a CI job has no headline.
+            self._write(
+                paragraph if nothing else f"{paragraph}\n", bold=not (number or "::" in paragraph)
+            )
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
         for text in added:
             self._write(text)
-        # The last lines, as those that a failed job is looked up for.
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
+        # The supervisor of a round verifies next.
+        if not self._is_round:
+            self._write(next_line(self._run))
 
     def _section(self) -> None:
         if terminal := self._terminal():
+            terminal.ensure_newline()
             terminal.section("GPU code (pytest-negativa)", sep="=")
 
     def _write_no_report(self, reason: str) -> None:

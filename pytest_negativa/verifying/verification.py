@@ -277,11 +277,10 @@ class Verification:
         """Whether a test ended alike, but for what the settings tolerate."""
         return same_outcome(before, after, self.settings.verify.tolerate)
 
-    def write(self, verdict: Verdict) -> Path:
+    def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json`` into the verification's folder and the run's."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
-        return self._record
 
     @property
     def _record(self) -> Path:
