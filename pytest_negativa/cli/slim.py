@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,8 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     type=click.Path(file_okay=False, path_type=Path),
     help="Put removed code into DIR: it comes back when it is used.",
 )
+@click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
+@click.option("--yes", "-y", is_flag=True, help="Change PATH without a question on the terminal.")
 @click.option(
     "--cpu-pages",
     metavar="RUN",
@@ -175,6 +178,11 @@ def slim(as_json: bool, **flags: Any) -> None:
     prefix), a library, or a wheel (with --target). By default, it is the active
     environment, if one is active. slim needs no GPU.
 
+    --spare or --keep-originals keeps a way back, for slim undo; --no-way-back needs none, as in an
+    image that is built anew. One of them is required, except with --dry-run and --target. On a
+    terminal, slim asks before it changes PATH. Where negativa itself is installed, slim leaves
+    libcupti and the libraries that negativa needs as they are.
+
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
@@ -203,7 +211,7 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     \b
     negativa slim --arch sm_90 --spare spares
-    negativa slim --lock negativa.lock --require --strip-others
+    negativa slim --lock negativa.lock --require --strip-others --no-way-back
     negativa slim --arch sm_90 --dry-run DIR
 
     Of a folder that has the name of a command, such as undo, write ./undo.
@@ -211,7 +219,11 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    _slim(_request(SimpleNamespace(**flags)), as_json=as_json)
+    request = _request(SimpleNamespace(**flags))
+    is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
+    if not (request.options.dry_run or request.target is not None or is_wheel):
+        _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
+    _slim(request, as_json=as_json)
 
 
 @slim.command("undo")
@@ -266,6 +278,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         rows = [row for tree in scan(paths) for row in check_tree(tree)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
+    is_sound = all(row.status is SlimStatus.SOUND for row in rows)
+    then = f"negativa slim undo {typed(paths)}, to have the originals back" if is_sound else None
     finish(
         rows,
         "",
@@ -273,7 +287,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         checked=True,
         require=require,
         nothing_done=reason,
-        then=f"negativa slim undo {typed(paths)}, to have the originals back",
+        then=then,
     )
 
 
@@ -366,6 +380,19 @@ def _spare(
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     policy = SparePolicy.of(absolute(folder), usage, by_arch=by_arch)
     return policy.with_misses(read_misses(logs))
+
+
+def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
+    """Require a way back, and ask: a script has no terminal, and gave its options on purpose."""
+    options = request.options
+    if options.spare is None and options.keep_originals is None and not no_way_back:
+        raise click.UsageError(
+            "give --spare DIR or --keep-originals DIR, so that what is removed can come back, or "
+            "--no-way-back"
+        )
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        where = places(*request.paths)
+        click.confirm(f"negativa: slim the libraries in {where}?", abort=True, err=True)
 
 
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
@@ -468,8 +495,7 @@ def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
     unknown = sum(origin is None for _path, origin in files)
     lines = [
         "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(files), 'file', 'files')} that it may change or remove; "
-        "--keep-originals DIR keeps them"
+        f"{format_items(len(files), 'file', 'files')} that it may change or remove"
     ]
     if commands:
         lines.append("To get them back later:")

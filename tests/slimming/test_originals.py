@@ -53,7 +53,7 @@ def negativa(*arguments: object, code: int = 0) -> str:
 def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) -> None:
     # As if it had come from an index.
     (site.info / "direct_url.json").unlink()
-    arguments = ("slim", "--lock", site.lock_file)
+    arguments = ("slim", "--no-way-back", "--lock", site.lock_file)
     assert "get them back" not in negativa(*arguments, "--dry-run", site.folder)
     output = negativa(*arguments, site.folder)
     fault.check(output)
@@ -68,20 +68,20 @@ def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) 
 
 
 def test_originals_that_are_kept_need_no_way_back(site: Made, tmp_path: Path) -> None:
-    arguments = ("slim", "--lock", site.lock_file)
+    arguments = ("slim", "--no-way-back", "--lock", site.lock_file)
     kept = ("--keep-originals", tmp_path / "originals")
     assert "get them back" not in negativa(*arguments, *kept, site.folder)
 
 
 def test_libraries_without_gpu_code_need_no_way_back(site: Made) -> None:
-    output = negativa("slim", "--arch=sm_80", "--force-arch", site.folder)
+    output = negativa("slim", "--no-way-back", "--arch=sm_80", "--force-arch", site.folder)
     assert "keep the originals of 2 files" in output
     assert "gpu-code" in output and "host-code" not in output and "unrelated" not in output
 
 
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
-    output = negativa("slim", "--lock", site.lock_file, site.folder)
+    output = negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
     assert "No distribution claims 2 files of these" in output
     assert load_manifest(site.folder).slimmed[ONE].origin is None
 
@@ -228,7 +228,7 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
     # Slim waits for the folder: there is time to send the signal.
     with hold(site.folder):
         process = subprocess.Popen(
-            [NEGATIVA, "slim", "--lock", site.lock_file, site.folder],
+            [NEGATIVA, "slim", "--no-way-back", "--lock", site.lock_file, site.folder],
             stderr=subprocess.PIPE,
             text=True,
         )

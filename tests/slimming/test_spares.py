@@ -212,7 +212,7 @@ def test_slimmed_again_without_the_option_a_library_stays(
     before = digests(site.folder)
     slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares"))
     after = digests(site.folder)
-    words = ("--arch=sm_80", "--force-arch", str(site.folder))
+    words = ("--no-way-back", "--arch=sm_80", "--force-arch", str(site.folder))
     done = CliRunner().invoke(main, ["slim", *words])
     assert done.exit_code == 1
     fault.check(done.stderr)
@@ -586,7 +586,7 @@ def test_a_full_disk_is_one_line(site: Made, tmp_path: Path, fault: PlantedFault
     for number in range(6):
         shutil.copy(site.one, site.folder / f"lib{number}.so")
     before = digests(site.folder)
-    words = ["slim", "--arch=sm_80", "--force-arch", "--jobs=2"]
+    words = ["slim", "--no-way-back", "--arch=sm_80", "--force-arch", "--jobs=2"]
 
     def slim_fully(*more: str) -> str:
         done = CliRunner().invoke(main, [*words, *more])
