@@ -168,7 +168,7 @@ def inspect(
         render_json,
         render_text,
     )
-    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.reporting.progress import ByteProgress
 
     request = InspectionRequest(
         arguments=libraries,

@@ -19,11 +19,11 @@ from pytest_negativa.cli.common import (
     say_next,
     workers_for,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run

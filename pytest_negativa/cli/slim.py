@@ -20,7 +20,6 @@ from pytest_negativa.cli.common import (
     interruptible,
     parse_devices,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.cli.slim_output import (
     GOES_ON,
     LOCK,
@@ -39,6 +38,7 @@ from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.check import check_tree
@@ -147,7 +147,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Put removed code into DIR: it comes back when it is used.",
 )
 @click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
-@click.option("--yes", "-y", is_flag=True, help="Change PATH without a question on the terminal.")
+@click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
 @click.option(
     "--cpu-pages",
     metavar="RUN",
@@ -243,8 +243,11 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     signal N interrupted it.
     """
     paths = paths or active_paths(or_own=False)
-    with interruptible(NOTHING if dry_run else GOES_ON):
-        rows = undo_trees(paths, dry_run=dry_run)
+    with (
+        interruptible(NOTHING if dry_run else GOES_ON),
+        ByteProgress("putting originals back") as progress,
+    ):
+        rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
     finish(
         rows,
         f"nothing was slimmed in {places(*paths)}",
@@ -274,8 +277,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     paths = paths or active_paths()
-    with interruptible(NOTHING):
-        rows = [row for tree in scan(paths) for row in check_tree(tree)]
+    with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
+        rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
     is_sound = all(row.status is SlimStatus.SOUND for row in rows)

@@ -5,6 +5,7 @@ Only the process that reports does so: the controller of pytest-xdist, or a sess
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -217,22 +218,24 @@ class Reporter:
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.finish import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
-        from pytest_negativa.reporting.progress_lines import ProgressLines
+        from pytest_negativa.reporting.progress import ByteProgress
 
-        return plan_run(
-            usage,
-            self._settings,
-            self._run,
-            sound=self._failure is None,
-            reason=self._failure or "",
-            hooks=self._hooks(usage),
-            # At the interpreter's end, no other process can be started to help.
-            workers=LocalProcesses(1) if anew else None,
-            anew=anew,
-            appends=not self._is_round,
-            # The session's terminal is gone by then.
-            on_done=None if anew else ProgressLines(self._write, _READING).update,
-        )
+        # At the interpreter's end the session's terminal is gone, and no process or thread can be
+        # started.
+        progress = None if anew else ByteProgress(_READING, self._write)
+        with progress or contextlib.nullcontext():
+            return plan_run(
+                usage,
+                self._settings,
+                self._run,
+                sound=self._failure is None,
+                reason=self._failure or "",
+                hooks=self._hooks(usage),
+                workers=LocalProcesses(1) if anew else None,
+                anew=anew,
+                appends=not self._is_round,
+                on_done=None if progress is None else progress.update,
+            )
 
     def _save_opened(self, *, at_end: bool = False) -> bool:
         """Write which files of GPU code were opened; whether that is new."""
