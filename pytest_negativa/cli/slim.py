@@ -35,12 +35,11 @@ from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
+from pytest_negativa.models.slimming import UNMET, SlimStatus
 from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import (
     SlimReport,
@@ -388,9 +387,12 @@ def _spare(
 def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
     """Require a way back, and ask: a script has no terminal, and gave its options on purpose."""
     options = request.options
-    if options.spare is None and options.keep_originals is None and not no_way_back:
+    # A spare has nothing of the libraries that are stripped alone.
+    has_spare = options.spare is not None and not request.strip_others
+    if not (has_spare or options.keep_originals is not None or no_way_back):
+        or_spare = "" if request.strip_others else "--spare DIR or "
         raise click.UsageError(
-            "give --spare DIR or --keep-originals DIR, so that what is removed can come back, or "
+            f"give {or_spare}--keep-originals DIR, so that what is removed can come back, or "
             "--no-way-back"
         )
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
@@ -411,7 +413,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             report = slim_wheel(request, progress.update)
             _show_wheel(request, report)
         else:
-            report = slim_trees(request, progress.update, _say_how_to_reinstall)
+            report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
@@ -488,27 +490,6 @@ def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
-
-
-def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
-    """Say before the first change that originals are not kept, and what brings them back."""
-    if not files:
-        return
-    commands = reinstall_commands((path, one) for path, one in files if one is not None)
-    unknown = sum(origin is None for _path, origin in files)
-    lines = [
-        "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(files), 'file', 'files')} that it may change or remove"
-    ]
-    if commands:
-        lines.append("To get them back later:")
-        lines += [f"  {printable(command)}" for command in commands]
-    if unknown:
-        lines.append(
-            f"No distribution claims {format_items(unknown, 'file', 'files')} of these: "
-            "copy them first, or keep them"
-        )
-    click.echo("\n".join(lines), err=True)
 
 
 def _load_lock(path: Path | Url | None) -> Lock:
