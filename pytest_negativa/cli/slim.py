@@ -45,6 +45,7 @@ from pytest_negativa.slimming.slim import (
     SlimReport,
     SlimRequest,
     refuse_other_files,
+    roots_of,
     scan,
     slim_trees,
 )
@@ -86,6 +87,8 @@ class _SlimGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)
 
+
+_CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
@@ -386,6 +389,7 @@ def _spare(
 
 def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
     """Require a way back, and ask: a script has no terminal, and gave its options on purpose."""
+    roots_of(request.paths)  # A path that is not there is told of first.
     options = request.options
     # A spare has nothing of the libraries that are stripped alone.
     has_spare = options.spare is not None and not request.strip_others
@@ -418,8 +422,10 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
-    then = f"negativa slim check {typed(request.paths)}"
-    if request.options.dry_run:
+    then: str | None = f"negativa slim check {typed(request.paths)}"
+    if not any(row.status in _CHANGED for row in report.rows):
+        then = None
+    elif request.options.dry_run:
         then = "the same command without --dry-run"
     elif request.target is not None:
         new = [request.target / path.name for path in request.paths]

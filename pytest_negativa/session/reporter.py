@@ -180,6 +180,7 @@ class Reporter:
             fails = not_traced.is_faulty or failure is not None
             if self._pages is None or self._pages.run is None:
                 self._write(f"negativa: nothing was traced: {reasons}", red=fails)
+                self._say_next("negativa inspect")
             else:
                 self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
                 self._tell_of_unwritten_reports()
@@ -351,7 +352,6 @@ class Reporter:
 
     def _show(self, contents: ReportContents) -> None:
         from pytest_negativa.reporting.formats import render_to_screen
-        from pytest_negativa.reporting.next_command import next_line
         from pytest_negativa.reporting.terminal import render_nothing
 
         report = contents.report
@@ -372,9 +372,14 @@ class Reporter:
             self._write(text)
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
+        self._say_next(self._run)
+
+    def _say_next(self, after: Run | str) -> None:
+        from pytest_negativa.reporting.next_command import next_line
+
         # The supervisor of a round verifies next.
         if not self._is_round:
-            self._write(next_line(self._run))
+            self._write(next_line(after))
 
     def _section(self) -> None:
         if terminal := self._terminal():

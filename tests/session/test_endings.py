@@ -236,7 +236,8 @@ def test_no_gpu_and_no_recording(project: Project) -> None:
             done = project.pytest("-q", "--negativa", "-k", name, *workers, status=status)
             assert [s for s in done.stdout.splitlines() if "negativa" in s.lower()] == [
                 "negativa: nothing was traced: no GPU here, and no recorded trace to replay "
-                "(trace.replay)"
+                "(trace.replay)",
+                "Next: negativa inspect",
             ]
     assert not project.results.exists()
 
