@@ -259,6 +259,14 @@ def show(text: str) -> None:
     click.echo(fit(text))
 
 
+def say_next(after: Run | str) -> None:
+    """End a report with the next command, on standard error: no part of what a pipe reads."""
+    from pytest_negativa.reporting.next_command import next_line
+    from pytest_negativa.reporting.text import printable
+
+    click.echo(printable(next_line(after)), err=True)
+
+
 def note_unopened(folder: Path) -> None:
     """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
     from pytest_negativa.images.containers import count_archives

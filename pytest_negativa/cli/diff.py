@@ -18,7 +18,6 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
@@ -29,6 +28,7 @@ from pytest_negativa.planning.coverage import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
 from pytest_negativa.reporting.history import is_named, render_history
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import active_paths
+from pytest_negativa.cli.common import active_paths, say_next
+from pytest_negativa.cli.slim_output import typed
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 
 
@@ -27,4 +28,6 @@ def explain(error: str, folders: tuple[Path, ...]) -> None:
     print(pytest_negativa.why(exception))
     """
     asked = folders or active_paths()
-    click.echo(explain_error(error, slimmed_in(asked), asked))
+    slimmed = slimmed_in(asked)
+    click.echo(explain_error(error, slimmed, asked))
+    say_next(f"negativa {'slim check' if slimmed else 'inspect'} {typed(asked)}")

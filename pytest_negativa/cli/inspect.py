@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,7 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     note_unopened,
+    say_next,
     settings_of,
     show,
     workers_for,
@@ -164,7 +168,7 @@ def inspect(
         render_json,
         render_text,
     )
-    from pytest_negativa.cli.progress import ByteProgress
+    from pytest_negativa.reporting.progress import ByteProgress
 
     request = InspectionRequest(
         arguments=libraries,
@@ -198,8 +202,9 @@ def inspect(
             if number:
                 click.echo()
             show(part)
-    for argument, one in zip(libraries, inspected, strict=True):
-        if not one.libraries.paths and not one.mapped:
+    has_libraries = [bool(one.libraries.paths or one.mapped) for one in inspected]
+    for argument, has_any in zip(libraries, has_libraries, strict=True):
+        if not has_any:
             note_unopened(Path(argument))
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
@@ -208,3 +213,15 @@ def inspect(
         print_error(error)
     if errors:
         click.get_current_context().exit(EXIT_FAILED)
+    # An answer about one library or to a question needs no next step.
+    about_folders = any(has_libraries) and all(map(os.path.isdir, libraries))
+    if about_folders and not (as_json or required or dead):
+        say_next(_next(libraries, devices))
+
+
+def _next(libraries: Sequence[str], devices: Sequence[ComputeCapability]) -> str:
+    """Without archs, only a run tells what is needed."""
+    if not devices:
+        return "pytest --negativa"
+    archs = ",".join(f"sm_{device.major}{device.minor}" for device in devices)
+    return f"negativa slim --arch {archs} --spare spares --dry-run {shlex.join(libraries)}"

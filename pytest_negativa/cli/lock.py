@@ -9,7 +9,14 @@ import click
 
 from pytest_negativa.analysis.unplanned import find_unplanned
 from pytest_negativa.analysis.widen import widen_by_use, widen_lock
-from pytest_negativa.cli.common import PathOrUrl, active_paths, run_of, runs_of, settings_of
+from pytest_negativa.cli.common import (
+    PathOrUrl,
+    active_paths,
+    run_of,
+    runs_of,
+    say_next,
+    settings_of,
+)
 from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -144,6 +151,11 @@ def lock(
     for row in (*made.left_out, *(row for row in of_files if isinstance(row, LeftOut))):
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     show_proof(made)
+    _say_slim(output)
+
+
+def _say_slim(lock: Path | Url) -> None:
+    say_next(f"negativa slim --lock {lock} --spare spares")
 
 
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
@@ -160,6 +172,7 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
             f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
             "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
         )
+    _say_slim(path)
 
 
 def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
@@ -180,3 +193,4 @@ def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) 
         click.echo(f"{printable(name)}: keeps {kept}")
     if not (done.added or done.files):
         click.echo(printable(f"{path}: nothing of what it removes was used"))
+    _say_slim(path)

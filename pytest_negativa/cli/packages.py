@@ -16,12 +16,12 @@ from pytest_negativa.cli.common import (
     show,
     workers_for,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import load_suite, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url

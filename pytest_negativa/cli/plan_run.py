@@ -16,13 +16,14 @@ from pytest_negativa.analysis.combine import (
 from pytest_negativa.analysis.finish import killed_process, plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
+    say_next,
     workers_for,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
@@ -84,6 +85,8 @@ def plan_and_report(
         click.echo(printable(told))
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
+        if failure is None:
+            say_next(run)
     fail_for_limits(contents.report.crossed, status or int(failure is not None))
     if failure is not None and not status:
         raise StoreError(run.why_unplanned())

@@ -9,10 +9,8 @@ import click
 
 from pytest_negativa.analysis.finish import write_reports
 from pytest_negativa.analysis.reported import load_contents, with_limits
-from pytest_negativa.cli.common import fail_for_limits, run_of, runs_of, settings_of
+from pytest_negativa.cli.common import fail_for_limits, run_of, runs_of, say_next, settings_of
 from pytest_negativa.errors import did_you_mean
-from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
@@ -71,15 +69,11 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
         run = run_of(settings)
     contents = with_limits(load_contents(run), settings)
     write_reports(contents, settings.reports, run)
-    print_reports(contents, settings.reports)
+    if paragraphs := tuple(render_to_screen(contents, settings.reports)):
+        click.echo("\n\n".join(paragraphs))
+        say_next(run)
     if settings.has_limits:
         fail_for_limits(contents.report.crossed)
-
-
-def print_reports(contents: ReportContents, options: Reports) -> None:
-    """Print the reports that go to the screen."""
-    if paragraphs := tuple(render_to_screen(contents, options)):
-        click.echo("\n\n".join(paragraphs))
 
 
 def _is_type(word: str) -> bool:

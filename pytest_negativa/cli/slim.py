@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from pytest_negativa.cli.common import (
     interruptible,
     parse_devices,
 )
-from pytest_negativa.cli.progress import ByteProgress
 from pytest_negativa.cli.slim_output import (
     GOES_ON,
     LOCK,
@@ -30,21 +29,23 @@ from pytest_negativa.cli.slim_output import (
     finish,
     places,
     show_proof,
+    typed,
 )
 from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import UNMET, Origin, SlimStatus
+from pytest_negativa.models.slimming import UNMET, SlimStatus
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import (
     SlimReport,
     SlimRequest,
     refuse_other_files,
+    roots_of,
     scan,
     slim_trees,
 )
@@ -86,6 +87,8 @@ class _SlimGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)
 
+
+_CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
@@ -145,6 +148,8 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     type=click.Path(file_okay=False, path_type=Path),
     help="Put removed code into DIR: it comes back when it is used.",
 )
+@click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
+@click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
 @click.option(
     "--cpu-pages",
     metavar="RUN",
@@ -175,6 +180,11 @@ def slim(as_json: bool, **flags: Any) -> None:
     prefix), a library, or a wheel (with --target). By default, it is the active
     environment, if one is active. slim needs no GPU.
 
+    --spare or --keep-originals keeps a way back, for slim undo; --no-way-back needs none, as in an
+    image that is built anew. One of them is required, except with --dry-run and --target. On a
+    terminal, slim asks before it changes PATH. Where negativa itself is installed, slim leaves
+    libcupti and the libraries that negativa needs as they are.
+
     A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
     digest. With both, --arch applies to the other libraries of the lock's distributions and of
     the distributions that these require. So do --drop-never-loaded and --strip-others. slim
@@ -203,7 +213,7 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     \b
     negativa slim --arch sm_90 --spare spares
-    negativa slim --lock negativa.lock --require --strip-others
+    negativa slim --lock negativa.lock --require --strip-others --no-way-back
     negativa slim --arch sm_90 --dry-run DIR
 
     Of a folder that has the name of a command, such as undo, write ./undo.
@@ -211,7 +221,11 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    _slim(_request(SimpleNamespace(**flags)), as_json=as_json)
+    request = _request(SimpleNamespace(**flags))
+    is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
+    if not (request.options.dry_run or request.target is not None or is_wheel):
+        _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
+    _slim(request, as_json=as_json)
 
 
 @slim.command("undo")
@@ -231,9 +245,17 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     signal N interrupted it.
     """
     paths = paths or active_paths(or_own=False)
-    with interruptible(NOTHING if dry_run else GOES_ON):
-        rows = undo_trees(paths, dry_run=dry_run)
-    finish(rows, f"nothing was slimmed in {places(*paths)}", as_json=as_json)
+    with (
+        interruptible(NOTHING if dry_run else GOES_ON),
+        ByteProgress("putting originals back") as progress,
+    ):
+        rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
+    finish(
+        rows,
+        f"nothing was slimmed in {places(*paths)}",
+        as_json=as_json,
+        then=f"negativa inspect {typed(paths)}",
+    )
 
 
 @slim.command("check")
@@ -257,11 +279,21 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     paths = paths or active_paths()
-    with interruptible(NOTHING):
-        rows = [row for tree in scan(paths) for row in check_tree(tree)]
+    with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
+        rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
-    finish(rows, "", as_json=as_json, checked=True, require=require, nothing_done=reason)
+    is_sound = all(row.status is SlimStatus.SOUND for row in rows)
+    then = f"negativa slim undo {typed(paths)}, to have the originals back" if is_sound else None
+    finish(
+        rows,
+        "",
+        as_json=as_json,
+        checked=True,
+        require=require,
+        nothing_done=reason,
+        then=then,
+    )
 
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
@@ -355,6 +387,23 @@ def _spare(
     return policy.with_misses(read_misses(logs))
 
 
+def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
+    """Require a way back, and ask: a script has no terminal, and gave its options on purpose."""
+    roots_of(request.paths)  # A path that is not there is told of first.
+    options = request.options
+    # A spare has nothing of the libraries that are stripped alone.
+    has_spare = options.spare is not None and not request.strip_others
+    if not (has_spare or options.keep_originals is not None or no_way_back):
+        or_spare = "" if request.strip_others else "--spare DIR or "
+        raise click.UsageError(
+            f"give {or_spare}--keep-originals DIR, so that what is removed can come back, or "
+            "--no-way-back"
+        )
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        where = places(*request.paths)
+        click.confirm(f"negativa: slim the libraries in {where}?", abort=True, err=True)
+
+
 def _slim(request: SlimRequest, *, as_json: bool) -> None:
     if request.lock is not None:
         show_proof(request.lock)
@@ -368,13 +417,27 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
             report = slim_wheel(request, progress.update)
             _show_wheel(request, report)
         else:
-            report = slim_trees(request, progress.update, _say_how_to_reinstall)
+            report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
     # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
     reason = None if is_wheel or report.stopped else _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
-    stopped = report.stopped
-    finish(report.rows, nothing_to_do, as_json=as_json, stopped=stopped, nothing_done=reason)
+    then: str | None = f"negativa slim check {typed(request.paths)}"
+    if not any(row.status in _CHANGED for row in report.rows):
+        then = None
+    elif request.options.dry_run:
+        then = "the same command without --dry-run"
+    elif request.target is not None:
+        new = [request.target / path.name for path in request.paths]
+        then = f"negativa inspect {typed(new)}"
+    finish(
+        report.rows,
+        nothing_to_do,
+        as_json=as_json,
+        stopped=report.stopped,
+        nothing_done=reason,
+        then=then,
+    )
 
 
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
@@ -393,7 +456,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    undo = f"negativa slim undo {printable(shlex.join(dict.fromkeys(map(str, request.paths))))}"
+    undo = f"negativa slim undo {printable(typed(request.paths))}"
     if (aside := request.options.keep_originals) is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
@@ -433,28 +496,6 @@ def _is_foreign(lock: Lock, report: SlimReport) -> bool:
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
     return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
-
-
-def _say_how_to_reinstall(files: Sequence[tuple[Path, Origin | None]]) -> None:
-    """Say before the first change that originals are not kept, and what brings them back."""
-    if not files:
-        return
-    commands = reinstall_commands((path, one) for path, one in files if one is not None)
-    unknown = sum(origin is None for _path, origin in files)
-    lines = [
-        "negativa: note: slim does not keep the originals of "
-        f"{format_items(len(files), 'file', 'files')} that it may change or remove; "
-        "--keep-originals DIR keeps them"
-    ]
-    if commands:
-        lines.append("To get them back later:")
-        lines += [f"  {printable(command)}" for command in commands]
-    if unknown:
-        lines.append(
-            f"No distribution claims {format_items(unknown, 'file', 'files')} of these: "
-            "copy them first, or keep them"
-        )
-    click.echo("\n".join(lines), err=True)
 
 
 def _load_lock(path: Path | Url | None) -> Lock:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import encode_json, show
+from pytest_negativa.cli.common import encode_json, say_next, show
 from pytest_negativa.models.listing import LISTING_VERSION, SlimList
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
@@ -46,6 +47,11 @@ def places(*paths: Path) -> str:
     return ", ".join(dict.fromkeys(printable(str(path)) for path in paths))
 
 
+def typed(paths: Sequence[Path]) -> str:
+    """The paths as words of a command."""
+    return shlex.join(dict.fromkeys(map(str, paths)))
+
+
 def finish(
     rows: Sequence[SlimRow],
     nothing: str,
@@ -55,6 +61,7 @@ def finish(
     checked: bool = False,
     require: bool = False,
     nothing_done: str | None = None,
+    then: str | None = None,
 ) -> None:
     """Print, and leave with the status that follows.
 
@@ -66,6 +73,7 @@ def finish(
         checked: the rows are of libraries that were checked, and not changed.
         require: a library that is not what was wanted is an error, too.
         nothing_done: why there was nothing to work on, which is an error.
+        then: the next command, if all went well.
     """
     render = render_check if checked else render_rows
     if as_json:
@@ -82,3 +90,5 @@ def finish(
     problems = PROBLEMS | UNMET if require else PROBLEMS
     if stopped or nothing_done is not None or any(row.status in problems for row in rows):
         click.get_current_context().exit(1)
+    if then is not None and rows and not as_json:
+        say_next(then)

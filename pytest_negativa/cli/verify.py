@@ -16,7 +16,7 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
 )
-from pytest_negativa.cli.progress import ByteProgress
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies

@@ -31,7 +31,7 @@ def render_coverage(
         if rest := [kernel for group in groups[len(shown) :] for kernel in group.kernels]:
             rows.append(_row(f"- {len(groups) - len(shown)} more", rest))
     word = "run" if all(library.counted for library in covered) else "looked up"
-    headers = ("kernel coverage", "kernels", word, "", "templates", "tests")
+    headers = ("kernel coverage", "kernels", word, "share", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
     yield format_table(
         "lrrrrr",

@@ -12,8 +12,8 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 _MAX_ROWS = 20
 
 
-def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
-    """The verdict, a paragraph at a time; ``path`` is that of its record."""
+def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
+    """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
     against = [row for row in verdict.libraries if row.detail is not None]
     for row in against[:_MAX_ROWS]:
@@ -29,6 +29,7 @@ def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
     libraries = format_items(len(verdict.covered), "library", "libraries")
     size = sum(row.forbidden_bytes for row in verdict.covered)
     what = f"{format_bytes(size)} of CPU code in {libraries}"
+    yield "\n".join(map(printable, verdict.limits))
     if verdict.proved:
         yield f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
     else:
@@ -38,5 +39,3 @@ def render_page_verdict(verdict: PageVerdict, path: Path) -> Iterator[str]:
                 *(f"  {printable(r)}" for r in verdict.reasons),
             ]
         )
-    yield "\n".join(map(printable, verdict.limits))
-    yield f"Record: {printable(str(path))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_negativa.reporting.text import cut_middle, printable, terminal_width
 
@@ -24,7 +24,6 @@ def format_table(
     drop: Sequence[int | tuple[int, ...]] = (),
     names: Sequence[int] = (0,),
     drop_empty: bool = False,
-    long_headers: Mapping[int, str] | None = None,
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
 
@@ -40,7 +39,6 @@ def format_table(
             together, because one says little without the other.
         names: the columns whose cells are cut in the middle if it is wider then.
         drop_empty: whether columns go that have no value in any row; the first one stays.
-        long_headers: by column, for a table that they make no wider than ``width``.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
     from tabulate import tabulate
@@ -64,9 +62,6 @@ def format_table(
             [column for column in names if column in left],
             left,
         )
-    longer = [(long_headers or {}).get(n, header) for n, header in enumerate(headers)]
-    if not width or _width(_widths(longer, cells), left) <= width:
-        headers = longer
     cells = [
         [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)] for row in cells
     ]

@@ -25,18 +25,15 @@ _HEADERS = (
     "size",
     "GPU code",
     "unused",
-    "",
+    "share",
     "for other GPUs",
     "no used kernel",
-    "elements",
-    "kept",
-    "kernels",
-    "used",
+    "elements kept",
+    "kernels used",
 )
-_ALIGN = "lrrrrrrrrrr"
-_LONG_HEADERS = {8: "elements kept", 10: "kernels used"}
+_ALIGN = "lrrrrrrrr"
 # What a narrow terminal does without, in this order: elements, size, the two reasons, kernels.
-_DROP = ((7, 8), 1, (5, 6), (9, 10))
+_DROP = (7, 1, (5, 6), 8)
 _MAX_COMPILED = 5
 
 
@@ -70,8 +67,6 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     if report.compiled_kernels:
         yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
     yield from _warnings(report, width)
-    files = f"Files in {report.directory}: {', '.join(report.files)}"
-    yield wrap(printable(files), width, "  ")
 
 
 def render_nothing(report: RunReport) -> str | None:
@@ -121,7 +116,6 @@ def _library_table(report: RunReport, top: int, width: int) -> str:
         total=_cells("total", report.libraries),
         width=width,
         drop=_DROP,
-        long_headers=_LONG_HEADERS,
     )
 
 
@@ -136,11 +130,13 @@ def _cells(name: str, rows: Sequence[LibraryRow]) -> list[str]:
         format_share(unused, code),
         format_bytes(sum(r.unused_bytes_by(UnusedReason.WRONG_ARCH.value) for r in rows)),
         format_bytes(sum(r.unused_bytes_by(UnusedReason.NO_USED_KERNEL.value) for r in rows)),
-        f"{sum(r.elements for r in rows):,}",
-        f"{sum(r.kept_elements for r in rows):,}",
-        f"{sum(r.kernels for r in rows):,}",
-        f"{sum(r.used_kernels for r in rows):,}",
+        _of(sum(r.kept_elements for r in rows), sum(r.elements for r in rows)),
+        _of(sum(r.used_kernels for r in rows), sum(r.kernels for r in rows)),
     ]
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"
 
 
 def _compiled_line(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,8 +31,8 @@ _MAX_TESTS = 20
 _MAX_TEXT = 160
 
 
-def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[str]:
-    """The verdict, a paragraph at a time; ``path`` is that of its record."""
+def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
+    """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
     yield from _libraries_of(verdict)
     if verdict.changes:
@@ -54,7 +53,6 @@ def render_verdict(verdict: Verdict, path: Path, options: Reports) -> Iterator[s
     if verdict.healing is not None:
         yield _healing(verdict.healing, options)
     yield _conclusion(verdict)
-    yield f"Record: {_for_people(path)}"
 
 
 def _libraries_of(verdict: Verdict) -> Iterator[str]:
@@ -71,7 +69,7 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
 def _libraries(rows: Sequence[ProvedLibrary]) -> str:
     return format_table(
         "lrrrrrl",
-        ("library", "GPU code", "unused", "", "left", "processes", "verdict"),
+        ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
         [
             (
                 Path(row.path).name,
@@ -199,7 +197,3 @@ def _small_share(part: int, whole: int) -> str:
     """With two digits more than elsewhere where it is small: it is what a project works on."""
     share = part / whole if whole else 0.0
     return f"{share:.2%}" if 0 < share < 0.01 else format_share(part, whole)
-
-
-def _for_people(path: Path) -> str:
-    return os.path.relpath(path)

@@ -5,6 +5,7 @@ Only the process that reports does so: the controller of pytest-xdist, or a sess
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -42,7 +43,7 @@ _READING = "negativa: reading libraries"
 
 
 class Reporter:
-    """Reports after all tests, below pytest's own summary."""
+    """Reports after all tests, above pytest's last line."""
 
     def __init__(
         self,
@@ -121,14 +122,30 @@ class Reporter:
         elif not output["negativa"]:
             self._workers.add(name)
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        """All plugins have ended and shown their reports; pytest's last line follows."""
+        result = yield
+        self._end(self._session)
+        return result
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
-        if self._traced.why_broken is not None:
-            return result
+        # Without a terminal, or with --no-summary, pytest asks for no summary.
+        self._end(session)
+        return result
+
+    def _end(self, session: pytest.Session) -> None:
+        """Report, once."""
+        if self._is_over or self._traced.why_broken is not None:
+            return
         self._is_over = True
         if process_mark() != self._process:
-            return result  # A test forked, and its child came here. The report is the parent's.
+            return  # A test forked, and its child came here. The report is the parent's.
         try:
             self._failures = self._report(session)
         except Exception as e:
@@ -136,7 +153,6 @@ class Reporter:
             self._write_no_report(_describe(e))
         if self._pages is not None:
             self._show_pages(self._pages, session)
-        return result
 
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
@@ -164,6 +180,7 @@ class Reporter:
             fails = not_traced.is_faulty or failure is not None
             if self._pages is None or self._pages.run is None:
                 self._write(f"negativa: nothing was traced: {reasons}", red=fails)
+                self._say_next("negativa inspect")
             else:
                 self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
                 self._tell_of_unwritten_reports()
@@ -202,21 +219,23 @@ class Reporter:
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.finish import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
-        from pytest_negativa.reporting.progress_lines import ProgressLines
+        from pytest_negativa.reporting.progress import ByteProgress
 
-        return plan_run(
-            usage,
-            self._settings,
-            self._run,
-            failure=self._failure,
-            hooks=self._hooks(usage),
-            # At the interpreter's end, no other process can be started to help.
-            workers=LocalProcesses(1) if anew else None,
-            anew=anew,
-            appends=not self._is_round,
-            # The session's terminal is gone by then.
-            on_done=None if anew else ProgressLines(self._write, _READING).update,
-        )
+        # At the interpreter's end the session's terminal is gone, and no process or thread can be
+        # started.
+        progress = None if anew else ByteProgress(_READING, self._write)
+        with progress or contextlib.nullcontext():
+            return plan_run(
+                usage,
+                self._settings,
+                self._run,
+                failure=self._failure,
+                hooks=self._hooks(usage),
+                workers=LocalProcesses(1) if anew else None,
+                anew=anew,
+                appends=not self._is_round,
+                on_done=None if progress is None else progress.update,
+            )
 
     def _save_opened(self, *, at_end: bool = False) -> bool:
         """Write which files of GPU code were opened; whether that is new."""
@@ -337,19 +356,30 @@ class Reporter:
         formats = {wanted.format.value for wanted in self._settings.reports.formats}
         if paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS):
             self._section()
-        for paragraph in paragraphs:
-            self._write(paragraph if nothing else f"{paragraph}\n")
+        for number, paragraph in enumerate(paragraphs):
+            # An annotation for a CI job has no headline.
+            self._write(
+                paragraph if nothing else f"{paragraph}\n", bold=not (number or "::" in paragraph)
+            )
         added = self._config.hook.pytest_negativa_report(
             config=self._config, settings=self._settings, report=report
         )
         for text in added:
             self._write(text)
-        # The last lines, as those that a failed job is looked up for.
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
+        self._say_next(self._run)
+
+    def _say_next(self, after: Run | str) -> None:
+        from pytest_negativa.reporting.next_command import next_line
+
+        # The supervisor of a round verifies next.
+        if not self._is_round:
+            self._write(next_line(after))
 
     def _section(self) -> None:
         if terminal := self._terminal():
+            terminal.ensure_newline()
             terminal.section("GPU code (pytest-negativa)", sep="=")
 
     def _write_no_report(self, reason: str) -> None:

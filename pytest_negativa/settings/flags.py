@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pytest_negativa.errors import one_of
+from pytest_negativa.errors import did_you_mean, one_of
 from pytest_negativa.settings.options import BY_NAME, MODES, OPTIONS
 
 
@@ -77,15 +77,20 @@ def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flag_without_effect(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
-    """Why a flag on a session's command line has no effect; None if all may have one.
+    """Why a flag on a session's command line is none, or has no effect; None if all may have one.
 
     Args:
         words: the typed command line, without ``addopts``: flags there are for all sessions.
     """
+    typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
+    known = {flag for option in OPTIONS for flag in (option.flag, option.off_flag) if flag}
+    for word in sorted(typed - known):
+        # Another plugin may have flags of such a name.
+        if word.startswith("--negativ") and (near := did_you_mean(word, known, at_least=0.8)):
+            return f"{word}: no such option{near}"
     if any(flags.get(name) is False for name in MODES):
         return None  # The user switches it off once, in an otherwise unchanged command line.
     on = {name for name in MODES if flags.get(name)}
-    typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
     for option in OPTIONS:
         flag = next((f for f in (option.flag, option.off_flag) if f in typed), None)
         if flag is None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
@@ -29,11 +29,17 @@ _Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]
 
 
-def check_tree(tree: Tree) -> list[SlimRow]:
+def check_tree(
+    tree: Tree, on_done: Callable[[int, int], None] = lambda done, total: None
+) -> list[SlimRow]:
     """Compare libraries with the manifest, and look for slimmed ones that it doesn't list.
 
     A library whose digest differs from the manifest's is a problem, unless it is the original, or
     the RECORD of its distribution has that digest. Then it was installed again.
+
+    Args:
+        tree: a folder.
+        on_done: told of the bytes of slimmed libraries that were read, and of all.
 
     Returns:
         A row for each slimmed library. If a run is at work, or was meanwhile, a row that says so,
@@ -44,14 +50,16 @@ def check_tree(tree: Tree) -> list[SlimRow]:
     """
     manifest = load_manifest(tree.root)
     if (at_work := _folder_at_work(tree.root)) is None:
-        rows = _check(tree, manifest)
+        rows = _check(tree, manifest, on_done)
         if load_manifest(tree.root) == manifest:
             return rows
     detail = "negativa slim or undo changes the libraries there; run check again when it has ended"
     return [SlimRow.unchanged(f"{at_work or tree.root}/", SlimStatus.AT_WORK, 0, detail)]
 
 
-def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
+def _check(
+    tree: Tree, manifest: SlimManifest, on_done: Callable[[int, int], None]
+) -> list[SlimRow]:
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group
@@ -66,7 +74,12 @@ def _check(tree: Tree, manifest: SlimManifest) -> list[SlimRow]:
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         names = sorted(known)
-        rows += pool.map(lambda name: _check_entry(tree, name, known[name], records), names)
+        done, total = 0, sum(entry.size for entry in known.values())
+        checked = pool.map(lambda name: _check_entry(tree, name, known[name], records), names)
+        for name, row in zip(names, checked, strict=True):
+            rows.append(row)
+            done += known[name].size
+            on_done(done, total)
     rows += check_files(tree, manifest)
     for group in others:
         lines = {line for name in group.names for line in records.get(name, {})}

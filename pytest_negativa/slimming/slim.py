@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, UNMET, Origin, SlimManifest, SlimRow
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimManifest, SlimRow
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
@@ -39,9 +39,6 @@ _NO_LIBRARY = (
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
-
-OnStart = Callable[[Sequence[tuple[Path, Origin | None]]], None]
-"""Called before the first change, with each file whose original is not kept, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +97,12 @@ class SlimReport:
 def slim_trees(
     request: SlimRequest,
     on_progress: OnProgress = lambda done, total: None,
-    on_start: OnStart = lambda files: None,
 ) -> SlimReport:
     """Slim libraries.
 
     Args:
         request: what to slim, and how.
-        on_progress, on_start: told of the work.
+        on_progress: told of the work.
 
     Raises:
         OptionError: the request contradicts itself; nothing was done.
@@ -131,8 +127,6 @@ def slim_trees(
         slimmers, unmet = _plan(request, trees)
         if request.require and (missed := _missed(slimmers, unmet)):
             return SlimReport(missed, stopped=True)
-        if not request.options.dry_run:
-            on_start([lost for slimmer in slimmers for lost in slimmer.origins_of_lost()])
         return _run(slimmers, unmet, on_progress)
 
 

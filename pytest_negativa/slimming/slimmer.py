@@ -111,23 +111,6 @@ class Slimmer:
         found = (self._origins.of(self.journal.root / name) for name in names)
         return next(filter(None, found), None)
 
-    def origins_of_lost(self) -> Iterator[tuple[Path, Origin | None]]:
-        """The files that nothing here will bring back, with the distribution of each, if known."""
-        if self.options.keep_originals is not None:
-            return
-        lost = [task.names for task in self.work.tasks if self._may_lose_for_good(task)]
-        lost += [group.names for package in self.work.packages for group in package.unused]
-        for names in lost:
-            yield self.journal.root / names[0], self._origin_of(names)
-
-    def _may_lose_for_good(self, task: Task) -> bool:
-        recipe = task.recipe
-        if task.slimmed is not None or recipe.kind is Kind.WHOLE:
-            return False
-        if recipe.spare is None:
-            return self._may_lose(task)
-        return recipe.strips_others and self._code_in(task) is False
-
     def _may_lose(self, task: Task) -> bool:
         """Whether slimming may change a library: most of a site have no GPU code."""
         recipe = task.recipe

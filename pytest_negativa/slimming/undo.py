@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ def undo_trees(
     paths: Sequence[Path],
     *,
     dry_run: bool = False,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[SlimRow]:
     """Put back all originals, and remove their entries from the manifest.
 
@@ -52,6 +53,7 @@ def undo_trees(
     Args:
         paths: folders that were slimmed, or libraries of them.
         dry_run: report what would be done, and write nothing.
+        on_done: told of the bytes of a folder's originals that are back, and of all.
 
     Returns:
         A row for each entry of the manifests.
@@ -61,10 +63,10 @@ def undo_trees(
     """
     with hold(*roots_of(paths)):
         trees = scan_held(paths, dry_run=dry_run)
-        return [row for tree in trees for row in _undo_tree(tree, dry_run=dry_run)]
+        return [row for tree in trees for row in _undo_tree(tree, on_done, dry_run=dry_run)]
 
 
-def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
+def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool) -> list[SlimRow]:
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
@@ -72,11 +74,11 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):
-        return [*rows, *_undo_entries(journal, entries, dry_run=True)]
+        return [*rows, *_undo_entries(journal, entries, on_done, dry_run=True)]
     before = clear_abandoned(manifest)
     with journal.at_work(before):
         try:
-            rows += _undo_entries(journal, entries, dry_run=False)
+            rows += _undo_entries(journal, entries, on_done, dry_run=False)
         finally:
             journal.finish({})
             journal.restore_times()
@@ -89,8 +91,13 @@ def _undo_tree(tree: Tree, *, dry_run: bool) -> list[SlimRow]:
 
 
 def _undo_entries(
-    journal: Journal, entries: Mapping[str, SlimmedFile], *, dry_run: bool
+    journal: Journal,
+    entries: Mapping[str, SlimmedFile],
+    on_done: Callable[[int, int], None],
+    *,
+    dry_run: bool,
 ) -> Iterator[SlimRow]:
+    done, total = 0, sum(entry.original_size for entry in entries.values())
     for key, entry in entries.items():
         try:
             row = _undo_one(journal, key, entry, dry_run=dry_run)
@@ -98,6 +105,8 @@ def _undo_entries(
             row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
         if not dry_run and _is_done_with(journal.tree, row, entry):
             journal.note_back(key, entry)
+        done += entry.original_size
+        on_done(done, total)
         yield row
     yield from undo_files(journal, dry_run=dry_run)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -61,6 +62,14 @@ from pytest_negativa.slimming.spares import (
 from pytest_negativa.slimming.tree import FileGroup, Tree, read_fact, soname_of
 
 _OWN_DISTRIBUTION = "pytest_negativa"
+# With what they require: CUPTI is loaded where programs are traced.
+_OWN_DISTRIBUTIONS = (
+    "pytest-negativa",
+    "cupti-python",
+    "nvidia-cuda-cupti",
+    "nvidia-cuda-cupti-cu12",
+)
+_OWN = "negativa runs in this environment, and needs it itself"
 _INTERPRETER = "libpython"
 # Of glibc, musl and their loaders.
 _LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
@@ -277,6 +286,7 @@ class _Folder:
         self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
         self.slimmed = list(find_slimmed(tree, manifest))
         self._taken: set[str] = set()
+        self._own = _libraries_of_negativa(tree)
         # Sizes of files that can't be read.
         self._unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
@@ -304,6 +314,12 @@ class _Folder:
         if not self.is_free(library.names):
             return
         self.take(library)
+        paths = {str(self.tree.root / name) for name in library.names}
+        if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
+            if read_fact(self.tree.root / library.name, has_gpu_code):
+                row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
+                self.work.rows.append(row)
+            return
         keeps = self._keeps_originals
         outcome = classify(self.tree, library, recipe, keeps_original=keeps)
         if isinstance(outcome, Task):
@@ -600,6 +616,18 @@ def find_by_archs(
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
     folder.work.add_packages(packages, spare=recipe.spare is not None)
     return folder.work
+
+
+def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
+    """The libraries by which negativa works, in the environment in which it runs."""
+    here = set(map(os.path.realpath, sys.path))
+    return frozenset(
+        path
+        for site in tree.sites
+        if str(site.folder) in here
+        for one in site.with_requirements(_OWN_DISTRIBUTIONS)
+        for path in one.libraries
+    )
 
 
 def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:

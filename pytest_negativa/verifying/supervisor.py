@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
@@ -14,6 +14,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
+from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
@@ -95,11 +96,11 @@ def verify_program(
         verdict = verify_and_heal(verification)
     else:
         verdict = judge(verification.attempt(verification.traced.planned))
-    path = verification.write(verdict)
-    for paragraph in render_verdict(verdict, path, settings.reports):
-        _say(paragraph)
+    verification.write(verdict)
+    _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
     report(run)
     pages = _prove_pages(run, program, settings, own_status) if settings.cpu else 0
+    _say(next_line(run))
     return exit_code(verdict) or pages or status
 
 
@@ -124,8 +125,7 @@ def _prove_pages(run: Run, program: Program, settings: Settings, status: int | N
         return 1
     run.hold()
     verdict = prove_pages(run, program, settings, _say, status)
-    for paragraph in render_page_verdict(verdict, run.page_verdict_file):
-        _say(paragraph)
+    _show(render_page_verdict(verdict), proved=verdict.proved)
     return shell_status(verdict.rounds[0].status) if verdict.proved else 1
 
 
@@ -139,6 +139,18 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     runs.make()
     round_spec = program.new_round(RoundKind.TRACE, runs.new_run())
     return run_round(program, round_spec, program.environ, None)
+
+
+def _show(verdict: Iterable[str], *, proved: bool) -> None:
+    """Show a verdict; its conclusion in colour, if the terminal has colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    *evidence, conclusion = verdict
+    for paragraph in evidence:
+        _say(paragraph)
+    color = "green" if proved else "red"
+    Console(soft_wrap=True).print(Text(conclusion, f"bold {color}"))
 
 
 def _say(text: str) -> None:

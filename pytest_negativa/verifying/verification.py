@@ -39,6 +39,7 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
@@ -212,12 +213,14 @@ class Verification:
         Args:
             copy_all: copy libraries without unused code, too.
         """
-        reconstruction = reconstruct(
-            [p for p in planned if p.plan.library.path not in self._unsubstituted],
-            self.copies,
-            compact=compact_options(self.settings),
-            copy_all=copy_all,
-        )
+        with ByteProgress("writing copies") as progress:
+            reconstruction = reconstruct(
+                [p for p in planned if p.plan.library.path not in self._unsubstituted],
+                self.copies,
+                compact=compact_options(self.settings),
+                copy_all=copy_all,
+                on_done=progress.update,
+            )
         if not reconstruction.libraries:
             return reconstruction, None
         path = self.folder.table_file
@@ -288,11 +291,10 @@ class Verification:
         """Whether a test ended alike, but for what the settings tolerate."""
         return same_outcome(before, after, self.settings.verify.tolerate)
 
-    def write(self, verdict: Verdict) -> Path:
+    def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json`` into the verification's folder and the run's."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
-        return self._record
 
     @property
     def _record(self) -> Path:

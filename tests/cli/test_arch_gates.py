@@ -126,7 +126,7 @@ class TestRequired:
         cubins = [ElementSpec(content=build_cubin(c).data, arch=c.arch) for c in contents]
         library = build(tmp_path, fatbin=build_region(cubins), ldata=b"")
         assert inspect(library, "--require-arch=90").exit_code == 0
-        words = ["slim", "--arch=sm_90", str(tmp_path)]
+        words = ["slim", "--no-way-back", "--arch=sm_90", str(tmp_path)]
         slimmed = CliRunner().invoke(main, words)
         assert slimmed.exit_code == 0, slimmed.output
         done = inspect(library, "--require-arch=90")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,7 @@ class TestSlim:
         assert "2 libraries" in result.stdout
         assert ONE in result.stdout
         assert digests(site.folder) != before
-        again = negativa("slim", *lock, site.folder)
+        again = negativa("slim", "--no-way-back", *lock, site.folder)
         assert "slimmed before" in again.stdout
         checked = negativa("slim", "check", site.folder).stdout
         assert "sound" in checked and "before" not in checked
@@ -111,7 +112,9 @@ class TestSlim:
         lines.remove(next(line for line in lines if "{offset:" in line))
         (tmp_path / "merged.lock").write_text("".join(lines))
         before = snapshot(site.folder)
-        result = negativa("slim", "--lock", tmp_path / "merged.lock", site.folder, code=1)
+        result = negativa(
+            "slim", "--no-way-back", "--lock", tmp_path / "merged.lock", site.folder, code=1
+        )
         fault.check(result.stderr)
         assert snapshot(site.folder) == before
 
@@ -139,7 +142,7 @@ class TestSlim:
         place = Place("kernels (files)", "kernels", "1.0")
         [files] = make_lock("run", [plan], None, lambda path: place, unproved=True).files
         save_lock(seal(replace(site.lock, files=(files,))), lock_file)
-        result = negativa("slim", "--lock", lock_file, tmp_path / "empty", code=1)
+        result = negativa("slim", "--no-way-back", "--lock", lock_file, tmp_path / "empty", code=1)
         fault.check(result.stderr)
         assert "it is not here (of gpu-code 1.0); install it" in result.stdout
         # Two folders with another version each give two rows for one distribution of the lock.
@@ -151,7 +154,7 @@ class TestSlim:
         first = site.lock.libraries[:1]
         save_lock(seal(replace(site.lock, libraries=first, files=(files,))), lock_file)
         places = (site.folder, tmp_path / "a", tmp_path / "b")
-        result = negativa("slim", "--lock", lock_file, *places)
+        result = negativa("slim", "--no-way-back", "--lock", lock_file, *places)
         assert result.stdout.count("not the files that were proved") == 2
         assert "nothing of" not in result.stderr
 
@@ -161,22 +164,30 @@ class TestSlim:
     def test_nothing_to_work_on(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
         empty = site.folder / "host"
         for flags in ((), ("--dry-run",), ("--json",), ("--spare", tmp_path / "spares")):
-            result = negativa("slim", "--arch", "sm_90", *flags, empty, code=1)
+            result = negativa("slim", "--no-way-back", "--arch", "sm_90", *flags, empty, code=1)
             fault.check(result.stderr)
             assert f"nothing to slim in {empty}: no library has GPU code" in result.stderr
-        assert json.loads(negativa("slim", "--arch", "sm_90", "--json", empty, code=1).stdout)
+        assert json.loads(
+            negativa("slim", "--no-way-back", "--arch", "sm_90", "--json", empty, code=1).stdout
+        )
         lock = seal(replace(site.lock, libraries=()))
         save_lock(lock, tmp_path / "empty.lock")
-        result = negativa("slim", "--lock", tmp_path / "empty.lock", site.folder, code=1)
+        result = negativa(
+            "slim", "--no-way-back", "--lock", tmp_path / "empty.lock", site.folder, code=1
+        )
         fault.check(result.stderr)
         # What was slimmed before is something, and so is what saves too little.
-        negativa("slim", "--lock", site.lock_file, site.folder)
-        assert "slimmed before" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
+        assert (
+            "slimmed before"
+            in negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder).stdout
+        )
 
     def test_only_other_libraries_change_beside_a_spare(self, site: Made, tmp_path: Path) -> None:
         """Nothing is cut, so the folder of spares that the run made is gone at the end."""
         spares = tmp_path / "spares"
-        words = ("slim", "--arch", "sm_90", "--spare", spares, "--strip-others", site.folder)
+        words = ["slim", "--arch", "sm_90", "--spare", spares, "--strip-others", site.folder]
+        words.append("--no-way-back")
         result = negativa(*words)
         assert f"{HOST} " in result.stdout and "saves only" in result.stdout
         assert not spares.exists() and str(spares) not in result.stderr
@@ -187,13 +198,13 @@ class TestSlim:
         for name, content in (("image.tar", b"\0" * 512), ("notes.txt", b"text"), ("x.so", b"")):
             path = tmp_path / name
             path.write_bytes(content)
-            problem = negativa("slim", *words, path, code=2).stderr
+            problem = negativa("slim", "--no-way-back", *words, path, code=2).stderr
             assert f"{path}: not a shared library (ELF, *.so*); slim takes folders" in problem
             assert "of an image, slim the folder of its packages while it is built" in problem
 
     def test_lock_of_this_folder(self, site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(site.folder)
-        assert "no negativa.lock here" in negativa("slim", ".", code=2).stderr
+        assert "no negativa.lock here" in negativa("slim", "--no-way-back", ".", code=2).stderr
         save_lock(site.lock, Path("negativa.lock"))
         assert "2 libraries" in negativa("slim", "--dry-run", site.folder).stdout
 
@@ -207,22 +218,32 @@ class TestSlim:
         assert result.stderr.startswith(f"negativa: {site.folder} (CONDA_PREFIX)\n")
         monkeypatch.delenv("CONDA_PREFIX")
         monkeypatch.chdir(tmp_path)
-        assert "no active environment" in negativa("slim", "--arch=sm_90", code=2).stderr
+        assert (
+            "no active environment"
+            in negativa("slim", "--no-way-back", "--arch=sm_90", code=2).stderr
+        )
         assert "no active environment" in negativa("slim", "undo", code=2).stderr
 
     def test_require(self, site: Made) -> None:
         site.two.unlink()
         before = snapshot(site.folder)
-        result = negativa("slim", "--lock", site.lock_file, "--require", site.folder, code=1)
+        result = negativa(
+            "slim", "--no-way-back", "--lock", site.lock_file, "--require", site.folder, code=1
+        )
         assert "nothing was done: libraries of the lock are missing" in result.stderr
         assert "libtwo.so: not found" in result.stdout
         assert "gpu-code 1.0" in result.stdout
         assert snapshot(site.folder) == before
-        assert "not found" in negativa("slim", "--lock", site.lock_file, site.folder).stdout
+        assert (
+            "not found"
+            in negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder).stdout
+        )
 
     def test_archs(self, site: Made) -> None:
         lists = ("--arch", "sm_90, 9.1", "--arch", "compute_80", "--arch", "75")
-        result = negativa("slim", *lists, "--force-arch", "--strip-others", site.folder)
+        result = negativa(
+            "slim", "--no-way-back", *lists, "--force-arch", "--strip-others", site.folder
+        )
         assert HOST in result.stdout and ONE in result.stdout
         source = load_manifest(site.folder).slimmed[ONE].source
         assert source == "what devices of 7.5, 8.0, 9.0, 9.1 can load"
@@ -249,9 +270,15 @@ class TestSlim:
             (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
             (("--lock", "gone.lock"), "does not exist"),
-            (("--arch", "sm_90", "gone"), "; slim takes paths, not names of distributions"),
-            (("--arch", "sm_90", "--", "--undo"), "--undo: no such file or folder"),
-            (("--arch", "sm_90", "SITE/gpu"), "give one of them"),
+            (
+                ("--arch", "sm_90", "--no-way-back", "gone"),
+                "; slim takes paths, not names of distributions",
+            ),
+            (
+                ("--arch", "sm_90", "--no-way-back", "--", "--undo"),
+                "--undo: no such file or folder",
+            ),
+            (("--arch", "sm_90", "--no-way-back", "SITE/gpu"), "give one of them"),
             (("--arch", "sm_90", "--target", "copy"), "--target takes a wheel"),
             (("--arch", "sm_90", "--keep-originals", "SITE/kept"), "in the folder to slim"),
         ],
@@ -268,21 +295,24 @@ class TestSlim:
         path = tmp_path / name
         path.write_text("no library")
         for options in (("--arch", "9.0"), ()):  # Before it misses a lock.
-            assert "not a shared library" in negativa("slim", *options, path, code=2).stderr
+            assert (
+                "not a shared library"
+                in negativa("slim", "--no-way-back", *options, path, code=2).stderr
+            )
 
     def test_a_folder_of_wheels(self, tmp_path: Path) -> None:
         (tmp_path / "one-1.0-py3-none-any.whl").write_bytes(b"PK")
-        result = negativa("slim", "--arch", "sm_90", tmp_path, code=1)
+        result = negativa("slim", "--no-way-back", "--arch", "sm_90", tmp_path, code=1)
         told = "no library has GPU code; the wheels there were not opened: pass each by its"
         assert told in result.stderr
 
     def test_originals_that_can_no_longer_be_kept(self, site: Made, tmp_path: Path) -> None:
         lock, keep = ("--lock", site.lock_file), ("--keep-originals", tmp_path / "kept")
-        negativa("slim", *lock, site.folder)
+        negativa("slim", "--no-way-back", *lock, site.folder)
         result = negativa("slim", *lock, *keep, site.folder)
         for name in (ONE, TWO):
             assert f"{name}: no original is kept" in result.stdout
-        assert "no original" not in negativa("slim", *lock, site.folder).stdout
+        assert "no original" not in negativa("slim", "--no-way-back", *lock, site.folder).stdout
 
     def test_a_check_of_nothing_is_no_success(self, site: Made) -> None:
         result = negativa("slim", "check", site.folder, code=1)
@@ -300,11 +330,11 @@ class TestSlim:
             result = negativa("slim", "check", *option, site.folder, code=1)
             fault.check(result.stderr)
             assert f"nothing was slimmed in {site.folder}" in result.stderr
-        negativa("slim", "--lock", site.lock_file, site.folder)
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         assert "sound" in negativa("slim", "check", "--require", site.folder).stdout
 
     def test_undo_without_originals(self, site: Made) -> None:
-        negativa("slim", "--lock", site.lock_file, site.folder)
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         result = negativa("slim", "undo", site.folder, code=1)
         detail = (
             "failed: was slimmed, and its original was not kept; install it again: pip install "
@@ -315,18 +345,18 @@ class TestSlim:
 
     def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, "--keep-originals", tmp_path / "kept", site.folder)
-        negativa("slim", *words)
-        assert "no original" not in negativa("slim", *words).stdout
+        negativa("slim", "--no-way-back", *words)
+        assert "no original" not in negativa("slim", "--no-way-back", *words).stdout
 
     def test_damaged_library_is_an_error_of_check(self, site: Made) -> None:
-        negativa("slim", "--lock", site.lock_file, site.folder)
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         data = bytearray(site.one.read_bytes())
         data[56:58] = (4).to_bytes(2, "little")
         site.one.write_bytes(data)
         assert "changed: differs" in negativa("slim", "check", site.folder, code=1).stderr
 
     def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
-        negativa("slim", "--lock", site.lock_file, site.folder)
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         with site.one.open("r+b") as file:
             file.seek(site.one.stat().st_size // 2)
             file.write(bytes(8192))
@@ -338,7 +368,7 @@ class TestSlim:
     @pytest.mark.slow
     def test_check_and_explain_name_the_folder_to_undo(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, site.folder, "--keep-originals", tmp_path / "aside")
-        negativa("slim", *words)
+        negativa("slim", "--no-way-back", *words)
         undo = f"negativa slim undo {site.folder}"
         error = "CUDA error: no kernel image is available for execution on the device"
         told = negativa("explain", error, site.folder).stdout
@@ -349,7 +379,7 @@ class TestSlim:
         )
 
     def test_inspect_tells_of_it(self, site: Made) -> None:
-        negativa("slim", "--lock", site.lock_file, site.folder)
+        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         assert "Slimmed by negativa slim" in negativa("inspect", site.one).stdout
         report = json.loads(negativa("inspect", "--packages", "--json", site.folder).stdout)
         assert {row["path"] for row in report["libraries"]} == {ONE, TWO}
@@ -357,7 +387,7 @@ class TestSlim:
 
     def test_names_are_made_fit_for_a_terminal(self, site: Made) -> None:
         site.one.rename(site.one.with_name("lib\x1b[2J.so"))
-        result = negativa("slim", "--lock", site.lock_file, site.folder)
+        result = negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
         assert "\x1b" not in result.output
         assert r"\x1b[2J" in result.output
 
@@ -370,7 +400,16 @@ class TestSlim:
             "finally: print('pytest' in sys.modules or '_pytest' in sys.modules)"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code, "slim", "--lock", site.lock_file, site.folder],
+            [
+                sys.executable,
+                "-c",
+                code,
+                "slim",
+                "--no-way-back",
+                "--lock",
+                site.lock_file,
+                site.folder,
+            ],
             capture_output=True,
             text=True,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -398,13 +437,48 @@ class TestSlim:
         assert "2 libraries" in negativa("slim", *lock, "--dry-run", name).stdout
         code = 1 if name == "check" else 0
         assert f"nothing was slimmed in {name}" in negativa("slim", name, name, code=code).output
-        assert "2 libraries" in negativa("slim", *lock, name).stdout
+        assert "2 libraries" in negativa("slim", "--no-way-back", *lock, name).stdout
         assert "sound" in negativa("slim", "check", name).stdout
 
 
 def test_manifest_is_json_for_others(site: Made) -> None:
-    negativa("slim", "--lock", site.lock_file, site.folder)
+    negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
     document = json.loads((site.folder / "negativa-slim.json").read_text())
     assert document["format_version"] == 4
     assert set(document["slimmed"]) == {ONE, TWO}
     assert msgspec.json.decode(msgspec.json.encode(document)) == document
+
+
+def test_what_negativa_needs_stays_where_it_runs(
+    site: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = site.folder / "pytest_negativa-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: pytest-negativa\nVersion: 1.0\nRequires-Dist: gpu-code\n")
+    (info / "RECORD").write_text("pytest_negativa-1.0.dist-info/METADATA,,\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site.folder)])
+    before = digests(site.folder)
+
+    for what in (("--lock", site.lock_file), ("--arch", "sm_90")):
+        result = negativa("slim", *what, "--no-way-back", site.folder)
+        assert result.stdout.count("negativa runs in this environment, and needs it itself") == 2
+    assert digests(site.folder) == before
+
+
+def test_a_way_back_is_asked_for(site: Made) -> None:
+    result = negativa("slim", "--arch", "sm_90", site.folder, code=2)
+    assert "give --spare DIR or --keep-originals DIR" in result.stderr
+    negativa("slim", "--arch", "sm_90", "--dry-run", site.folder)
+
+
+def test_a_terminal_is_asked(site: Made) -> None:
+    command = [str(NEGATIVA), "slim", "--arch=sm_90", "--no-way-back", str(site.folder)]
+    for answer, status in (("n\n", 1), ("y\n", 0)):
+        before = digests(site.folder)
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as done:
+            os.write(ours, answer.encode())
+            assert done.wait() == status
+        os.close(ours)
+        os.close(theirs)
+        assert (digests(site.folder) == before) == (answer == "n\n")

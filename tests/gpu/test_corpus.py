@@ -261,7 +261,7 @@ def test_programs_of_cuda_12(runtime: str, tmp_path: Path, monkeypatch: pytest.M
 
     negativa(tmp_path, "lock")
     copy = shutil.copytree(folder, tmp_path / "slimmed")
-    negativa(tmp_path, "slim", "--lock=negativa.lock", "--require", copy)
+    negativa(tmp_path, "slim", "--no-way-back", "--lock=negativa.lock", "--require", copy)
     slimmed = [copy / library.name for library in libraries]
     for mode in ("LAZY", "EAGER"):
         run(tmp_path, host, "1", *slimmed, CUDA_MODULE_LOADING=mode)

@@ -497,7 +497,7 @@ def test_what_a_service_uses_is_added_to_the_lock(project: Project) -> None:
 
     def slimmed(name: str) -> Path:
         folder = shutil.copytree(libraries, project.folder / name)
-        project.negativa("slim", "--lock", "negativa.lock", "--require", folder)
+        project.negativa("slim", "--no-way-back", "--lock", "negativa.lock", "--require", folder)
         return folder / original.name
 
     project.pytest("--negativa", "--negativa-verify", "test_many.py::test_kernel[0-0]")

@@ -331,9 +331,9 @@ def by_arch(box: Box) -> None:
     ):
         copy = f"out{words[1]}{words[-1]}"
         copy_tree(box.folder / "site", box.folder / copy)
-        box.negativa("slim", *words, copy)
+        box.negativa("slim", "--no-way-back", *words, copy)
         box.binaries(copy)
-    box.negativa("slim", "--arch", "sm_999", "site")
+    box.negativa("slim", "--no-way-back", "--arch", "sm_999", "site")
     for name, files in (("bare", ("kernels.sm_80.cubin", "kernels.sm_90.cubin", "kernels.ptx")),):
         for file in files:
             box.copy(FIXTURES / file, f"{name}/code/{file}")
@@ -410,7 +410,7 @@ def cpu(box: Box) -> None:
     rows = [row for row in found["libraries"] if str(box.folder) in json.dumps(row)]
     box.note("pages of the libraries", box.rules.value(rows))
     words = ("--cpu-pages", ".negativa/latest", "--spare", "spares")
-    box.negativa("slim", "--arch", "sm_90", *words, "site")
+    box.negativa("slim", "--no-way-back", "--arch", "sm_90", *words, "site")
     box.binaries("site")
     box.binaries("spares")
     box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back")
@@ -498,7 +498,7 @@ def of_wheel(requirement: str) -> Case:
             file.extractall(box.folder / "unpacked")
         box.note("wheel", digests(box, "unpacked"))
         copy_tree(box.folder / "site", box.folder / "out")
-        box.negativa("slim", *quiet, "out")
+        box.negativa("slim", "--no-way-back", *quiet, "out")
         box.note("out/", digests(box, "out"))
         box.negativa("slim", *quiet, "--spare", "spares", "--json", "site")
         box.note("site/", digests(box, "site", is_cut=True))

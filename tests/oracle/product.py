@@ -32,6 +32,8 @@ _HANGS_S = 600
 _LONG = 4_000
 """Characters of a list or text that is recorded whole; a longer one by its digest and ends."""
 _FEW = 12
+# Only a slow machine shows it.
+_PROGRESS = re.compile(r"^negativa: [a-z ]+: [^\n]* s( left)?\n", re.M)
 _RUN_OR_TIME = re.compile(rb"\d{8}T\d{6}Z-[0-9a-f]{8}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _PARAMETERS = 80
 """Bytes in front of the stub's code."""
@@ -277,7 +279,7 @@ class Box:
         if not quiet:
             out = words_of_session(done.stdout) if words[0] == "pytest" else done.stdout
             entry["out"] = self.output(out)
-            entry["err"] = self.output(done.stderr)
+            entry["err"] = self.output(_PROGRESS.sub("", done.stderr))
         name = show or self.rules.text(" ".join(words))
         self._command = self._free(self.noted, name)
         self.noted[self._command] = {key: one for key, one in entry.items() if one != []}

@@ -67,13 +67,11 @@ def test_row() -> None:
 GOLDEN = """\
 1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
 
-library       size    GPU code    unused           for other GPUs    no used kernel    elements    elements kept    kernels    kernels used
-----------  ------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
-libours.so  4.0 kB      1.8 kB    1.6 kB  94.3%            1.6 kB              50 B           5                2      1,200               3
-----------  ------  ----------  --------  -----  ----------------  ----------------  ----------  ---------------  ---------  --------------
-total       4.0 kB      1.8 kB    1.6 kB  94.3%            1.6 kB              50 B           5                2      1,200               3
-
-Files in .negativa/run: usage.json, report.json"""  # noqa: E501
+library       size    GPU code    unused    share    for other GPUs    no used kernel    elements kept    kernels used
+----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
+libours.so  4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200
+----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
+total       4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200"""  # noqa: E501
 
 
 def test_terminal() -> None:
@@ -83,7 +81,7 @@ def test_terminal() -> None:
 def test_files_that_are_gpu_code_count_in_all_totals() -> None:
     one = report(row(), code_files())
     assert (one.code_bytes, one.unused_bytes) == (2750, 2050)
-    head, table, rest = text(row(), code_files()).split("\n\n", 2)
+    head, table = text(row(), code_files()).split("\n\n")
     assert head.startswith(
         "2.0 kB of 2.8 kB GPU code (74.5%) in 1 library and 10 files that are GPU code is unused"
     )
@@ -94,7 +92,6 @@ def test_files_that_are_gpu_code_count_in_all_totals() -> None:
     assert [cell.strip() for cell in total if cell][:5] == [
         "total", "5.0 kB", "2.8 kB", "2.0 kB", "74.5%",
     ]  # fmt: skip
-    assert rest.startswith("Files in")
     assert render_markdown(one).splitlines()[2].startswith("2.0 kB of 2.8 kB (74.5%) is unused")
     assert render_nothing(report(code_files())) is None
 
@@ -115,8 +112,7 @@ def test_terminal_with_everything_that_must_be_said() -> None:
         "  libours.so: all of it is kept (incomplete): why\n\n"
         "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
-        "Warnings:\n  a glob\n\n"
-        "Files in .negativa/run: usage.json, report.json"
+        "Warnings:\n  a glob"
     )
     assert "no file: 1 kernel (a)." in text(compiled_kernels=("a",))
 
@@ -133,10 +129,10 @@ def test_terminal_with_everything_that_must_be_said() -> None:
 def test_rows_beyond_top_are_added_up(top: int, names: list[str]) -> None:
     rows = [row("liba.so"), row("libb.so", size=100), row("libc.so", kernels=1)]
     shown = text(*rows, top=top)
-    lines = shown.split("\n")[3:-2]
+    lines = shown.split("\n")[3:]
     assert [line.partition("  ")[0] for line in lines if not line.startswith("-")][0:] == names
     assert "in 3 libraries" in shown
-    assert lines[-1].split()[-2:] == ["2,401", "9"]
+    assert lines[-1].endswith(" 9 of 2,401")
 
 
 def test_no_code_at_all() -> None:
@@ -203,9 +199,9 @@ def test_unused_code_inside_kept_elements() -> None:
 def test_few_unused_kernels_are_named() -> None:
     one = row(used_kernels=1, kernels=3, unused_kernels=("_Z5scalePff", "plain"))
     shown = text(one)
-    assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain\n" in shown
+    assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain" in shown
     mangled = "\n\n".join(render_report(report(one), Reports(formats=(), top=20, demangle=False)))
-    assert "\n  _Z5scalePff\n" in mangled
+    assert "\n  _Z5scalePff\n  plain" in mangled
     assert "Unused kernels" not in text(replace(one, used_kernels=0))
 
 

@@ -45,23 +45,12 @@ def test_columns_go_before_names_get_short() -> None:
 
 @pytest.mark.parametrize("width", range(24, 130))
 def test_a_figure_is_never_shown_without_what_it_is_of(width: int) -> None:
-    """``used 3`` beside ``elements 5`` would be read as of the elements."""
+    """Both reasons together are the unused code."""
     options = Reports(formats=(), top=20, demangle=True)
     [found] = [t for t in render_report(report(row()), options, width) if t.startswith("library")]
     header = re.split(r"\s{2,}", found.split("\n")[0])
-    for pair in (("elements", "kept"), ("kernels", "used"), ("for other GPUs", "no used kernel")):
-        shown = [any(f" {name}".endswith(f" {word}") for name in header) for word in pair]
-        assert shown[0] == shown[1], header
-
-
-@pytest.mark.parametrize(("width", "header"), [(0, "files kept"), (28, "files kept"), (27, "kept")])
-def test_long_headers_need_room(width: int, header: str) -> None:
-    rows = [("libone.so", "3", "2")]
-    found = format_table(
-        "lrr", ("", "a", "kept"), rows, width=width, long_headers={2: "files kept"}
-    ).split("\n")
-    assert found[0].split("  ")[-1].strip() == header
-    assert max(map(len, found)) <= (width or 100)
+    assert ("for other GPUs" in header) == ("no used kernel" in header), header
+    assert {"elements", "kept", "kernels", "used"}.isdisjoint(header)
 
 
 @pytest.mark.parametrize("width", [40, 44, 60, 61])

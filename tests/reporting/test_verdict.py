@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -76,7 +74,6 @@ def test_what_is_left(granularity: str, left: int, text: str) -> None:
     shown = "\n".join(
         render_verdict(
             proved(granularity, left),
-            Path("verdict.json"),
             DEFAULTS.reports,
         )
     )
@@ -95,7 +92,7 @@ def test_a_distribution_without_unused_files_has_no_line() -> None:
     files = tuple(judge_files(plans, [opens], installed))
     verdict = replace(verdict, libraries=(*verdict.libraries, *files))
 
-    shown = "\n".join(render_verdict(verdict, Path("verdict.json"), DEFAULTS.reports))
+    shown = "\n".join(render_verdict(verdict, DEFAULTS.reports))
 
     name = "some-kernels (files)"
     assert f"{name}: opened while the tests ran on the copies, so kept: k/a.cubin" in shown

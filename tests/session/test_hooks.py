@@ -229,7 +229,7 @@ def test_added_report(project: Project) -> None:
     done = project.pytest("-q", "--negativa")
 
     assert (project.folder / "own.txt").read_text() == "60216 of 67200"
-    assert done.stdout.endswith("first line\nsecond line\n")
+    assert "\nfirst line\nsecond line\nNext: " in done.stdout
 
     # Also where there is nothing to tabulate.
     (project.folder / "own.txt").unlink()

@@ -456,7 +456,7 @@ def test_every_section_is_described() -> None:
         (("--negativa-top=3",), "--negativa-top"),
         (("--negativa-top", "3"), "--negativa-top"),
         (("--no-negativa-children",), "--no-negativa-children"),
-        (("--negativa-topmost=3", "--negativa-to=3"), None),
+        (("--negatively-different=3",), None),
         (("--", "--negativa-top=3"), None),
     ],
 )
@@ -466,6 +466,11 @@ def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
     assert flag_without_effect(words, {"enabled": True}) is None
     # As what starts sessions of its own, untraced, adds to a user's command line.
     assert flag_without_effect(words, {"verifying": False}) is None
+
+
+def test_a_misspelled_flag() -> None:
+    found = flag_without_effect(("--negativa", "--negativa-verfy"), {"enabled": True})
+    assert found == "--negativa-verfy: no such option; did you mean --negativa-verify?"
 
 
 def test_all_together(file_of: Any) -> None:

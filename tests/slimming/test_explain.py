@@ -23,7 +23,7 @@ BOTH = "2 libraries have lost GPU code here:"
 @pytest.fixture
 def slim(site: Made) -> Made:
     """An installation whose libraries lost their code for all archs but one."""
-    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(site.folder)])
+    done = CliRunner().invoke(main, ["slim", "--no-way-back", "--arch", "sm_90", str(site.folder)])
     assert done.exit_code == 0, done.output
     assert slimmed_in([site.folder]), done.output
     return site
@@ -42,7 +42,9 @@ def test_names_library_and_who_said_what_stays(slim: Made) -> None:
 
 
 def test_what_a_lock_needs(site: Made) -> None:
-    done = CliRunner().invoke(main, ["slim", "--lock", str(site.lock_file), str(site.folder)])
+    done = CliRunner().invoke(
+        main, ["slim", "--no-way-back", "--lock", str(site.lock_file), str(site.folder)]
+    )
     assert done.exit_code == 0, done.output
     output = ask(site.folder)
     assert "negativa combine" in output and "--arch" not in output
@@ -102,7 +104,7 @@ def test_nothing_was_slimmed(tmp_path: Path) -> None:
 
 
 def test_only_stripped(site: Made) -> None:
-    words = ["slim", "--arch", "sm_90", "--strip-others", str(site.host)]
+    words = ["slim", "--no-way-back", "--arch", "sm_90", "--strip-others", str(site.host)]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     output = ask(site.host.parent)
@@ -138,7 +140,7 @@ def test_each_library_once(slim: Made) -> None:
 def test_hard_links_are_one_library(site: Made) -> None:
     other = site.one.with_name("libother.so")
     other.hardlink_to(site.one)
-    done = CliRunner().invoke(main, ["slim", "--arch", "sm_90", str(site.folder)])
+    done = CliRunner().invoke(main, ["slim", "--no-way-back", "--arch", "sm_90", str(site.folder)])
     assert done.exit_code == 0, done.output
     found = slimmed_in([site.folder])
     assert len(found) == 2 and all(library.entry for library in found)

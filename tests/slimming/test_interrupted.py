@@ -41,7 +41,7 @@ def start(site: Made, *more: str, limit: int | None = None) -> subprocess.Popen[
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     return subprocess.Popen(
-        [NEGATIVA, "slim", "--lock", site.lock_file, *more, site.folder],
+        [NEGATIVA, "slim", "--no-way-back", "--lock", site.lock_file, *more, site.folder],
         # Python would write half of a module's bytecode, and later processes would read it.
         env=unmeasured_environ() | {"PYTHONDONTWRITEBYTECODE": "1"} if limit is not None else None,
         stdout=subprocess.PIPE,
@@ -192,7 +192,7 @@ def publish_one(self, *more):
     begun.wait()
     os.kill(os.getpid(), signal.SIGINT)
 engine.slim_library, engine.Slimmer._publish = slim_library, publish_one
-sys.argv = ["negativa", "slim", "--jobs", "2",
+sys.argv = ["negativa", "slim", "--no-way-back", "--jobs", "2",
             "--lock", {str(site.lock_file)!r}, {str(site.folder)!r}]
 from pytest_negativa.cli.main import main
 main()

@@ -331,13 +331,26 @@ def test_locks_that_do_not_know(
 class TestCommand:
     def test_slim(self, site: Made, lock: Lock, tmp_path: Path) -> None:
         save_lock(lock, tmp_path / "negativa.lock")
-        words = ["slim", "--lock", str(tmp_path / "negativa.lock"), "--drop-never-loaded"]
+        words = [
+            "slim",
+            "--no-way-back",
+            "--lock",
+            str(tmp_path / "negativa.lock"),
+            "--drop-never-loaded",
+        ]
         done = CliRunner().invoke(main, [*words, str(site.folder)])
         assert done.exit_code == 0, done.output
         assert code_left(site.two) == 0
 
     def test_without_a_lock(self, site: Made) -> None:
-        words = ["slim", "--arch", "sm_90", "--drop-never-loaded", str(site.folder)]
+        words = [
+            "slim",
+            "--no-way-back",
+            "--arch",
+            "sm_90",
+            "--drop-never-loaded",
+            str(site.folder),
+        ]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 2
         assert "goes with a lock" in done.stderr

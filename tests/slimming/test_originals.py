@@ -47,19 +47,17 @@ def negativa(*arguments: object, code: int = 0) -> str:
 
 
 @pytest.mark.planted_fault(
-    "The user slims without --keep-originals and wants the originals back later.",
-    says="To get them back later: pip install --force-reinstall --no-deps gpu-code==1.0",
+    "The user slims without a way back, and wants the originals back later.",
+    says="give --spare DIR or --keep-originals DIR, so that what is removed can come back",
 )
-def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) -> None:
+def test_a_way_back_is_required(site: Made, fault: PlantedFault) -> None:
     # As if it had come from an index.
     (site.info / "direct_url.json").unlink()
-    arguments = ("slim", "--lock", site.lock_file)
-    assert "get them back" not in negativa(*arguments, "--dry-run", site.folder)
-    output = negativa(*arguments, site.folder)
-    fault.check(output)
-    assert output.index("2 files that it may change or remove") < output.index("after")
-    # A second run changes nothing.
-    assert "get them back" not in negativa(*arguments, site.folder)
+    arguments = ("slim", "--lock", site.lock_file, site.folder)
+    before = digests(site.folder)
+    fault.check(negativa(*arguments, code=2))
+    assert digests(site.folder) == before
+    negativa(*arguments, "--no-way-back")
     assert f"was not kept; install it again: {COMMAND}" in negativa(
         "slim", "undo", site.folder, code=1
     )
@@ -67,22 +65,15 @@ def test_the_way_back_is_said_before_and_after(site: Made, fault: PlantedFault) 
     assert COMMAND in negativa("slim", "check", site.folder, code=1)
 
 
-def test_originals_that_are_kept_need_no_way_back(site: Made, tmp_path: Path) -> None:
-    arguments = ("slim", "--lock", site.lock_file)
-    kept = ("--keep-originals", tmp_path / "originals")
-    assert "get them back" not in negativa(*arguments, *kept, site.folder)
-
-
-def test_libraries_without_gpu_code_need_no_way_back(site: Made) -> None:
-    output = negativa("slim", "--arch=sm_80", "--force-arch", site.folder)
-    assert "keep the originals of 2 files" in output
-    assert "gpu-code" in output and "host-code" not in output and "unrelated" not in output
+def test_a_spare_is_no_way_back_for_what_is_only_stripped(site: Made, tmp_path: Path) -> None:
+    spare = ("--spare", tmp_path / "spares", "--strip-others")
+    output = negativa("slim", "--arch=sm_90", *spare, site.folder, code=2)
+    assert "give --keep-originals DIR, so that" in output
 
 
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
-    output = negativa("slim", "--lock", site.lock_file, site.folder)
-    assert "No distribution claims 2 files of these" in output
+    negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
     assert load_manifest(site.folder).slimmed[ONE].origin is None
 
 
@@ -228,7 +219,7 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
     # Slim waits for the folder: there is time to send the signal.
     with hold(site.folder):
         process = subprocess.Popen(
-            [NEGATIVA, "slim", "--lock", site.lock_file, site.folder],
+            [NEGATIVA, "slim", "--no-way-back", "--lock", site.lock_file, site.folder],
             stderr=subprocess.PIPE,
             text=True,
         )

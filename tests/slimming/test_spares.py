@@ -25,7 +25,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
-from pytest_negativa.models.slimming import Origin, SlimStatus
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
@@ -212,7 +212,7 @@ def test_slimmed_again_without_the_option_a_library_stays(
     before = digests(site.folder)
     slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares"))
     after = digests(site.folder)
-    words = ("--arch=sm_80", "--force-arch", str(site.folder))
+    words = ("--no-way-back", "--arch=sm_80", "--force-arch", str(site.folder))
     done = CliRunner().invoke(main, ["slim", *words])
     assert done.exit_code == 1
     fault.check(done.stderr)
@@ -399,16 +399,12 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
             strip_others=True,
             options=SlimOptions(spare=spare),
         )
-        lost: list[tuple[Path, Origin | None]] = []
         dry = slim_trees(replace(request, options=replace(request.options, dry_run=True)))
-        report = slim_trees(request, on_start=lost.extend)
+        report = slim_trees(request)
         assert {r.path: r.after for r in dry.rows} == {r.path: r.after for r in report.rows}
         assert statuses(report.rows)[HOST] is SlimStatus.SLIMMED
     assert note_of(site.one) is not None and note_of(site.host) is None
     assert digest_of(site.host) == digest_of(alone / HOST)
-    # Nothing brings back what was stripped, and slim says so.
-    names = [one.name for _path, one in lost if one is not None]
-    assert {*names} == {"host-code", *(["unrelated"] if by == "archs" else [])}
     again = statuses(slim_trees(request).rows)
     assert again[ONE] is again[HOST] is SlimStatus.ALREADY
 
@@ -586,7 +582,7 @@ def test_a_full_disk_is_one_line(site: Made, tmp_path: Path, fault: PlantedFault
     for number in range(6):
         shutil.copy(site.one, site.folder / f"lib{number}.so")
     before = digests(site.folder)
-    words = ["slim", "--arch=sm_80", "--force-arch", "--jobs=2"]
+    words = ["slim", "--no-way-back", "--arch=sm_80", "--force-arch", "--jobs=2"]
 
     def slim_fully(*more: str) -> str:
         done = CliRunner().invoke(main, [*words, *more])

@@ -14,7 +14,7 @@ from pytest_negativa.slimming import journal, replace, slimmer
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.replace import exchange
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
@@ -44,7 +44,9 @@ def by_writing(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_a_name_that_is_removed_before_it_gets_the_result(site: Made) -> None:
+def test_a_name_that_is_removed_before_it_gets_the_result(
+    site: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = site.folder / "gpu/other_name.so"
     os.link(site.one, other)
     original = site.one.read_bytes()
@@ -52,7 +54,8 @@ def test_a_name_that_is_removed_before_it_gets_the_result(site: Made) -> None:
     slim_trees(request)
     # As if a killed run had left the second name; then an uninstaller removes it.
     by_rename(other, original)
-    report = slim_trees(request, on_start=lambda _origins: other.unlink())
+    before_each(monkeypatch, Slimmer, "run", other.unlink)
+    report = slim_trees(request)
     [row] = (row for row in report.rows if row.status is SlimStatus.FAILED)
     assert row.path == "gpu/lib/libone.so.1"
     assert not other.exists()

@@ -155,13 +155,13 @@ def negativa(*words: str | Path) -> Result:
 
 
 @pytest.mark.parametrize("make", [fifo, folder, device])
-@pytest.mark.parametrize("command", ["--arch=sm_90", "check", "undo"])
+@pytest.mark.parametrize("command", ["--arch=sm_90 --no-way-back", "check", "undo"])
 def test_a_manifest_that_is_no_file(
     tmp_path: Path, make: Callable[[Path], None], command: str
 ) -> None:
     manifest = tmp_path / MANIFEST_NAME
     make(manifest)
-    done = negativa("slim", command, tmp_path)
+    done = negativa("slim", *command.split(), tmp_path)
     assert done.exit_code == 1
     if f"{manifest}: other users may write to /dev/zero" in done.stderr:
         return  # Root refuses what others may write to before it reads it.
@@ -182,15 +182,15 @@ def test_a_wheel_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -
 def test_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         closed = Path(name)
-        commands = ("--arch=sm_90", "check", "undo")
-        assert [negativa("slim", command, closed).exit_code for command in commands] == [1, 1, 0]
+        commands = ("--arch=sm_90 --no-way-back", "check", "undo")
+        assert [negativa("slim", *c.split(), closed).exit_code for c in commands] == [1, 1, 0]
         closed.chmod(0)
         with not_root():
             for command in commands:
-                done = negativa("slim", command, closed)
+                done = negativa("slim", *command.split(), closed)
                 assert done.exit_code == 1
                 assert f"{closed}: cannot be " in done.stderr and "Permission denied" in done.stderr
-                done = negativa("slim", command, closed / "inner")
+                done = negativa("slim", *command.split(), closed / "inner")
                 assert done.exit_code == 2
                 assert f"{closed}/inner: cannot be read: Permission denied" in done.stderr
         closed.chmod(0o700)
@@ -213,7 +213,7 @@ class TestPathsThatAreNotUtf8:
         shutil.copy(MULTIARCH, tmp_path / "libone.so")
         shutil.copy(MULTIARCH, tmp_path / "lib\udcff.so")
         (tmp_path / "link\udcff.so").symlink_to("libone.so")
-        words = ("--arch=sm_20", "--force-arch", "--strip-others", "--json")
+        words = ("--no-way-back", "--arch=sm_20", "--force-arch", "--strip-others", "--json")
         done = negativa("slim", *words, tmp_path)
         assert done.exit_code == 1
         told = {row["path"]: row["status"] for row in json.loads(done.stdout)["libraries"]}
@@ -234,7 +234,7 @@ class TestPathsThatAreNotUtf8:
         site.mkdir()
         shutil.copy(MULTIARCH, site)
         kept = tmp_path / "kept\udcff"
-        done = negativa("slim", "--arch=sm_90", option, kept, site)
+        done = negativa("slim", "--no-way-back", "--arch=sm_90", option, kept, site)
         assert done.exit_code == 2 and "its path is not UTF-8" in done.stderr
         assert os.listdir(tmp_path) == ["site"] and os.listdir(site) == [MULTIARCH.name]
 
@@ -250,7 +250,7 @@ def test_metadata_that_are_no_files(site: Made, plant: Callable[[Path], None], n
     """As root of an image build, slim neither waits for a pipe nor reads it all."""
     (site.info / name).unlink(missing_ok=True)
     plant(site.info / name)
-    done = run("slim", str(site.folder), "--arch=sm_80", cwd=None)
+    done = run("slim", "--no-way-back", str(site.folder), "--arch=sm_80", cwd=None)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr
     assert ONE in done.stdout
 

@@ -129,7 +129,7 @@ def test_a_library_that_the_proof_did_not_restrict_is_left_out(fault: PlantedFau
         verdict = judge_pages(replace(fine, libraries=(row, added)))
         assert verdict.proved and [r.path for r in verdict.covered] == [FILE.path]
         assert detail in str(verdict.libraries[1].detail)
-        text = "\n".join(render_page_verdict(verdict, Path("cpu-verdict.json")))
+        text = "\n".join(render_page_verdict(verdict))
         assert "24.6 kB of CPU code in 1 library" in text
         if not found:
             fault.check(text)
@@ -143,7 +143,7 @@ def test_a_touch_under_another_name_of_the_file_counts() -> None:
 
 def test_the_verdict_states_what_it_does_not_cover() -> None:
     verdict = judge_pages(attempt(logged(0x1000)))
-    text = "\n".join(render_page_verdict(verdict, Path("cpu-verdict.json")))
+    text = "\n".join(render_page_verdict(verdict))
     assert verdict.limits == (UNAUDITED, UNCOMPARED)
     assert UNAUDITED in text and UNCOMPARED in text
 

@@ -1,17 +1,21 @@
-"""The bar: on a terminal, and only when it takes longer than a second."""
+"""The bar: on a terminal, and only when it takes longer than two seconds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pty
+import queue
+import re
 import subprocess
 import sys
 
+from pytest_negativa.reporting.progress import ByteProgress
+
 SCRIPT = """
 import sys
-from pytest_negativa.cli.progress import ByteProgress
-with ByteProgress("reading libraries", delay_s=float(sys.argv[1])) as progress:
+from pytest_negativa.reporting.progress import ByteProgress
+with ByteProgress("reading libraries", bar_after_s=float(sys.argv[1])) as progress:
     progress.update(0, 4_000_000)
     sys.stdin.readline()
     progress.update(3_000_000, 4_000_000)
@@ -65,3 +69,13 @@ def test_not_shown_when_quick() -> None:
 
 def test_not_shown_on_a_pipe() -> None:
     assert run(0, False) == ("False done", "")
+
+
+def test_lines_with_an_estimate() -> None:
+    said: queue.Queue[str] = queue.Queue()
+    with ByteProgress("reading libraries", said.put, every_s=0.01) as progress:
+        assert re.fullmatch(r"reading libraries: \d+ s", said.get())
+        progress.update(2000, 5_000_000)
+        while "of" not in (line := said.get()):
+            pass
+        assert re.fullmatch(r"reading libraries: 2\.0 kB of 5\.0 MB, \d+ s left", line)
