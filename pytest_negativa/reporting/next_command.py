@@ -1,0 +1,34 @@
+"""The line that ends a report: the next command on the way from a trace to smaller libraries."""
+
+from __future__ import annotations
+
+from pytest_negativa.models.outcomes import SessionKind
+from pytest_negativa.storage.outcomes import read_outcomes
+from pytest_negativa.storage.results import load_report, load_verdict
+from pytest_negativa.storage.runs import Run
+
+
+def next_line(after: Run | str) -> str:
+    """The line, after the report of a run, or with a command that is known."""
+    return f"Next: {after if isinstance(after, str) else _next_command(after)}"
+
+
+def _next_command(run: Run) -> str:
+    # A run that unites several has no outcomes.
+    outcomes = run.outcomes_file
+    kind = read_outcomes(outcomes).kind if outcomes.exists() else None
+    trace, verify = "pytest --negativa", "pytest --negativa-verify"
+    heal = "pytest --negativa-heal"
+    if kind is SessionKind.COMMAND:
+        trace, verify, heal = "negativa trace", "negativa verify", "negativa verify --heal"
+    if load_report(run).replay is not None:
+        return f"{trace}, on a machine with a GPU"
+    if not run.plan_files():
+        # Either its tests failed, or they used no GPU code.
+        return trace if run.is_failed else "negativa inspect"
+    verdict = load_verdict(run)
+    if verdict is None:
+        return "negativa lock --unproved" if kind is None else verify
+    if verdict.proved:
+        return "negativa lock"
+    return heal if verdict.healing is None else trace
