@@ -24,9 +24,15 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import (
+    HOST_USAGE_VERSION,
+    HostLibrary,
+    HostUsage,
+    Processor,
+)
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import HistoryRow, Page
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Device, Phase, Usage
@@ -183,6 +189,15 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
     assert texts(page, column(page.host, "path")) == ["/lib/liba.so"]
     assert (column(page.host, "watched"), column(page.host, "touched")) == ((8192,), (4096,))
     assert page.host_incomplete == ("a log is lost",)
+    assert page.host_proof is None
+    verdict = PageVerdict(
+        format_version=PAGE_VERDICT_VERSION, run_id="run", proved=False, reasons=("a test failed",),
+        processor=Processor(model="Xeon", flags=()), libraries=(), tests=(), rounds=(),
+    )  # fmt: skip
+    page = build_page(replace_fields(contents, host=host, host_verdict=verdict))
+    assert page.host_proof == (
+        "Not proved that no test needs 0 B of CPU code in 0 libraries:\n  a test failed"
+    )
     assert not build_page(contents).host
 
 

@@ -6,7 +6,7 @@ const link = (href, text) => make("a", { href }, text);
 const marked = (category, text) => make("span", {}, swatch(category), text);
 const STATES = [["used", "used"], ["unused", "not used"]];
 // The state in words, for colour alone does not show it to everybody.
-const stateColumn = (text) => ({ id: "short", title: "State", width: 132, cell: text, key: text });
+const stateColumn = (text) => ({ id: "short", title: "State", width: 120, cell: text, key: text });
 const facts = (rows) => make("dl", { class: "facts" }, rows.filter((row) => row && row[1] !== null && row[1] !== undefined).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 const range = (count) => Uint32Array.from({ length: count }, (_, i) => i);
 const unusedOf = (row) => sum(row.unused.map((part) => part.bytes));
