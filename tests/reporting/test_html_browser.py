@@ -336,7 +336,7 @@ def test_a_run_has_its_verdict_and_the_next_command(
     other = another(page, proved, tmp_path)
     other.open()
     text = other.run(first)
-    assert text.startswith("Proved Proved: the tests end as before without 60.0 kB of GPU code")
+    assert text.startswith("Proved the tests end as before without 60.0 kB of GPU code")
     assert "on compacted copies. Evidence: 3 tests, 2 of them on the GPU, on NVIDIA H200." in text
     assert other.run("return document.querySelector('.command code').textContent") == (
         "negativa lock"
@@ -542,7 +542,21 @@ def test_a_test_shows_its_ranges(page: Page) -> None:
     assert page.run("return document.querySelector('tbody tr').textContent").endswith("2,0004.0 ms")
 
 
-def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
+def test_tests_are_compared_by_kernels_and_by_functions(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    first, second, *_ = (use.name for use in contents.libraries[0].plan.used_kernels)
+    idle = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_idle")
+    usage = with_launches(
+        replace(contents.usage, contexts=(*contents.usage.contexts, idle)),
+        *(Launched(name, context=1, launches=1) for name in (first, second, HOSTILE)),
+        Launched(HOSTILE, context=0, launches=1),
+        Launched(first, context=len(contents.usage.contexts), launches=1),
+    )
+    page.open()
+    kernel_maps = "return document.querySelectorAll('svg[aria-label*=\"by the kernels\"]').length"
+    assert page.run(kernel_maps) == 0  # Two tests are one pair.
+    page = another(page, replace_fields(contents, usage=usage), tmp_path)
     page.open()
     titles = (
         "return [...document.querySelectorAll(`svg[aria-label*='by the ${arguments[0]}'] title`)]"

@@ -20,7 +20,7 @@ const sizesOf = (data) => CATEGORIES.map((_, i) => sum(data.report.libraries.map
 function runCard({ report, proof, facts: rows }) {
   const [kind, title] = !report.proof ? ["", report.replay ? "Not proved: a replay" : "Not verified yet"] : report.proof.proved ? ["good", "Proved"] : ["bad", "Not proved"];
   return make("section", { class: "card", "aria-label": "The run" },
-    make("p", {}, make("strong", { class: `badge ${kind}` }, title), proof ? ` ${proof} ` : null, report.proof?.evidence ? `Evidence: ${report.proof.evidence}.` : null),
+    make("p", {}, make("strong", { class: `badge ${kind}` }, title), proof ? ` ${proof.replace(`${title}: `, "")} ` : null, report.proof?.evidence ? `Evidence: ${report.proof.evidence}.` : null),
     facts(rows.map(([name, value]) => [name, name === "Command" ? make("code", {}, value) : value])));
 }
 
@@ -160,7 +160,7 @@ function pictures(data, width) {
 
   const groups = testGroups(data);
   const heat = (list, title, text, what) => {
-    if (list.length > 1 && heatMap(list, what, width)) (list.length > 8 ? full : half)((room) => card(title, `${text}${groupingOf(list)}`, heatMap(list, what, room)));
+    if (list.length > 2 && heatMap(list, what, width)) (list.length > 8 ? full : half)((room) => card(title, `${text}${groupingOf(list)}`, heatMap(list, what, room)));
   };
   heat(groups, "Which tests use the same kernels", "Kernels in common, of all that either test launched (Jaccard similarity).", "kernels");
   const alike = functionGroups(data);

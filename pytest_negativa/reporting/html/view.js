@@ -114,7 +114,7 @@ function heatMap(groups, what, width) {
   const sizes = groups.map((group) => groups.both(group, group));
   const similarity = groups.map((a, i) => groups.map((b, j) => { const both = groups.both(a, b); return both / (sizes[i] + sizes[j] - both || 1); }));
   const pairs = new Set(similarity.flatMap((row, i) => row.slice(0, i)));
-  if (pairs.size === 1 && groups.length > 2) return null;
+  if (pairs.size === 1) return null;
   const names = Math.min(340, width * 0.36), cell = Math.min(groups.length > 12 ? 26 : 40, (width - names) / groups.length);
   // On a phone the labels of many tests would lie upon each other; the cells have the names.
   const named = cell >= 11, head = named ? 130 : 0;
