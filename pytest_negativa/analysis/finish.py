@@ -19,10 +19,17 @@ from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files
+from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.storage.output import append_output, write_output
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_healed, load_history, load_tests, write_run
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_history,
+    load_page_verdict,
+    load_tests,
+    write_run,
+)
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.urls import Url
 
@@ -129,10 +136,19 @@ def write_reports(
         StoreError: one can't be written.
     """
     if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
-        contents = dataclasses.replace(contents, tests=load_tests(run), history=load_history(run))
+        contents = dataclasses.replace(
+            contents,
+            tests=load_tests(run),
+            history=load_history(run),
+            next_command=next_line(run).removeprefix("Next: "),
+        )
         if (pages := gather_by_test(run)) is not None:
-            functions = functions_by_group(pages.by_test, lambda test: (test,))
-            contents = dataclasses.replace(contents, host=pages.usage, functions=functions)
+            contents = dataclasses.replace(
+                contents,
+                host=pages.usage,
+                functions=functions_by_group(pages.by_test, lambda test: (test,)),
+                host_verdict=load_page_verdict(run),
+            )
     if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")

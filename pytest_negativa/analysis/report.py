@@ -13,6 +13,7 @@ from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_b
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
+from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
@@ -45,7 +46,7 @@ def build_report(
     """Rows, totals and everything a reader must know, the largest libraries first."""
     places = Places()
     rows = tuple(
-        replace(row, version=places.of(row.path).version) if is_installed(row.path) else row
+        with_owner(row, places.of(row.path)) if is_installed(row.path) else row
         for row in rows_of(analysis.libraries)
     )
     usage = analysis.usage
@@ -70,6 +71,11 @@ def build_report(
         part=part,
         unchecked=analysis.unchecked,
     )
+
+
+def with_owner(row: LibraryRow, owner: Place | LibraryRow) -> LibraryRow:
+    """The row with the distribution that installed the library."""
+    return replace(row, distribution=owner.distribution, version=owner.version)
 
 
 def check_limits(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.baseline import names_of
 from pytest_negativa.analysis.finish import write_reports
-from pytest_negativa.analysis.report import check_limits, rows_of
+from pytest_negativa.analysis.report import check_limits, rows_of, with_owner
 from pytest_negativa.errors import StoreError
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import ReportContents
@@ -51,8 +51,8 @@ def load_contents(run: Run) -> ReportContents:
         dataclasses.replace(one, coverage=covered.get(one.plan.library.path))
         for one in load_planned(run)
     )
-    versions = {row.path: row.version for row in report.libraries}
-    rows = tuple(replace(row, version=versions.get(row.path)) for row in rows_of(planned))
+    known = {row.path: row for row in report.libraries}
+    rows = tuple(with_owner(row, known.get(row.path, row)) for row in rows_of(planned))
     return ReportContents(replace(report, libraries=rows), planned, usage)
 
 

@@ -9,6 +9,7 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import Snapshot
@@ -67,6 +68,8 @@ class ReportContents:
         functions: of CPU code that each test touched, a bit for each; empty if tests are not told
             apart.
         baseline: the figures that later runs are compared with.
+        host_verdict: the last verdict on its CPU code; None without one.
+        next_command: what a user types next; None if nobody asked.
     """
 
     report: RunReport
@@ -77,3 +80,5 @@ class ReportContents:
     host: HostUsage | None = None
     functions: Mapping[str, int] = field(default_factory=dict)
     baseline: Snapshot | None = None
+    host_verdict: PageVerdict | None = None
+    next_command: str | None = None

@@ -25,7 +25,7 @@ class ElementRow(NamedTuple):
         size: bytes in the file.
         reason: text of a ``KeepReason`` or ``UnusedReason``.
         detail: text that says more of the reason; -1 without.
-        members: 1, or how many small elements of one library, arch and reason are in this row.
+        name: text, its source file or largest kernel, demangled; else its region's; -1 for neither.
     """
 
     library: int
@@ -37,7 +37,7 @@ class ElementRow(NamedTuple):
     size: int
     reason: int
     detail: int
-    members: int
+    name: int
 
 
 class KernelRow(NamedTuple):
@@ -50,6 +50,8 @@ class KernelRow(NamedTuple):
         size: bytes of its largest code in an unpacked cubin; 0 for PTX.
         first: index of the test that used it first; -1 if unused.
         element: index of the first element that holds it; -1 if none was read.
+        file: text, its source file; -1 if unknown.
+        line: the first line of its code in the file; 0 if unknown.
     """
 
     library: int
@@ -58,6 +60,8 @@ class KernelRow(NamedTuple):
     size: int
     first: int
     element: int
+    file: int
+    line: int
 
 
 class CopyRow(NamedTuple):
@@ -136,8 +140,6 @@ class HistoryRow(NamedTuple):
     run: int
     code_bytes: int
     unused_bytes: int
-    kernels: int
-    used_kernels: int
 
 
 class Page(Record, frozen=True, kw_only=True):
@@ -147,10 +149,13 @@ class Page(Record, frozen=True, kw_only=True):
         report: without what has tables here.
         part: which part of the tests the plan is for, as a sentence; None: for all that ran.
         proof: the last verdict on the run as a sentence; None if there is none.
+        host_proof: the same of CPU code.
+        facts: names and values of the run: project, date, command, GPU, driver, distributions.
+        next_command: what a user types next; None if it is unknown.
+        own: indices of the libraries that the project builds itself.
         unused_reasons: those values of ``reason`` that call an element unused.
         texts: each text once.
         host_incomplete: why more CPU code may have been touched.
-        left_out_kernels: unused kernels of a very large run that have no row.
         left_out_ranges: the launches of a very large run are by test alone.
         alike_by_module: ``alike`` compares modules.
         left_out_alike: modules that ``alike`` lacks, the last ones by name.
@@ -159,6 +164,10 @@ class Page(Record, frozen=True, kw_only=True):
     report: RunReport
     part: str | None
     proof: str | None
+    host_proof: str | None
+    facts: tuple[tuple[str, str], ...]
+    next_command: str | None
+    own: tuple[int, ...]
     unused_reasons: tuple[str, ...]
     texts: tuple[str, ...]
     elements: tuple[ElementRow, ...]
@@ -170,7 +179,6 @@ class Page(Record, frozen=True, kw_only=True):
     host: tuple[HostRow, ...]
     alike: tuple[AlikeRow, ...]
     host_incomplete: tuple[str, ...]
-    left_out_kernels: int
     left_out_ranges: bool
     alike_by_module: bool
     left_out_alike: int

@@ -54,7 +54,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         unused_kernels: mangled names of the others if they are few; else empty.
         notes: what a reader should know.
         trimmed: what is unused inside kept cubins; None if nothing is.
-        version: of the distribution that installed it.
+        distribution, version: what installed it.
         is_files: it is all files of a distribution that are GPU code; each is an element.
     """
 
@@ -70,6 +70,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     unused_kernels: tuple[str, ...]
     notes: tuple[str, ...]
     trimmed: TrimmedRow | None = None
+    distribution: str | None = None
     version: str | None = None
     is_files: bool = False
 
@@ -105,12 +106,14 @@ class ProofRow(Record, frozen=True, kw_only=True):
         reasons: why it is not proved; empty if it is.
         proved_bytes: bytes that are proved unused.
         copies: what the tests ran on: ``overwritten`` or ``compacted``.
+        evidence: how many tests, on which GPUs, for people.
     """
 
     proved: bool
     reasons: tuple[str, ...]
     proved_bytes: int
     copies: str
+    evidence: str = ""
 
 
 class RunReport(Record, frozen=True, kw_only=True):

@@ -26,16 +26,16 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
         yield f"{printable(test.nodeid)}: {before} when traced, now {after}"
     if len(against) > _MAX_ROWS:
         yield f"and {format_items(len(against) - _MAX_ROWS, 'library', 'libraries')} more"
+    yield "\n".join(map(printable, verdict.limits))
+    yield describe_page_verdict(verdict)
+
+
+def describe_page_verdict(verdict: PageVerdict) -> str:
+    """A verdict on CPU code as a sentence, with a line for each reason against it."""
     libraries = format_items(len(verdict.covered), "library", "libraries")
     size = sum(row.forbidden_bytes for row in verdict.covered)
     what = f"{format_bytes(size)} of CPU code in {libraries}"
-    yield "\n".join(map(printable, verdict.limits))
     if verdict.proved:
-        yield f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
-    else:
-        yield "\n".join(
-            [
-                f"Not proved that no test needs {what}:",
-                *(f"  {printable(r)}" for r in verdict.reasons),
-            ]
-        )
+        return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
+    reasons = (f"\n  {printable(reason)}" for reason in verdict.reasons)
+    return f"Not proved that no test needs {what}:{''.join(reasons)}"

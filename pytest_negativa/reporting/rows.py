@@ -48,11 +48,14 @@ def describe_trimmed(row: TrimmedRow) -> str:
 def proof_row(verdict: Verdict) -> ProofRow:
     """Row of a verdict in a report."""
     proved = (row for row in verdict.libraries if row.status is LibraryStatus.PROVED)
+    tests = format_items(len(verdict.tests), "test", "tests")
+    devices = ", ".join(dict.fromkeys(device.name for device in verdict.devices))
     return ProofRow(
         proved=verdict.proved,
         reasons=verdict.reasons,
         proved_bytes=sum(row.unused_bytes for row in proved),
         copies=verdict.copies,
+        evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices or 'no GPU'}",
     )
 
 

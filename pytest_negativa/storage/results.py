@@ -16,6 +16,7 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE, Listing
 from pytest_negativa.models.code_files import OPENED_VERSION, OpenedFiles
 from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
@@ -318,6 +319,17 @@ def load_verdict(run: Run) -> Verdict | None:
         StoreError: the file can't be read.
     """
     return load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+
+
+def load_page_verdict(run: Run) -> PageVerdict | None:
+    """The last verdict on the CPU code of a run; None if there is none.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    what = "a verdict on CPU code"
+    path = run.page_verdict_file
+    return load_if_there(path, PageVerdict, PAGE_VERDICT_VERSION, what, "verify again")
 
 
 def _load_plan(path: Path) -> LibraryPlan:

@@ -23,12 +23,19 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
+from pytest_negativa.models.hostcode import (
+    HOST_USAGE_VERSION,
+    HostLibrary,
+    HostUsage,
+    Processor,
+)
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page import HistoryRow, Page
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import Context, Phase, Usage
+from pytest_negativa.models.trace import Context, Device, Phase, Usage
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.html.render import render_html
@@ -38,6 +45,7 @@ from tests.support.pages import unpacked
 from tests.support.sessions import unmeasured_environ
 from tests.support.usages import TEST, Launched, with_launches
 
+MULTIPLY = "void matrices::multiply<32>(float const*, float const*, float*, int, int, int)"
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -78,7 +86,6 @@ def test_elements_add_up_to_the_report(contents: ReportContents) -> None:
         f"sm_{arch}" for arch in (75, 80, 86, 90, 100, 120)
     }
     assert set(column(page.elements, "region")) == {0, 1, 2, 3}
-    assert set(column(page.elements, "members")) == {1}
 
 
 def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
@@ -98,6 +105,66 @@ def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
             assert page.elements[kernel.element].start in kept
     assert texts(page, column(page.tests, "name")) == [TEST.nodeid]
     assert not page.launches
+
+
+def test_an_element_has_the_name_of_its_largest_kernel(
+    contents: ReportContents, tmp_path: Path
+) -> None:
+    """Elements for other GPUs, whose kernels nothing reads, are of the same source file."""
+    page = build_page(contents)
+    names: dict[int, set[str | None]] = {}
+    for element, name in zip(
+        page.elements, texts(page, column(page.elements, "name")), strict=True
+    ):
+        names.setdefault(element.region, set()).add(name)
+    assert names == {
+        0: {"vector_dot"},
+        1: {MULTIPLY},
+        2: {"statistics_variance"},
+        3: {"image_blur"},
+    }
+
+
+def test_an_own_kernel_has_its_source(contents: ReportContents) -> None:
+    (library,) = contents.libraries
+    name = library.plan.used_kernels[0].name
+    run = KernelCoverage(name=name, runs=(), file="src/vectors.cu", line=7)
+    covered = LibraryCoverage(path=library.plan.library.path, kernels=(run,))
+    own = (replace_fields(library, coverage=covered),)
+    page = build_page(replace_fields(contents, libraries=own))
+    assert page.own == (0,)
+    (kernel,) = (one for one in page.kernels if one.line)
+    assert (page.texts[kernel.file], kernel.line) == ("src/vectors.cu", 7)
+    other = replace_fields(library, coverage=None)
+    page = build_page(replace_fields(contents, libraries=(other,)))
+    assert page.own == ()
+    assert set(column(page.kernels, "file")) == {-1}
+
+
+def test_facts_are_those_of_the_run(contents: ReportContents) -> None:
+    usage = contents.usage
+    (process,) = usage.processes
+    header = replace(
+        process.header, root="/home/user/project", argv=("/venv/bin/pytest", "-k", "a b"),
+        start_ns=1_795_226_732_320_796_968,
+    )  # fmt: skip
+    device = Device(
+        name="NVIDIA H200", compute_capability="9.0", uuid="GPU-1", cuda_version=13000,
+        driver_version="580.159.04",
+    )  # fmt: skip
+    usage = replace(usage, processes=(replace(process, header=header),), devices=(device,))
+    (row,) = contents.report.libraries
+    rows = (replace(row, distribution="torch", version="2.11.0"),)
+    report = replace(contents.report, libraries=rows, devices=("NVIDIA H200 (9.0)",))
+    page = build_page(replace_fields(contents, report=report, usage=usage))
+    assert dict(page.facts) == {
+        "Project": "project",
+        "Date": "2026-11-21 02:05 UTC",
+        "Command": "pytest -k 'a b'",
+        "GPU": "NVIDIA H200 (9.0)",
+        "Driver": "580.159.04, CUDA 13.0",
+        "Analysed": "torch 2.11.0",
+    }
 
 
 def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
@@ -122,6 +189,15 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
     assert texts(page, column(page.host, "path")) == ["/lib/liba.so"]
     assert (column(page.host, "watched"), column(page.host, "touched")) == ((8192,), (4096,))
     assert page.host_incomplete == ("a log is lost",)
+    assert page.host_proof is None
+    verdict = PageVerdict(
+        format_version=PAGE_VERDICT_VERSION, run_id="run", proved=False, reasons=("a test failed",),
+        processor=Processor(model="Xeon", flags=()), libraries=(), tests=(), rounds=(),
+    )  # fmt: skip
+    page = build_page(replace_fields(contents, host=host, host_verdict=verdict))
+    assert page.host_proof == (
+        "Not proved that no test needs 0 B of CPU code in 0 libraries:\n  a test failed"
+    )
     assert not build_page(contents).host
 
 
@@ -206,28 +282,10 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     assert column(page.history, "unused_bytes") == (found.report.unused_bytes,) * 2
 
 
-def test_small_elements_are_grouped(contents: ReportContents) -> None:
-    whole, page = build_page(contents), build_page(contents, most_elements=5, most_kernels=6)
-    for one in (whole, page):
-        assert sum(element.members for element in one.elements) == 28
-        assert sum(element.size for element in one.elements) == contents.report.code_bytes
-    assert len(page.elements) < 28
-    # Each group is of one reason, and what was used stays.
-    by_reason: Counter[str] = Counter()
-    for element in page.elements:
-        by_reason[page.texts[element.reason]] += element.size
-    (row,) = contents.report.libraries
-    assert by_reason == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
-    assert (len(page.kernels), page.left_out_kernels) == (6, 7)
-    assert sum(first >= 0 for first in column(page.kernels, "first")) == 2
-    places = {*column(page.kernels, "element"), *column(page.copies, "element")}
-    assert places <= set(range(len(page.elements)))
-
-
 def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = build_page(contents)
     page = replace(page, texts=(*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE))
-    page = replace(page, history=tuple(HistoryRow(*[n] * 5) for n in (1 << 52, 0, 7)))
+    page = replace(page, history=tuple(HistoryRow(*[n] * 3) for n in (1 << 52, 0, 7)))
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
     for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.plan import KernelUse
+from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.html.render import render_html
@@ -40,7 +43,7 @@ MULTIPLY = "void matrices::multiply<16>(float const*, float const*, float*, int,
 MANY = 20_000
 PAGES = (
     "", "libraries", "elements", "kernels?q=mul", "tests", "library/0", "element/3", "kernel/0",
-    "test/0", "map/0/sm_90", "nowhere/7",
+    "template/0", "test/0", "map/0/sm_90", "nowhere/7",
 )  # fmt: skip
 
 
@@ -131,7 +134,10 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         *(TestResult(nodeid=n, outcome=Outcome.PASSED, duration=0.5) for n in nodeids),
         TestResult(nodeid="tests/test_a.py::test_skipped", outcome=Outcome.SKIPPED, duration=0),
     )
-    history = tuple(replace(report, run_id=f"2026112{n}T010101Z-00000{n}") for n in range(3))
+    history = tuple(
+        replace(report, run_id=f"2026112{n}T010101Z-00000{n}", libraries=report.libraries[: n or 1])
+        for n in range(3)
+    )
     host = HostUsage(
         format_version=HOST_USAGE_VERSION,
         processors=(),
@@ -209,19 +215,18 @@ def test_all_tabs_are_in_sight(page: Page) -> None:
         assert len({top for _, top in boxes}) == rows
 
 
-def test_a_narrow_window_tells_the_state_in_words(page: Page) -> None:
+def test_the_state_is_shown_in_words(page: Page) -> None:
     shown = (
         "return [...document.querySelectorAll('tbody tr:not(.gap)')].map((row) => [...row.cells]"
         ".filter((cell) => cell.offsetWidth).map((cell) => cell.textContent)[1])"
     )
     page.open("elements", width=390)
-    assert set(page.run(shown)) == {"used", "not used", "other GPU"}
+    assert set(page.run(shown)) == {"used", "not used", "for other GPUs"}
     page.open("kernels?q=mul", width=390)
     page.wait("!document.querySelector('output').textContent.startsWith('…')")
     assert "not used" in page.run(shown)
     page.open("elements")
-    head = page.run("return document.querySelector('thead').innerText")
-    assert "Reason" in head and "State" not in head
+    assert "State" in page.run("return document.querySelector('thead').innerText")
 
 
 def test_no_header_is_cut(page: Page, contents: ReportContents, tmp_path: Path) -> None:
@@ -269,6 +274,96 @@ def test_the_page_of_a_library_names_it_once(page: Page) -> None:
     assert "Library" in page.run(heads)
 
 
+@pytest.mark.parametrize(
+    ("name", "short", "template"),
+    [
+        ("kernel_1", "kernel_1", "kernel_1"),
+        (MULTIPLY, "multiply<16>", "matrices::multiply"),
+        (
+            "void at::native::(anonymous namespace)::apply<4, at::native::Add<float>, "
+            "std::array<char*, 3ul> >(int, at::native::Add<float>)",
+            "apply<4, Add<float>, array<char*, 3ul> >",
+            "at::native::apply",
+        ),
+        (
+            "std::enable_if<!(false), void>::type cublas::reduce<float>(float*)",
+            "reduce<float>",
+            "cublas::reduce",
+        ),
+    ],
+)
+def test_kernels_have_short_names(page: Page, name: str, short: str, template: str) -> None:
+    page.open()
+    assert page.run("return shortName(arguments[0])", name) == short
+    assert page.run("return templateOf(arguments[0])", name) == template
+
+
+def test_own_kernels_that_no_test_ran_are_listed(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    library, files = contents.libraries
+    plan = replace(library.plan, unused_kernels=("vector_clamp", "vector_dot"))
+    kernels = [
+        KernelCoverage(name=name, runs=(), file="src/vectors.cu", line=7)
+        for name in plan.unused_kernels
+    ]
+    covered = LibraryCoverage(path=library.plan.library.path, kernels=tuple(kernels))
+    own = (replace_fields(library, plan=plan, coverage=covered), files)
+    project = another(page, replace_fields(contents, libraries=own), tmp_path)
+    project.open()
+    text = project.run("return document.querySelector('.coverage').textContent")
+    assert "src/vectors.cu0 of 2" in text
+    assert "Untested kernels: 2" in text
+    assert "src/vectors.cu:7" in text
+    installed = (replace_fields(library, coverage=None), files)
+    other = another(page, replace_fields(contents, libraries=installed), tmp_path)
+    other.open()
+    assert other.run("return document.querySelector('.coverage')") is None
+
+
+def test_a_run_has_its_verdict_and_the_next_command(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    page.open()
+    first = "return document.querySelector('.first').textContent"
+    assert "Not verified yet" in page.run(first)
+    proof = ProofRow(
+        proved=True, reasons=(), proved_bytes=60_000, copies="compacted",
+        evidence="3 tests, 2 of them on the GPU, on NVIDIA H200",
+    )  # fmt: skip
+    report = replace(contents.report, proof=proof)
+    proved = replace_fields(contents, report=report, next_command="negativa lock")
+    other = another(page, proved, tmp_path)
+    other.open()
+    text = other.run(first)
+    assert text.startswith("Proved the tests end as before without 60.0 kB of GPU code")
+    assert "on compacted copies. Evidence: 3 tests, 2 of them on the GPU, on NVIDIA H200." in text
+    assert other.run("return document.querySelector('.command code').textContent") == (
+        "negativa lock"
+    )
+    assert "Libraries now" in text and "Without unused GPU code" in text
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_states_differ_in_luminance(page: Page, dark: bool) -> None:
+    """WCAG 2.2, 1.4.11: 3 to 1 between used, unused and for other GPUs, without their colours."""
+    page.open(dark=dark)
+    found = page.run(
+        "const style = getComputedStyle(document.documentElement);"
+        "return ['used', 'idle', 'alien'].map((id) => style.getPropertyValue(`--${id}`).trim())"
+    )
+    levels = sorted(map(luminance, found))
+    ratios = [(b + 0.05) / (a + 0.05) for a, b in itertools.pairwise(levels)]
+    assert min(ratios) >= 3, ratios
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2.2) of ``#rrggbb``."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def test_growth_within_a_day_has_times(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
@@ -277,7 +372,10 @@ def test_growth_within_a_day_has_times(
     page.open()
     assert page.run(axis) == ["2026-11-20", "2026-11-22"]
     ids = ("20261121T010203Z-000000", "20261121T010401Z-000001")
-    history = tuple(replace(contents.report, run_id=run_id) for run_id in ids)
+    history = tuple(
+        replace(contents.report, run_id=run_id, libraries=contents.report.libraries[:number])
+        for number, run_id in enumerate(ids)
+    )
     of_a_day = another(page, replace_fields(contents, history=history), tmp_path)
     of_a_day.open()
     assert of_a_day.run(axis) == ["01:02:03", "01:04:01"]
@@ -316,12 +414,20 @@ def test_the_policy_forbids_what_comes_in(page: Page) -> None:
 
 def test_a_table_searches_filters_and_sorts(page: Page) -> None:
     page.open("kernels")
-    total = MANY + 14
+    total = MANY + 13  # Two kernels are of one template.
     assert page.run("return document.querySelector('output').textContent") == f"{total:,}"
     # The rows in sight alone are in the document.
     assert len(page.rows()) < 100
     page.search("MULTIPLY float")
-    assert set(page.rows()) == {MULTIPLY, MULTIPLY.replace("16", "32")}
+    assert page.rows() == ["multiply<…>"]
+    page.run("document.querySelector('tbody a').click()")
+    page.wait("location.hash.startsWith('#/template/')")
+    assert page.rows() == ["multiply<32>", "multiply<16>"]
+    whole = (
+        "return [...document.querySelectorAll('tbody td:first-child')].map((cell) => cell.title)"
+    )
+    assert page.run(whole) == [MULTIPLY.replace("16", "32"), MULTIPLY]
+    page.open("kernels")
     page.search("multiply nothing")
     assert page.rows() == ["Nothing matches."]
     page.search("kernel_")
@@ -436,7 +542,21 @@ def test_a_test_shows_its_ranges(page: Page) -> None:
     assert page.run("return document.querySelector('tbody tr').textContent").endswith("2,0004.0 ms")
 
 
-def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
+def test_tests_are_compared_by_kernels_and_by_functions(
+    page: Page, contents: ReportContents, tmp_path: Path
+) -> None:
+    first, second, *_ = (use.name for use in contents.libraries[0].plan.used_kernels)
+    idle = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_idle")
+    usage = with_launches(
+        replace(contents.usage, contexts=(*contents.usage.contexts, idle)),
+        *(Launched(name, context=1, launches=1) for name in (first, second, HOSTILE)),
+        Launched(HOSTILE, context=0, launches=1),
+        Launched(first, context=len(contents.usage.contexts), launches=1),
+    )
+    page.open()
+    kernel_maps = "return document.querySelectorAll('svg[aria-label*=\"by the kernels\"]').length"
+    assert page.run(kernel_maps) == 0  # Two tests are one pair.
+    page = another(page, replace_fields(contents, usage=usage), tmp_path)
     page.open()
     titles = (
         "return [...document.querySelectorAll(`svg[aria-label*='by the ${arguments[0]}'] title`)]"
@@ -445,8 +565,8 @@ def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
     kernels, functions = page.run(titles, "kernels"), page.run(titles, "functions")
     names = [f"tests/test_a.py::test[{HOSTILE}]", "tests/test_a.py::test_b"]
     assert f"{names[0]} and {names[1]}: 33% of their kernels in common" in kernels
-    # Three names, and nine cells: both halves are the same.
-    assert len(functions) == 3 + 9
+    # Three names of rows and of columns, and nine cells: both halves are the same.
+    assert len(functions) == 3 + 3 + 9
     for left, right in (names, reversed(names)):
         assert f"{left} and {right}: 75% of their functions in common" in functions
     assert (
@@ -457,7 +577,7 @@ def test_tests_are_compared_by_kernels_and_by_functions(page: Page) -> None:
 def test_many_tests_are_compared_by_module(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
-    many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
+    many = {f"m{number:02}.py::test": 3 << number for number in range(90)}
     large = another(page, replace_fields(contents, functions=many), tmp_path)
     large.open()
     text = large.run("return document.body.textContent")
@@ -488,7 +608,7 @@ def test_print_has_the_rows(page: Page) -> None:
     page.open("kernels")
     page.run("dispatchEvent(new Event('beforeprint'))")
     assert len(page.rows()) == 201
-    assert page.rows()[-1] == f"and {MANY + 14 - 200:,} more"
+    assert page.rows()[-1] == f"and {MANY + 13 - 200:,} more"
     page.run("dispatchEvent(new Event('afterprint'))")
     assert len(page.rows()) < 100
 

@@ -101,6 +101,7 @@ def row(folder: Path) -> dict[str, Any]:
         ],
         "notes": [],
         "trimmed": None,
+        "distribution": None,
         "version": None,
         "is_files": False,
     }

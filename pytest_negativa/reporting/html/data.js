@@ -38,12 +38,12 @@ function columnReader(bytes, at) {
   };
 }
 
-// What a reason means for a reader, and the colour of what it decides.
+// What a reason means for a reader, and the colour and hatching of what it decides.
 const CATEGORIES = [
   { id: "used", title: "Used by the tests", state: "used", text: "A test loaded this code." },
   { id: "kept", title: "Kept for another reason", state: "kept", text: "A rule keeps this code, or too little is known of it." },
   { id: "idle", title: "No test used it", state: "not used", text: "It fits the tested GPU, but no test asked for a kernel in its region." },
-  { id: "alien", title: "For other GPUs", state: "other GPU", text: "The tested GPU never loads it." },
+  { id: "alien", title: "For other GPUs", state: "for other GPUs", text: "The tested GPU never loads it." },
 ];
 const REASONS = {
   "wrong-arch": [3, "For other GPUs"],
@@ -71,6 +71,7 @@ const REASONS = {
 function indexData(data) {
   const { report, texts, elements, kernels, launches, copies, tests } = data;
   data.libraryNames = uniqueNames(report.libraries.map((row) => row.path));
+  data.isOwn = new Set(data.own);
   const unused = new Set(data.unusedReasons);
   const categoryOf = (reason) => (REASONS[reason] || [unused.has(reason) ? 2 : 1])[0];
   data.categoryOf = categoryOf;
@@ -141,4 +142,25 @@ function uniqueNames(paths) {
 function reasonOf(data, element) {
   const reason = data.texts[data.elements.reason[element]];
   return (REASONS[reason] || [0, reason])[1];
+}
+
+// A demangled name without return type, which templates alone have, and parameters.
+function withoutTypes(text) {
+  let depth = 0, start = 0, end = 0;
+  for (; end < text.length && !(text[end] === "(" && !depth); end++) {
+    if ("<[{".includes(text[end])) depth++;
+    else if ("]}".includes(text[end]) || (text[end] === ">" && text[end - 1] !== "-")) depth--;
+    else if (text[end] === " " && !depth) start = end + 1;
+  }
+  return text.slice(start, end) || text;
+}
+
+// A kernel's name and template arguments: without return type, parameters and namespaces.
+const shortName = (name) => withoutTypes(name.replaceAll("(anonymous namespace)::", "")).replace(/\b(?:\w+::)+(?=[\w{])/g, "");
+
+// What the instantiations of a template share.
+function templateOf(name) {
+  const text = name.replaceAll("(anonymous namespace)::", "");
+  const bare = text.startsWith("void ") ? text.slice(5) : /^[^(]*</.test(text) ? withoutTypes(text) : text;
+  return /^[^<(]*/.exec(bare)[0];
 }

@@ -11,12 +11,13 @@ function pageOf(data, parts, params) {
     case "": return overview(data, []);
     case "map": return overview(data, parts.slice(1));
     case "libraries": return listing("Libraries", "All libraries with GPU code that the run loaded. File is the whole library; the other figures are of its GPU code.", libraryTable(data, params, change));
-    case "elements": return listing("Elements", `An element is one entry of a library's GPU code: machine code (cubin) or PTX for one GPU architecture, usually of one source file.${sum(elements.members) > elements.length ? " The smallest are grouped." : ""}`, elementTable(data, params, change));
-    case "kernels": return listing("Kernels", `The GPU functions that the tested GPU could load.${data.leftOutKernels ? ` ${formatCount(data.leftOutKernels)} unused kernels with little code are left out.` : ""}`, kernelTable(data, params, change));
+    case "elements": return listing("Elements", "An element is one entry of a library's GPU code: machine code (cubin) or PTX for one GPU architecture, usually of one source file. Its name is that file or its largest kernel.", elementTable(data, params, change));
+    case "kernels": return listing("Kernels", "The GPU functions that the tested GPU could load. Instantiations of a template share a row.", kernelTable(data, params, change));
     case "tests": return listing("Tests", data.launches.length ? "The tests, and how many kernels each launched." : "The tests, and how many kernels each was the first to use. A trace at level launch tells all kernels of each test.", testTable(data, params, change));
     case "library": if (has(report.libraries.length)) return libraryPage(data, i); break;
     case "element": if (has(elements.length)) return elementPage(data, i); break;
     case "kernel": if (has(kernels.length)) return kernelPage(data, i); break;
+    case "template": if (has(kernels.length)) return templatePage(data, i); break;
     case "test": if (has(tests.length)) return testPage(data, i); break;
   }
   return [make("h1", {}, "Not in this report"), make("p", {}, link("#/", "Go to the overview"))];
@@ -29,7 +30,7 @@ function show(data, moved) {
   tip.hide();
   PRINTED.length = 0;
   main.replaceChildren(...pageOf(data, parts, new URLSearchParams(query || "")).filter(Boolean));
-  const plural = { map: "", library: "libraries", element: "elements", kernel: "kernels", test: "tests" };
+  const plural = { map: "", library: "libraries", element: "elements", kernel: "kernels", template: "kernels", test: "tests" };
   const current = plural[parts[0]] ?? parts[0];
   document.getElementById("nav").replaceChildren(...PAGES.map(([id, title]) => make("a", { href: `#/${id}`, "aria-current": id === current ? "page" : null }, title)));
   document.title = `${main.querySelector("h1").textContent.slice(0, 80)} - GPU code report`;

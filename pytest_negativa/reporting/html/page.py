@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
-from pytest_negativa.models.library import CodeBlock
+from pytest_negativa.models.library import CodeBlock, LibraryMap
 from pytest_negativa.models.page import (
     AlikeRow,
     CopyRow,
@@ -25,15 +28,9 @@ from pytest_negativa.models.page import (
 )
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.trace import Context
+from pytest_negativa.models.trace import Context, Usage
+from pytest_negativa.reporting.page_verdict import describe_page_verdict
 from pytest_negativa.reporting.rows import describe_part, describe_proof
-
-MOST_ELEMENTS = 150_000
-"""Rows of elements in a page; beyond them, the smallest are grouped."""
-
-MOST_KERNELS = 250_000
-"""Rows of kernels in a page; beyond them, the unused kernels with the least code are left out."""
-
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
@@ -42,20 +39,9 @@ MOST_ALIKE = 64
 """Tests that a page compares by CPU code; beyond them, so many modules."""
 
 
-def build_page(
-    contents: ReportContents,
-    *,
-    most_elements: int = MOST_ELEMENTS,
-    most_kernels: int = MOST_KERNELS,
-    most_launches: int = MOST_LAUNCHES,
-) -> Page:
-    """Turn maps, plans and usage into the tables of a page.
-
-    Args:
-        contents: what the run found.
-        most_elements, most_kernels, most_launches: limits of the tables.
-    """
-    return _Builder(contents).build(most_elements, most_kernels, most_launches)
+def build_page(contents: ReportContents, *, most_launches: int = MOST_LAUNCHES) -> Page:
+    """Turn maps, plans and usage into the tables of a page."""
+    return _Builder(contents).build(most_launches)
 
 
 class _Texts:
@@ -78,9 +64,9 @@ class _Builder:
         self._tests: dict[TextIndex, tuple[TextIndex, int]] = {}
         self._test_rows: dict[TextIndex, int] = {}
 
-    def build(self, most_elements: int, most_kernels: int, most_launches: int) -> Page:
+    def build(self, most_launches: int) -> Page:
         contents = self._contents
-        report = contents.report
+        report, verdict = contents.report, contents.host_verdict
         rows = {row.path: number for number, row in enumerate(report.libraries)}
         for test in self._contents.tests:
             milliseconds = round(1000 * test.duration)
@@ -90,9 +76,6 @@ class _Builder:
         copies: list[CopyRow] = []
         for library in sorted(self._contents.libraries, key=lambda a: rows[a.plan.library.path]):
             self._add(library, rows[library.plan.library.path], elements, kernels, copies)
-        left_out = max(0, len(kernels) - most_kernels)
-        elements, numbers = _grouped(elements, most_elements)
-        kernels, copies = _largest(kernels, copies, most_kernels)
         launches = self._launches(kernels)
         if left_out_ranges := len(launches) > most_launches:
             launches = self._launches(kernels, by_range=False)
@@ -102,12 +85,14 @@ class _Builder:
             report=_without_kernels(report),
             part=None if report.part is None else describe_part(report.part),
             proof=None if report.proof is None else describe_proof(report.proof),
+            host_proof=None if verdict is None else describe_page_verdict(verdict),
+            facts=tuple(_facts(report, contents.usage)),
+            next_command=contents.next_command,
+            own=tuple(rows[a.plan.library.path] for a in contents.libraries if a.coverage),
             unused_reasons=tuple(reason.value for reason in UnusedReason),
             elements=tuple(elements),
-            kernels=tuple(
-                k._replace(element=numbers[k.element] if k.element >= 0 else -1) for k in kernels
-            ),
-            copies=tuple(CopyRow(kernel, numbers[element]) for kernel, element in copies),
+            kernels=tuple(kernels),
+            copies=tuple(copies),
             launches=tuple(launches),
             tests=tuple(
                 TestRow(name, *self._tests[name], *totals.get(row, (0, 0)))
@@ -120,7 +105,6 @@ class _Builder:
             if (host := contents.host) is None
             else (*host.incomplete, *host.failed),
             texts=self._texts.all(),
-            left_out_kernels=left_out,
             left_out_ranges=left_out_ranges,
             alike_by_module=by_module,
             left_out_alike=left_out_modules,
@@ -141,6 +125,9 @@ class _Builder:
         wanted = first | dict.fromkeys(plan.unused_kernels, -1)
         found: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
+        covered = () if library.coverage is None else library.coverage.kernels
+        places = {kernel.name: (kernel.file, kernel.line or 0) for kernel in covered}
+        main = _main_kernels(library_map, blocks.values())
         for decision in plan.decisions:
             section, block = blocks[decision.start]
             region = -1 if block.region is None else regions.setdefault(block.anchor, len(regions))
@@ -159,13 +146,14 @@ class _Builder:
                     decision.size,
                     index(decision.reason),
                     index(decision.detail),
-                    1,
+                    index(self._name(main.get(decision.start), places)),
                 )
             )
         # Neighbours in this order share most of their text.
         for name in sorted(wanted, key=demangle):
-            places = found.get(name, [-1])
-            copies += [CopyRow(len(kernels), place) for place in places[1:]]
+            held, *more = found.get(name, [-1])
+            copies += [CopyRow(len(kernels), element) for element in more]
+            file, line = places.get(name, (None, 0))
             kernels.append(
                 KernelRow(
                     row,
@@ -173,9 +161,15 @@ class _Builder:
                     index(name) if wanted[name] >= 0 else -1,
                     sizes.get(name, 0),
                     wanted[name],
-                    places[0],
+                    held,
+                    index(file),
+                    line,
                 )
             )
+
+    def _name(self, kernel: str | None, places: Mapping[str, tuple[str | None, int]]) -> str | None:
+        """Name of an element for people, by its largest kernel."""
+        return None if kernel is None else places.get(kernel, (None, 0))[0] or demangle(kernel)
 
     def _phase(self, context: Context) -> int:
         """The row of the test in which something was used, or of the phase of the session."""
@@ -222,8 +216,6 @@ class _Builder:
                 self._texts.index(report.run_id),
                 report.code_bytes,
                 report.unused_bytes,
-                sum(row.kernels for row in report.libraries),
-                sum(row.used_kernels for row in report.libraries),
             )
             for report in self._contents.history
         )
@@ -269,39 +261,37 @@ def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:
     }
 
 
-def _grouped(elements: list[ElementRow], most: int) -> tuple[list[ElementRow], Sequence[int]]:
-    """At most about ``most`` rows, the smallest in groups; and the new row of each old one."""
-    if len(elements) <= most:
-        return elements, range(len(elements))
-    by_size = sorted(range(len(elements)), key=lambda number: -elements[number].size)
-    alone = set(by_size[:most])
-    rows: list[ElementRow] = []
-    groups: dict[tuple[int, ...], int] = {}
-    numbers: list[int] = []
-    for number, element in enumerate(elements):
-        if number in alone:
-            numbers.append(len(rows))
-            rows.append(element)
-            continue
-        key = (element.library, element.section, element.kind, element.arch, element.reason)
-        if (row := groups.get(key)) is None:
-            groups[key] = row = len(rows)
-            rows.append(element._replace(region=-1, detail=-1))
-        else:
-            group = rows[row]
-            rows[row] = group._replace(size=group.size + element.size, members=group.members + 1)
-        numbers.append(row)
-    return rows, numbers
+def _main_kernels(
+    library_map: LibraryMap, blocks: Iterable[tuple[str, CodeBlock]]
+) -> Mapping[int, str]:
+    """The largest kernel of each element, by its offset; if its own are unknown, its region's."""
+    largest: dict[int, tuple[int, str]] = {}
+    anchors = {}
+    for _, block in blocks:
+        anchors[block.start] = block.anchor
+        for kernel in library_map.kernels_of(block.content):
+            size = kernel.code_size or 0, kernel.name
+            largest[block.start] = max(largest.get(block.start, size), size)
+    of_region: dict[int, tuple[int, str]] = {}
+    for start, size in largest.items():
+        of_region[anchors[start]] = max(of_region.get(anchors[start], size), size)
+    known = {start: of_region.get(anchor) for start, anchor in anchors.items()} | largest
+    return {start: size[1] for start, size in known.items() if size is not None}
 
 
-def _largest(
-    kernels: list[KernelRow], copies: list[CopyRow], most: int
-) -> tuple[list[KernelRow], list[CopyRow]]:
-    """The used kernels, and of the others those with the most code, at most ``most`` in all."""
-    if len(kernels) <= most:
-        return kernels, copies
-    order = sorted(
-        range(len(kernels)), key=lambda number: (kernels[number].first < 0, -kernels[number].size)
-    )
-    kept = {old: new for new, old in enumerate(sorted(order[:most]))}
-    return [kernels[old] for old in kept], [CopyRow(kept[k], e) for k, e in copies if k in kept]
+def _facts(report: RunReport, usage: Usage) -> Iterator[tuple[str, str]]:
+    """Names and values of what the run was."""
+    # The process that began first started the others.
+    for header in sorted((one.header for one in usage.processes), key=lambda h: h.start_ns)[:1]:
+        yield "Project", Path(header.root).name
+        began = time.gmtime(header.start_ns / 1e9)
+        yield "Date", time.strftime("%Y-%m-%d %H:%M UTC", began)
+        program, *words = header.argv or (header.executable,)
+        yield "Command", shlex.join([Path(program).name, *words])
+    for device in usage.devices[:1]:
+        cuda = f"CUDA {device.cuda_version // 1000}.{device.cuda_version % 1000 // 10}"
+        yield "GPU", ", ".join(report.devices)
+        yield "Driver", ", ".join(filter(None, (device.driver_version, cuda)))
+    rows = [row for row in report.libraries if row.distribution is not None]
+    if named := sorted({f"{row.distribution} {row.version or ''}".strip() for row in rows}):
+        yield "Analysed", ", ".join(named)

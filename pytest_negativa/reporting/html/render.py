@@ -12,7 +12,7 @@ import html
 from importlib import resources
 
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.report import LibraryRow, RunReport
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
@@ -29,7 +29,6 @@ def render_html(contents: ReportContents) -> bytes:
         "style": style,
         "script": script,
         "summary": html.escape(_summary(contents.report)),
-        "libraries": "".join(map(_library, contents.report.libraries)),
         "origin": html.escape(_origin(contents.report)),
         "data": base64.b64encode(pack(build_page(contents))).decode(),
     }
@@ -61,11 +60,6 @@ def _summary(report: RunReport) -> str:
         f"({format_share(report.unused_bytes, report.code_bytes)}) in {holders} is unused on "
         f"{', '.join(report.devices) or 'an unknown device'}."
     )
-
-
-def _library(row: LibraryRow) -> str:
-    share = format_share(row.unused_bytes, row.code_bytes)
-    return f"<li>{html.escape(row.path)}: {format_bytes(row.unused_bytes)} ({share}) unused</li>"
 
 
 def _origin(report: RunReport) -> str:

@@ -7,8 +7,8 @@ const SLICE_MS = 12; // A search gives way to keys and drawing after this time.
 const PRINTED_ROWS = 200;
 const PRINTED = []; // Tables and maps that are drawn otherwise on paper.
 
-// columns: { id, title, hint, width, kind, cell(row), key(row), search } where cell gives text or a
-// node; filters: { id, label, options, key(row) } where key gives the value of an option;
+// columns: { id, title, hint, width, kind, cell(row), key(row), whole(row) } where cell gives text or
+// a node, and whole all of a shortened text; filters: { id, label, options, key(row) } where key gives the value of an option;
 // search(row) gives the text to look in.
 class Table {
   constructor({ label, rows, columns, filters = [], search, href, sort, params = new URLSearchParams(), onChange = () => {}, placeholder }) {
@@ -156,7 +156,7 @@ class Table {
     return make("tr", { "aria-rowindex": at + 2 }, this.columns.map((column, i) => {
       const cell = column.cell(row), text = typeof cell === "string" ? cell : cell.textContent;
       const href = i === 0 && this.href ? this.href(row) : null;
-      return make("td", { class: classOf(column), title: column.kind === "num" ? null : text },
+      return make("td", { class: classOf(column), title: column.kind === "num" ? null : column.whole ? column.whole(row) : text },
         href ? make("a", { href }, cell) : cell);
     }));
   }

@@ -5,7 +5,7 @@ const SMALLEST_AREA = 14;
 
 function buildTree(data, grouping) {
   const { elements, texts } = data;
-  const newNode = (key, name, parent) => ({ key, name, parent, size: 0, count: 0, parts: [0, 0, 0, 0], nodes: new Map(), items: [] });
+  const newNode = (key, name, parent) => ({ key, get name() { return typeof name === "string" ? name : name(); }, parent, size: 0, count: 0, parts: [0, 0, 0, 0], nodes: new Map(), items: [] });
   const child = (node, key, name) => {
     if (!node.nodes.has(key)) node.nodes.set(key, newNode(key, name, node));
     return node.nodes.get(key);
@@ -15,13 +15,13 @@ function buildTree(data, grouping) {
     const library = child(root, String(elements.library[i]), data.libraryNames[elements.library[i]]);
     const group = texts[elements[grouping][i]];
     const node = child(library, group, group), region = elements.region[i];
-    const item = { element: i, size: elements.size[i], category: data.category[i], count: elements.members[i], region };
+    const item = { element: i, size: elements.size[i], category: data.category[i], count: 1, region };
     const last = node.items[node.items.length - 1];
     // Elements of a region follow each other. One that is alone in its group needs no level of its own.
     if (region < 0 || !last || last.region !== region) { node.items.push(item); continue; }
-    const name = `region ${region}`;
-    if (!node.nodes.has(name)) child(node, name, name).items.push({ ...last });
-    node.nodes.get(name).items.push(item);
+    const key = `region ${region}`;
+    if (!node.nodes.has(key)) child(node, key, () => shortName(elementText(data, i))).items.push({ ...last });
+    node.nodes.get(key).items.push(item);
     last.inside = true;
   }
   finishNode(root);
@@ -89,7 +89,7 @@ class Treemap {
     });
     this.root = make("section", { class: "card" }, make("h2", {}, "Where the GPU code is"),
       make("p", {}, "Each rectangle is a piece of GPU code, as large as its share of the file. Click or press Enter to look inside."),
-      make("div", { class: "map-head" }, this.crumbs, this.grouping), legend(present(data)), this.canvas);
+      make("div", { class: "map-head" }, this.crumbs, this.grouping), legend(sizesOf(data)), this.canvas);
     this.load(path);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.canvas);
@@ -139,9 +139,10 @@ class Treemap {
     this.canvas.height = height * ratio;
     this.pen = this.canvas.getContext("2d");
     this.pen.scale(ratio, ratio);
-    this.fills = CATEGORIES.map(({ id }) => colour(`--${id}`));
+    this.plain = CATEGORIES.map(({ id }) => colour(`--${id}`));
+    this.fills = CATEGORIES.map((_, i) => this.hatched(i));
     this.inks = CATEGORIES.map(({ id }) => colour(`--on-${id}`));
-    this.ground = colour("--card");
+    this.ground = colour("--alien-line");
     this.text = colour("--text");
     this.frame = colour("--hover");
     this.tops = [];
@@ -155,6 +156,22 @@ class Treemap {
       this.pen.lineWidth = 3;
       this.pen.strokeRect(top.x + 1.5, top.y + 1.5, top.width - 3, top.height - 3);
     }
+  }
+
+  // As in the style sheet: lines show the category without its colour.
+  hatched(category) {
+    const size = 8, tile = make("canvas", { width: size, height: size }), pen = tile.getContext("2d");
+    pen.fillStyle = this.plain[category];
+    pen.fillRect(0, 0, size, size);
+    pen.strokeStyle = colour(`--${CATEGORIES[category].id}-line`);
+    const lines = { kept: [[4, 0, 4, 8]], idle: [[-2, 2, 2, -2], [-2, 10, 10, -2], [6, 10, 10, 6]], alien: [[-2, 6, 2, 10], [-2, -2, 10, 10], [6, -2, 10, 2]] };
+    for (const [x1, y1, x2, y2] of lines[CATEGORIES[category].id] || []) {
+      pen.beginPath();
+      pen.moveTo(x1, y1);
+      pen.lineTo(x2, y2);
+      pen.stroke();
+    }
+    return this.pen.createPattern(tile, "repeat");
   }
 
   place(node, x, y, width, height, depth) {
@@ -186,6 +203,8 @@ class Treemap {
     if (named) {
       this.pen.fillStyle = this.frame;
       this.pen.fillRect(x + 0.5, y + 0.5, width - 1, height - 1);
+      this.pen.fillStyle = this.ground;
+      this.pen.fillRect(x + pad, y + head, width - 2 * pad, height - head - pad);
       this.label(depth === 0 ? `${item.node.name}  ${formatBytes(item.size)}` : item.node.name, x + 5, y + head - 5, width - 9, depth === 0 ? 12.5 : 11, this.text, depth === 0);
     }
     const top = named ? head : pad;
@@ -196,7 +215,18 @@ class Treemap {
     const gap = width > 5 && height > 5 ? 0.5 : 0.15;
     this.pen.fillStyle = this.fills[item.category];
     this.pen.fillRect(x + gap, y + gap, width - 2 * gap, height - 2 * gap);
-    if (width > 58 && height > 20) this.label(item.small ? "many small ones" : formatBytes(item.size), x + 6, y + 15, width - 9, 11, this.inks[item.category], false);
+    if (width < 58 || height < 22) return;
+    const text = item.small ? "many small ones" : shortName(elementText(this.data, item.element));
+    this.leafLabel(text, item.category, x + 4, y + 4, width - 8);
+    if (height > 42) this.leafLabel(formatBytes(item.size), item.category, x + 4, y + 20, width - 8);
+  }
+
+  // Text on a plain ground: nobody reads it on hatching.
+  leafLabel(text, category, x, y, room) {
+    this.pen.font = '11px system-ui, "Liberation Sans", sans-serif';
+    this.pen.fillStyle = this.plain[category];
+    this.pen.fillRect(x, y, Math.min(room, this.pen.measureText(text).width + 4), 15);
+    this.label(text, x + 2, y + 11, room - 4, 11, this.inks[category], false);
   }
 
   label(text, x, y, room, size, ink, bold) {
@@ -212,7 +242,7 @@ class Treemap {
     if (item.node) return [item.node.name, `${formatBytes(item.size)} in ${plural(item.count, "element", "elements")}`, ...CATEGORIES.map((category, i) => [i, category.title]).filter(([i]) => item.node.parts[i]).map(([i, title]) => `${title}: ${formatBytes(item.node.parts[i])} (${formatShare(item.node.parts[i], item.size)})`)];
     if (item.small) return [`Many small ones: ${formatBytes(item.size)}`, CATEGORIES[item.category].title];
     const i = item.element, detail = elements.detail[i] < 0 ? [] : [texts[elements.detail[i]]];
-    return [`${texts[elements.arch[i]]} ${texts[elements.kind[i]]}, ${formatBytes(item.size)}`, reasonOf(this.data, i), ...detail];
+    return [shortName(elementText(this.data, i)), `${codeOf(this.data, i)}, ${formatBytes(item.size)}`, reasonOf(this.data, i), ...detail];
   }
 
   at(event, among) {

@@ -44,7 +44,7 @@ function formatGpuTime(nanoseconds) {
 }
 // A name that is cut keeps its end, which tells the kernels of a family apart.
 const TAIL = 22;
-const cutInside = (name) => (name.length < 2 * TAIL ? name : make("span", { class: "cut" }, make("span", {}, name.slice(0, -TAIL)), make("span", {}, name.slice(-TAIL))));
+const cutInside = (name, kind = "") => (name.length < 2 * TAIL ? make("span", { class: kind }, name) : make("span", { class: `cut ${kind}` }, make("span", {}, name.slice(0, -TAIL)), make("span", {}, name.slice(-TAIL))));
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const swatch = (category) => make("span", { class: `swatch ${CATEGORIES[category].id}`, "aria-hidden": "true" });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -66,12 +66,13 @@ function barRows(rows, kind = "") {
   }));
 }
 
-function legend(categories) {
-  return make("ul", { class: "legend" }, categories.map((category) =>
-    make("li", { title: CATEGORIES[category].text }, swatch(category), CATEGORIES[category].title)));
+// Sizes of the categories with their colours.
+function legend(sizes) {
+  const whole = sum(sizes);
+  return make("ul", { class: "legend" }, CATEGORIES.map(({ title, text }, i) => (sizes[i] ? make("li", { title: text }, swatch(i), `${title}: ${formatBytes(sizes[i])}, ${formatShare(sizes[i], whole)}`) : null)));
 }
 
-// A frame for a picture with a vertical axis in percent or bytes.
+// A frame for a picture with a vertical axis.
 function chart(label, width, height, ticks, draw) {
   const left = 52, bottom = 24, top = 8;
   const y = (share) => top + (1 - share) * (height - top - bottom);
@@ -83,47 +84,9 @@ function chart(label, width, height, ticks, draw) {
   draw(svg, left, width - left, y, height - 6);
   return svg;
 }
-const PERCENT_TICKS = [0, 0.25, 0.5, 0.75, 1].map((share) => [share, `${100 * share}%`]);
-
-function paretoChart(rows, width) {
-  const total = sum(rows.map((row) => row.bytes)) || 1;
-  return chart("Share of the removable bytes by library, and added up", width, 230, PERCENT_TICKS, (svg, left, room, y, foot) => {
-    const step = room / rows.length;
-    let added = 0;
-    const points = rows.map((row, i) => {
-      added += row.bytes;
-      const bar = make("rect", { class: "fill", x: left + i * step + step * 0.12, width: step * 0.76, y: y(row.bytes / total), height: y(0) - y(row.bytes / total) },
-        make("title", {}, `${row.name}: ${formatBytes(row.bytes)}, with those before it ${formatShare(added, total)}`));
-      svg.append(bar);
-      if (rows.length <= 25 && step > 17) svg.append(make("text", { x: left + (i + 0.5) * step, y: foot, "text-anchor": "middle" }, String(i + 1)));
-      return [left + (i + 0.5) * step, y(added / total)];
-    });
-    svg.append(make("path", { class: "line", d: `M${points.join("L")}` }));
-    for (const [cx, cy] of points) svg.append(make("circle", { class: "dot", cx, cy, r: 2.5 }));
-  });
-}
-
-function histogram(shares, width) {
-  const bins = new Array(10).fill(0);
-  for (const share of shares) bins[Math.min(9, Math.floor(share * 10))]++;
-  const most = Math.max(...bins, 1), unit = Math.max(1, Math.ceil(most / 4));
-  const ticks = [];
-  for (let count = 0; count <= most; count += unit) ticks.push([count / most, String(count)]);
-  const label = `Libraries by the share of their GPU code that is unused: ${bins.map((n, i) => (n ? `${n} between ${10 * i} and ${10 * i + 10}%` : "")).filter(Boolean).join(", ")}`;
-  return chart(label, width, 230, ticks, (svg, left, whole, y, foot) => {
-    const room = whole - 16;
-    bins.forEach((count, i) => {
-      const x = left + (room * i) / 10;
-      svg.append(make("rect", { class: "fill", x: x + 2, width: room / 10 - 4, y: y(count / most), height: y(0) - y(count / most) },
-        make("title", {}, `${plural(count, "library", "libraries")}: ${10 * i} to ${10 * i + 10}% unused`)));
-      if (room > 420 || i % 2 === 0) svg.append(make("text", { x, y: foot, "text-anchor": "middle" }, `${10 * i}%`));
-    });
-    svg.append(make("text", { x: left + room, y: foot, "text-anchor": "middle" }, "100%"));
-  });
-}
-
 // A run's id begins with its time, e.g. 20261121T010203Z.
 const RUN_TIME = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z.*/;
+const varies = (column) => new Set(column).size > 1;
 const dayOf = (run) => run.replace(RUN_TIME, "$1-$2-$3");
 const oneDay = (history, texts) => new Set(Array.from(history.run, (run) => dayOf(texts[run]))).size === 1;
 
@@ -146,24 +109,39 @@ function growthChart(history, texts, width) {
   });
 }
 
-// Groups of tests and the Jaccard similarity of the kernels or functions that they use.
+// Groups of tests and the Jaccard similarity of the kernels or functions that they use; null if all pairs are alike.
 function heatMap(groups, what, width) {
+  const sizes = groups.map((group) => groups.both(group, group));
+  const similarity = groups.map((a, i) => groups.map((b, j) => { const both = groups.both(a, b); return both / (sizes[i] + sizes[j] - both || 1); }));
+  const pairs = new Set(similarity.flatMap((row, i) => row.slice(0, i)));
+  if (pairs.size === 1) return null;
   const names = Math.min(340, width * 0.36), cell = Math.min(groups.length > 12 ? 26 : 40, (width - names) / groups.length);
-  const height = cell * groups.length + 4;
+  // On a phone the labels of many tests would lie upon each other; the cells have the names.
+  const named = cell >= 11, head = named ? 130 : 0;
+  const height = head + cell * groups.length + 4;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
     "aria-label": `Similarity of ${groups.length} tests or modules by the ${what} that they use` });
-  const sizes = groups.map((group) => groups.both(group, group));
-  const shown = (name) => { const most = Math.floor(names / 6.6); return name.length > most ? `…${name.slice(1 - most)}` : name; };
+  const label = (name, room, place) => {
+    const most = Math.floor(room / 6.6), text = name.length > most ? `…${name.slice(1 - most)}` : name;
+    if (named) svg.append(make("text", place, text, make("title", {}, name)));
+  };
   groups.forEach((a, i) => {
-    // On a phone the labels of many tests would lie upon each other; the cells tell the names.
-    if (cell >= 11) svg.append(make("text", { x: names - 8, y: cell * (i + 0.5) + 4, "text-anchor": "end" }, shown(a.name), make("title", {}, a.name)));
+    const middle = cell * (i + 0.5) + 4, x = names + middle;
+    label(a.name, names, { x: names - 8, y: head + middle, "text-anchor": "end" });
+    label(a.name.split("::").pop(), head - 8, { x, y: head - 6, transform: `rotate(-90 ${x} ${head - 6})` });
     groups.forEach((b, j) => {
-      const both = groups.both(a, b), similarity = both / (sizes[i] + sizes[j] - both || 1);
-      svg.append(make("rect", { class: "cell", x: names + j * cell, y: i * cell, width: cell - 1, height: cell - 1, "fill-opacity": 0.06 + 0.94 * similarity },
-        make("title", {}, `${a.name} and ${b.name}: ${(100 * similarity).toFixed(0)}% of their ${what} in common`)));
+      const share = similarity[i][j], text = `${(100 * share).toFixed(0)}%`;
+      svg.append(make("rect", { class: "cell", x: names + j * cell, y: head + i * cell, width: cell - 1, height: cell - 1, "fill-opacity": 0.06 + 0.94 * share },
+        make("title", {}, `${a.name} and ${b.name}: ${text} of their ${what} in common`)));
+      if (cell > 34) svg.append(make("text", { class: share > 0.5 ? "inside" : null, x: names + (j + 0.5) * cell, y: head + middle, "text-anchor": "middle" }, text));
     });
   });
-  return svg;
+  const scale = make("ul", { class: "legend" }, [0, 0.25, 0.5, 0.75, 1].map((share) => {
+    const box = make("span", { class: "swatch accent", "aria-hidden": "true" });
+    box.style.opacity = 0.06 + 0.94 * share;
+    return make("li", {}, box, `${100 * share}%`);
+  }));
+  return make("div", {}, scale, svg);
 }
 
 const tip = {
