@@ -7,6 +7,7 @@ such as a size or a glob, is read here.
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hint
 
 import msgspec
 
-from pytest_negativa.arch import parse_arch, require_known
+from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError, did_you_mean, one_of
 from pytest_negativa.models.settings import (
     GrowthLimit,
@@ -99,7 +100,7 @@ def value_of(name: str, given: Any) -> Any:
     if (read := _READERS.get(name)) is None:
         read = _checked_by(wanted)
         if get_origin(wanted) is tuple:
-            read = _list_of(_checked_by(get_args(wanted)[0]), "a list")
+            read = _list_of(_checked_by(get_args(wanted)[0]))
     return read(given)
 
 
@@ -222,19 +223,17 @@ def _library_glob(given: Any) -> str:
     return glob
 
 
-def _arch(given: Any) -> str:
-    """An SM arch of code; to YAML a plain 90 or 9.0 is a number."""
-    expected = "the SM arch of a known GPU, like sm_90, sm_90a or 9.0"
+def _archs(given: Any) -> tuple[str, ...]:
+    """SM archs of code, each once."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(_list_of(_arch)(given))))
+
+
+def _arch(given: Any) -> Iterator[str]:
+    """What one entry stands for; to YAML a plain 90 or 9.0 is a number."""
     if type(given) in (int, float):
-        text = str(given if given >= 20 else float(given))
-    else:
-        text = _text(expected)(given).strip()
+        given = str(given if given >= 20 else float(given))
     try:
-        arch = parse_arch(text)
-    except OptionError:
-        _refuse(given, expected)
-    try:
-        return str(require_known(arch))
+        return map(str, parse_archs([_text("an arch like sm_90, or a GPU like H100")(given)]))
     except OptionError as e:
         # A typing mistake would keep nothing.
         raise InvalidValue(str(e)) from None
@@ -274,9 +273,9 @@ def _size(given: Any) -> int:
 
 def _growths(given: Any) -> tuple[GrowthLimit, ...]:
     """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
-    if isinstance(given, list | tuple):
-        return tuple(_at(index, _growth, item) for index, item in enumerate(given))
-    return tuple(map(_growth, given.split(","))) if isinstance(given, str) else (_growth(given),)
+    items = given.split(",") if isinstance(given, str) else given
+    growths: tuple[GrowthLimit, ...] = _list_of(_growth)(items)
+    return growths
 
 
 def _growth(given: Any) -> GrowthLimit:
@@ -294,10 +293,12 @@ def _growth(given: Any) -> GrowthLimit:
     return GrowthLimit(figure=figure, limit=limit, is_percent=is_percent)
 
 
-def _list_of(read: _Reader, expected: str = "") -> _Reader:
+def _list_of(read: _Reader) -> _Reader:
+    """A reader of lists; an item alone is a list of one."""
+
     def read_list(given: Any) -> tuple[Any, ...]:
         if not isinstance(given, list | tuple):
-            _refuse(given, expected)
+            return (read(given),)
         return tuple(_at(index, read, item) for index, item in enumerate(given))
 
     return read_list
@@ -321,11 +322,8 @@ def _by_library(given: Any, read: _Reader) -> Iterator[tuple[str, Any]]:
     if isinstance(given, dict):
         for glob, limit in given.items():
             yield _at(glob, _library_glob, glob), _at(glob, read, limit)
-    elif isinstance(given, list | tuple):
-        for index, part in enumerate(given):
-            yield _at(index, entry, part)
     else:
-        yield entry(given)
+        yield from _list_of(entry)(given)
 
 
 def _limits(read: _Reader) -> _Reader:
@@ -368,9 +366,7 @@ def _reports(given: Any) -> tuple[Report, ...]:
     """A list of formats, ``json:PATH``, or a mapping of formats to paths or true."""
     if isinstance(given, dict):
         return tuple(_at(name, partial(_report, name), path) for name, path in given.items())
-    words = one_of(REPORT_FORMATS)
-    expected = f"a list of formats, or a mapping of formats to paths; formats: {words}"
-    reports: tuple[Report, ...] = _list_of(_report_of_text, expected)(given)
+    reports: tuple[Report, ...] = _list_of(_report_of_text)(given)
     for index, report in enumerate(reports):
         if report in reports[:index]:
             name = ":".join(filter(None, (report.format.value, report.path)))
@@ -397,22 +393,19 @@ def _report(name: Any, path: Any, given: Any = None) -> Report:
     return Report(format=ReportFormat(name), path=_place(path))
 
 
-_GLOBS = "a list whose entries are each a glob with * and ?"
-_LIBRARIES = "a list whose entries are each a glob on a path, a file name or a soname, or dist:NAME"
-
 _READERS: Mapping[str, _Reader] = {
     "run": _place,
     "config": _path,
     "directory": _path,
     "paths": _path_rules,
-    "libraries.include": _list_of(_library_glob, _LIBRARIES),
-    "libraries.exclude": _list_of(_library_glob, _LIBRARIES),
-    "keep.kernels": _list_of(_glob, _GLOBS),
-    "keep.libraries": _list_of(_library_glob, _LIBRARIES),
-    "keep.archs": _list_of(_arch, "a list of SM archs, like sm_90, sm_90a or 9.0"),
+    "libraries.include": _list_of(_library_glob),
+    "libraries.exclude": _list_of(_library_glob),
+    "keep.kernels": _list_of(_glob),
+    "keep.libraries": _list_of(_library_glob),
+    "keep.archs": _archs,
     "trace.replay": _path,
     "reports.formats": _reports,
-    "coverage.libraries": _list_of(_library_glob, _LIBRARIES),
+    "coverage.libraries": _list_of(_library_glob),
     "coverage.fail_under": _limits(read_percent),
     "thresholds.max_unused_percent": _limits(read_percent),
     "thresholds.min_used_kernels": _limits(_count),

@@ -542,7 +542,8 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
         ("--negativa-keep-ptx", "false",
          "found 'false', expected off, newest or all"),
         ("--negativa-keep-arch", "sm_80,9",
-         "found '9', expected the SM arch of a known GPU, like sm_90, sm_90a or 9.0"),
+         "'9' is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 or 9.0, "
+         "a GPU like H100 or RTX 4090, native or all-major"),
         ("--negativa-top", "-1",
          "found '-1', expected a whole number, 0 or more"),
         ("--negativa-max-unused-percent", "100.1",
