@@ -257,8 +257,12 @@ def _growth_percent(given: str) -> float:
     return read_percent(given, most=999_999)
 
 
-def _size(given: Any) -> int:
-    """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30)."""
+def read_size(given: Any) -> int:
+    """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30).
+
+    Raises:
+        InvalidValue: it is none.
+    """
     form = r"(?i)([0-9]{1,18})(?:\.([0-9]{1,9}))? ?(?:([kmgt]?)(i?)b)?"
     found = re.fullmatch(form, str(given).strip()) if type(given) in (int, str) else None
     size, rest = -1, 0
@@ -285,7 +289,7 @@ def _growth(given: Any) -> GrowthLimit:
     if figure not in (*_GROWING, _UNTESTED):
         _refuse(given, expected, did_you_mean(figure, (*_GROWING, _UNTESTED)))
     is_percent = figure != _UNTESTED and text.endswith("%")
-    read = _count if figure == _UNTESTED else _growth_percent if is_percent else _size
+    read = _count if figure == _UNTESTED else _growth_percent if is_percent else read_size
     try:
         limit = float(read(text))
     except InvalidValue:
@@ -409,7 +413,7 @@ _READERS: Mapping[str, _Reader] = {
     "coverage.fail_under": _limits(read_percent),
     "thresholds.max_unused_percent": _limits(read_percent),
     "thresholds.min_used_kernels": _limits(_count),
-    "thresholds.max_gpu_code": _limits(_size),
+    "thresholds.max_gpu_code": _limits(read_size),
     "compare.baseline": _place,
     "compare.fail": _growth_limits,
     "cache.dir": _path,
