@@ -25,8 +25,9 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.cli.packages import show_packages
+from pytest_negativa.errors import OptionError
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.values import InvalidValue, read_percent, read_size
+from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _parse_limit(
 ) -> float | None:
     try:
         return None if given is None else read(given)
-    except InvalidValue as e:
+    except OptionError as e:
         raise click.BadParameter(str(e), ctx, param) from None
 
 
