@@ -106,7 +106,7 @@ def as_json_option(schema: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-ARCH_LIST = "ARCH,..."
+ARCH_LIST = "ARCH|GPU,..."
 """What stands for the value of an option that ``parse_devices`` reads."""
 
 

@@ -48,7 +48,7 @@ def _parse_limit(
 
 @click.command()
 @click.argument("libraries", nargs=-1, metavar="[PATH]...")
-@arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
+@arch_option("--arch", "devices", "Show what devices of these archs (sm_90, H100) load, too.")
 @arch_option(
     "--require-arch",
     "required",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import OptionError, did_you_mean
+from pytest_negativa.errors import OptionError, did_you_mean, refusing
 from pytest_negativa.models.settings import Source, SourceKind
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
 from pytest_negativa.settings.values import Found, anchor, describe, value_of
@@ -136,11 +136,8 @@ def _node_of(value: Any) -> Node:
 
 
 def _bytes_of(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with refusing(path, "read", OptionError), open(path, "rb") as file:  # noqa: PTH123
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
     return data
