@@ -89,7 +89,7 @@ _FORMS: Mapping[str, dict[str, Any]] = {
 
 _WRITTEN: Mapping[str, dict[str, Any]] = {
     "keep.archs": _one_or_more({"type": ["string", "number"]}),
-    "paths": {"type": "object", "additionalProperties": _shared("text")},
+    "paths": {"type": ["string", "array", "object"], "additionalProperties": _shared("text")},
     "reports.formats": {
         "anyOf": [
             *_one_or_more(_shared("format"))["anyOf"],

@@ -293,16 +293,18 @@ def _at(key: str | int, read: _Reader, given: Any) -> Any:
         raise InvalidValue(str(e), (key, *getattr(e, "keys", ()))) from None
 
 
-def _by_library(given: Any, read: _Reader) -> Iterator[tuple[str, Any]]:
-    """Limits, each with the glob of its libraries, or an empty one: ``[80, "libours.so=90"]``."""
+def _by_glob(
+    given: Any, read: _Reader, read_glob: _Reader = _library_glob
+) -> Iterator[tuple[str, Any]]:
+    """Values, each with its glob, or an empty one: ``[80, "libours.so=90"]``, or a mapping."""
 
     def entry(part: Any) -> tuple[str, Any]:
         glob, equals, text = part.rpartition("=") if isinstance(part, str) else ("", "", part)
-        return (_library_glob(glob) if equals else ""), read(text)
+        return (read_glob(glob) if equals else ""), read(text)
 
     if isinstance(given, dict):
-        for glob, limit in given.items():
-            yield _at(glob, _library_glob, glob), _at(glob, read, limit)
+        for glob, value in given.items():
+            yield _at(glob, read_glob, glob), _at(glob, read, value)
     else:
         yield from _list_of(entry)(given)
 
@@ -310,7 +312,7 @@ def _by_library(given: Any, read: _Reader) -> Iterator[tuple[str, Any]]:
 def _limits(record: Callable[..., Any], read: _Reader) -> _Reader:
     def read_limits(given: Any) -> Any:
         found: dict[str, Any] = {}
-        for glob, limit in _by_library(given, read):
+        for glob, limit in _by_glob(given, read):
             # Figures have a limit each, and add up.
             found[glob] = found.get(glob, ()) + limit if isinstance(limit, tuple) else limit
         return record(overall=found.pop("", None), libraries=found)
@@ -320,14 +322,10 @@ def _limits(record: Callable[..., Any], read: _Reader) -> _Reader:
 
 def _path_rules(given: Any) -> dict[str, str]:
     """Paths here by globs on paths of other machines; see ``globs.PathRules``."""
-    if isinstance(given, list | tuple):  # of a flag: GLOB=PATH
-        pairs = [text.rpartition("=") for text in given]
-        if wrong := [text for text, (_, equals, _) in zip(given, pairs, strict=True) if not equals]:
-            _refuse(wrong[0], "GLOB=PATH")
-        given = {glob: path for glob, _, path in pairs}
-    if not isinstance(given, dict):
-        _refuse(given, "a mapping of globs on paths to paths")
-    return {_at(glob, _path_glob, glob): _at(glob, _path, path) for glob, path in given.items()}
+    rules = dict(_by_glob(given, _path, _path_glob))
+    if "" in rules:
+        _refuse(rules[""], "GLOB=PATH")
+    return rules
 
 
 def _reports(given: Any) -> tuple[Report, ...]:
@@ -339,10 +337,7 @@ def _reports(given: Any) -> tuple[Report, ...]:
 
 def _report_of_text(given: Any) -> Report:
     name, colon, path = given.strip().partition(":") if isinstance(given, str) else (given, "", "")
-    found = _report(name, None, given)
-    if colon and (name not in REPORT_FILES or not path.strip()):
-        _refuse(given, f"a path after {name}:" if name in REPORT_FILES else f"{name} alone")
-    return _report(name, path.strip()) if colon else found
+    return _report(name, path.strip() if colon else None, given)
 
 
 def _report(name: Any, path: Any, given: Any = None) -> Report:
@@ -351,8 +346,10 @@ def _report(name: Any, path: Any, given: Any = None) -> Report:
         _refuse(name if given is None else given, one_of(REPORT_FORMATS), hint)
     if path is None or path is True:
         return Report(format=ReportFormat(name), path=None)
-    if name not in REPORT_FILES or not isinstance(path, str):
-        _refuse(path, "a path or true" if name in REPORT_FILES else "true")
+    has_path = name in REPORT_FILES
+    if not (has_path and isinstance(path, str) and path.strip()):
+        expected = f"{name} alone, or with a path" if has_path else f"{name} alone"
+        _refuse(path if given is None else given, expected)
     return Report(format=ReportFormat(name), path=_place(path))
 
 

@@ -438,6 +438,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("keep: {archs: [sm_900]}",
      ["negativa.yaml:1:16: keep.archs: this release knows no GPU of arch sm_900; did you mean "
       "sm_90?"]),
+    ("paths: {b: c}",
+     ["negativa.yaml:1:9: paths: found 'b', expected an absolute path with * and ?"]),
+    ("paths: /b", ["negativa.yaml:1:8: paths: found '/b', expected GLOB=PATH"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
     ("reports: {top: 2.5}",
@@ -459,9 +462,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
      [f"negativa.yaml:1:21: reports.formats: found 'json:x', expected {FORMATS}; "
       "did you mean json?"]),
     ("reports: {formats: {terminal: a.txt}}",
-     ["negativa.yaml:1:21: reports.formats: found 'a.txt', expected true"]),
+     ["negativa.yaml:1:21: reports.formats: found 'a.txt', expected terminal alone"]),
     ("reports: {formats: {json: false}}",
-     ["negativa.yaml:1:21: reports.formats: found false, expected a path or true"]),
+     ["negativa.yaml:1:21: reports.formats: found false, expected json alone, or with a path"]),
     ("reports: {formats: xml}",
      [f"negativa.yaml:1:20: reports.formats: found 'xml', expected {FORMATS}"]),
     ("thresholds: {max_unused_percent: 101}",
@@ -599,6 +602,7 @@ def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any)
 ONLY_OURS = ("there twice", "an alias", "the tag", "did not find", "cannot start", "a second",
              "list or mapping, expected a key", "with a password",
              "GPU arch", "of arch", "a percentage", "a size", "dist:NAME", "'five'",
+             "GLOB=PATH", "an absolute path",
              "'a.txt'")  # fmt: skip
 
 

@@ -557,7 +557,7 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
         ("--negativa-report", "jsn:a",
          f"found 'jsn:a', expected {FORMATS}; did you mean json?"),
         ("--negativa-report", "json:",
-         "found 'json:', expected a path after json:"),
+         "found 'json:', expected json alone, or with a path"),
         ("--negativa-report", "terminal:a.txt",
          "found 'terminal:a.txt', expected terminal alone"),
         ("--negativa-include-library", "lib[ab].so",
