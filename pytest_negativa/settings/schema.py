@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
-from pytest_negativa.models.settings import GrowthLimits, Limits
+from pytest_negativa.models.settings import Limits
 from pytest_negativa.settings.options import (
     FILE_OPTIONS,
     REPORT_FILES,
@@ -113,10 +113,10 @@ def _form(name: str, wanted: Any) -> dict[str, Any]:
         return _shared("texts") if item is str else _one_or_more(_form("", item))
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
         return {"enum": [word.value for word in wanted]}
-    return _shared(_NAMES.get(wanted, "number"))
+    return _shared(_NAMES.get(get_origin(wanted) or wanted, "number"))
 
 
-_NAMES = {bool: "switch", str: "text", Limits: "limits", GrowthLimits: "limits"}
+_NAMES = {bool: "switch", str: "text", Limits: "limits"}
 
 
 def schema_text() -> str:

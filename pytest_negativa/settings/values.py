@@ -20,7 +20,6 @@ from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError, did_you_mean, one_of
 from pytest_negativa.models.settings import (
     GrowthLimit,
-    GrowthLimits,
     Limits,
     Report,
     ReportFormat,
@@ -309,13 +308,13 @@ def _by_glob(
         yield from _list_of(entry)(given)
 
 
-def _limits(record: Callable[..., Any], read: _Reader) -> _Reader:
-    def read_limits(given: Any) -> Any:
+def _limits(read: _Reader) -> _Reader:
+    def read_limits(given: Any) -> Limits[Any]:
         found: dict[str, Any] = {}
         for glob, limit in _by_glob(given, read):
             # Figures have a limit each, and add up.
             found[glob] = found.get(glob, ()) + limit if isinstance(limit, tuple) else limit
-        return record(overall=found.pop("", None), libraries=found)
+        return Limits(overall=found.pop("", None), libraries=found)
 
     return read_limits
 
@@ -366,11 +365,11 @@ _READERS: Mapping[str, _Reader] = {
     "trace.replay": _path,
     "reports.formats": _reports,
     "coverage.libraries": _list_of(_library_glob),
-    "coverage.fail_under": _limits(Limits, read_percent),
-    "thresholds.max_unused_percent": _limits(Limits, read_percent),
-    "thresholds.min_used_kernels": _limits(Limits, _count),
-    "thresholds.max_gpu_code": _limits(Limits, read_size),
+    "coverage.fail_under": _limits(read_percent),
+    "thresholds.max_unused_percent": _limits(read_percent),
+    "thresholds.min_used_kernels": _limits(_count),
+    "thresholds.max_gpu_code": _limits(read_size),
     "compare.baseline": _place,
-    "compare.fail": _limits(GrowthLimits, _growths),
+    "compare.fail": _limits(_growths),
     "cache.dir": _path,
 }

@@ -18,7 +18,6 @@ from pytest_negativa.models.settings import (
     Coverage,
     Granularity,
     GrowthLimit,
-    GrowthLimits,
     Keep,
     Limits,
     PtxPolicy,
@@ -222,7 +221,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     )
     assert found.compare == Compare(
         baseline=f"{tmp_path}/negativa-baseline.json",
-        fail=GrowthLimits(
+        fail=Limits(
             overall=(
                 GrowthLimit(figure="size", limit=5.0, is_percent=True),
                 GrowthLimit(figure="new-kernels-untested", limit=0.0, is_percent=False),
