@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pytest_negativa.arch import ALL_MAJOR, SmArch, parse_arch, require_known
@@ -107,7 +108,11 @@ def _native() -> list[str]:
     """
     kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_INJECTION64_PATH", "LD_AUDIT")}
     command = (sys.executable, "-m", __name__)
-    done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
+    # -m searches the current folder first, which may have modules of other people.
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, env=kept, cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode or not done.stdout.strip():
         why = (done.stderr.strip().splitlines() or ["the driver shows none"])[-1]
         raise OptionError(f"native: no GPU works on this machine ({why}); name the archs")

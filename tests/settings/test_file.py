@@ -277,6 +277,15 @@ def test_gpus_stand_for_their_archs(tmp_path: Path) -> None:
     assert load(tmp_path, text).keep.archs == ("sm_89", "sm_90", "sm_75", "sm_90a")
 
 
+def test_the_gpus_of_a_machine_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('of the folder')")
+    [problem] = mistakes(tmp_path, "keep: {archs: native}")
+    assert problem.startswith("negativa.yaml:1:15: keep.archs: native: no GPU works on this mach")
+    assert problem.endswith("; name the archs") and "of the folder" not in problem
+
+
 BARE = {
     "libraries: {include: libours.so}": ("libraries.include", ("libours.so",)),
     "keep: {archs: sm_80}": ("keep.archs", ("sm_80",)),
