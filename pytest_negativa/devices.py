@@ -78,6 +78,17 @@ class DriverFacts:
         return self._integer("cuModuleGetLoadingMode") == _EAGER
 
 
+def start_driver() -> DriverFacts:
+    """Load the driver and call ``cuInit``, which makes no context.
+
+    Raises:
+        OSError: there is no driver, or it finds no GPU.
+    """
+    if status := ctypes.CDLL("libcuda.so.1").cuInit(0):
+        raise OSError(f"cuInit gave error {status}")
+    return DriverFacts()
+
+
 def parse_archs(texts: Iterable[str], *, also_unknown: bool = False) -> tuple[SmArch, ...]:
     """Read archs and GPUs wherever a user may name some; each arch once.
 
@@ -114,7 +125,8 @@ def _native() -> list[str]:
         command, env=kept, cwd=folder, capture_output=True, text=True, check=False
     )
     if done.returncode or not done.stdout.strip():
-        why = (done.stderr.strip().splitlines() or ["the driver shows none"])[-1]
+        last = (done.stderr.strip().splitlines() or ["the driver shows none"])[-1]
+        why = last.removeprefix("OSError: ")
         raise OptionError(f"native: no GPU works on this machine ({why}); name the archs")
     return done.stdout.split()
 
@@ -139,6 +151,4 @@ def _driver_version() -> str | None:
 
 
 if __name__ == "__main__":
-    if status := ctypes.CDLL("libcuda.so.1").cuInit(0):
-        sys.exit(f"cuInit gave error {status}")
-    sys.stdout.write(" ".join(device.compute_capability for device in DriverFacts().devices()))
+    sys.stdout.write(" ".join(device.compute_capability for device in start_driver().devices()))
