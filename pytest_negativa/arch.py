@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from pytest_negativa.errors import OptionError, UnknownArch
+from pytest_negativa.errors import OptionError, UnknownArch, nearest
 
 _SM_ARCH = r"(?:sm|compute|lto)_(\d+)(\d)([af]?)"
 # As people write one: also a bare number, as CMake has it, or a compute capability.
-_SPELLED = r"(?:(?:sm|compute|lto)_)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
+_SPELLED = r"(?:sm|compute|lto)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
+# Letters, spaces and makers' words in which the spellings of one arch or GPU differ.
+_LOOSE = re.compile(r"[\s_-]+|nvidia|geforce|tesla|jetson")
 
 
 class ElementKind(str, enum.Enum):
@@ -58,7 +60,7 @@ class ComputeCapability:
 
     @classmethod
     def parse(cls, text: str) -> ComputeCapability:
-        """Read ``9.0``, or what ``parse_arch`` reads: ``sm_90`` and ``sm_90a`` name its device.
+        """Read what ``parse_arch`` reads: ``9.0``, ``sm_90``, ``sm_90a`` and ``H100`` are one.
 
         Raises:
             OptionError: the text names no compute capability.
@@ -166,19 +168,80 @@ NO_ARCH = SmArch(0, 0)
 """Of code that states none: Tile IR and LLVM bitcode."""
 
 
+GPUS: Mapping[str, str] = MappingProxyType(
+    {
+        "12.1": "GB10, DGX Spark",
+        "12.0": "RTX 5090, RTX 5080, RTX 5070 Ti, RTX 5070, RTX 5060 Ti, RTX 5060, RTX 5050, "
+        "RTX PRO 6000, RTX PRO 5000, RTX PRO 4500, RTX PRO 4000, RTX PRO 2000",
+        "11.0": "T5000, T4000",
+        "10.3": "GB300, B300",
+        "10.0": "GB200, B200",
+        "9.0": "GH200, H200, H100",
+        "8.9": "L4, L40, L40S, RTX 4090, RTX 4080, RTX 4070 Ti, RTX 4070, RTX 4060 Ti, RTX 4060, "
+        "RTX 4050, RTX 6000 Ada, RTX 5000 Ada, RTX 4500 Ada, RTX 4000 Ada, RTX 2000 Ada",
+        "8.7": "AGX Orin, Orin NX, Orin Nano",
+        "8.6": "A40, A10, A16, A2, RTX A6000, RTX A5000, RTX A4000, RTX A3000, RTX A2000, "
+        "RTX 3090 Ti, RTX 3090, RTX 3080 Ti, RTX 3080, RTX 3070 Ti, RTX 3070, RTX 3060 Ti, "
+        "RTX 3060, RTX 3050",
+        "8.0": "A100, A30",
+        "7.5": "T4, Quadro RTX 8000, Quadro RTX 6000, Quadro RTX 5000, Quadro RTX 4000, TITAN RTX, "
+        "RTX 2080 Ti, RTX 2080, RTX 2070, RTX 2060, GTX 1660 Ti, GTX 1650",
+        "7.2": "AGX Xavier, Xavier NX",
+        "7.0": "V100, Quadro GV100, TITAN V",
+        "6.2": "TX2",
+        "6.1": "P40, P4, GTX 1080 Ti, GTX 1080, GTX 1070 Ti, GTX 1070, GTX 1060, GTX 1050",
+        "6.0": "P100, Quadro GP100",
+        "5.3": "Nano",
+        "5.2": "M60, M40, GTX 980 Ti, GTX 980, GTX 970, GTX 960, GTX 950",
+        "3.7": "K80",
+    }
+)
+"""GPUs by compute capability. Source: NVIDIA's pages "CUDA GPU Compute Capability" and "Legacy".
+
+Names that two capabilities share are left out.
+"""
+
+_OLDEST = max(OLDEST_DEVICES.values())
+ALL_MAJOR = tuple(
+    SmArch(device.major, device.minor)
+    for device in sorted(KNOWN_DEVICES)
+    if device == _OLDEST or (device > _OLDEST and not device.minor)
+)
+"""What nvcc of the latest known CUDA compiles for with ``-arch=all-major``.
+
+Source: the manual of nvcc, ``--gpu-architecture``: the oldest arch, and the first of each major
+version.
+"""
+
+
+def _key(text: str) -> str:
+    return _LOOSE.sub("", text.lower())
+
+
+@functools.cache
+def _gpus() -> Mapping[str, tuple[str, str]]:
+    """Name and compute capability of each GPU, by the loose spelling of its name."""
+    pairs = ((name, capability) for capability, names in GPUS.items() for name in names.split(", "))
+    return {_key(name): (name, capability) for name, capability in pairs}
+
+
 def parse_arch(text: str) -> SmArch:
-    """Read an arch as people write one: ``sm_90a``, ``compute_90``, ``90`` or ``9.0``.
+    """Read an arch as people write one: ``sm_90a``, ``compute_90``, ``90``, ``9.0`` or ``H100``.
+
+    Case, spaces, hyphens and underscores don't matter.
 
     Raises:
-        OptionError: the text names no arch.
+        OptionError: the text names no arch and no GPU.
     """
-    match = re.fullmatch(_SPELLED, text)
+    key = _key(text)
+    match = re.fullmatch(_SPELLED, _gpus()[key][1] if key in _gpus() else key)
     if match is None:
-        near = _nearest(text, at_least=0.7)
-        hint = f"; did you mean {near}?" if near else ""
+        near = nearest(key, _gpus(), at_least=0.7)
+        meant = _gpus()[near][0] if near else _nearest(text, at_least=0.7)
+        hint = f"; did you mean {meant}?" if meant else ""
         raise OptionError(
             f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 "
-            f"or 9.0{hint}"
+            f"or 9.0, a GPU like H100 or RTX 4090, native or all-major{hint}"
         )
     return SmArch(int(match[1] or match[4]), int(match[2] or match[5]), match[3] or "")
 
@@ -186,10 +249,14 @@ def parse_arch(text: str) -> SmArch:
 def require_known(arch: SmArch) -> SmArch:
     """``arch``, if a GPU has it.
 
+    Arch-specific code exists from sm_90a on, family-specific code from sm_100f on. Source: the PTX
+    ISA manual, ``.target``.
+
     Raises:
         UnknownArch: this release knows no such GPU; the message names the nearest arch.
     """
-    if ComputeCapability(arch.major, arch.minor) in KNOWN_DEVICES:
+    has_suffix = arch.major >= {"": 0, "a": 9, "f": 10}[arch.suffix]
+    if has_suffix and ComputeCapability(arch.major, arch.minor) in KNOWN_DEVICES:
         return arch
     near = _nearest(f"sm_{arch.major}{arch.minor}")
     raise UnknownArch(f"this release knows no GPU of arch {arch}; did you mean {near}?")

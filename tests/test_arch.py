@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_negativa.arch import (
+    ALL_MAJOR,
+    GPUS,
     ComputeCapability,
     ElementKind,
     SmArch,
@@ -172,6 +174,15 @@ def test_choice_does_not_depend_on_the_order_of_elements() -> None:
         ("compute_103f", ComputeCapability(10, 3)),
         ("90", ComputeCapability(9, 0)),
         ("120f", ComputeCapability(12, 0)),
+        ("SM_90", ComputeCapability(9, 0)),
+        ("sm-100a", ComputeCapability(10, 0)),
+        ("H100", ComputeCapability(9, 0)),
+        ("NVIDIA GeForce RTX 4090", ComputeCapability(8, 9)),
+        ("rtx-4090", ComputeCapability(8, 9)),
+        ("tesla t4", ComputeCapability(7, 5)),
+        ("GB200", ComputeCapability(10, 0)),
+        ("gb_300", ComputeCapability(10, 3)),
+        ("DGX Spark", ComputeCapability(12, 1)),
     ],
 )
 def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
@@ -179,7 +190,7 @@ def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
     assert ComputeCapability.parse(str(capability)) == capability
 
 
-@pytest.mark.parametrize("text", ["", "9", "9.", "sm_9", "sm_90x", "sm90", "9.0 ", "9.10"])
+@pytest.mark.parametrize("text", ["", "9", "9.", "sm_9", "sm_90x", "9.10", "RTX", "A1000"])
 def test_text_that_is_no_capability(text: str) -> None:
     with pytest.raises(OptionError, match="is no GPU architecture"):
         ComputeCapability.parse(text)
@@ -187,10 +198,10 @@ def test_text_that_is_no_capability(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "near"),
-    [("sm90", "sm_90"), ("SM_86", "sm_86"), ("sm_9x", "sm_90"), ("H100", None), ("hopper", None)],
+    [("sm_9x", "sm_90"), ("RTX 4900", "RTX 4090"), ("h10", "H100"), ("hopper", None)],
 )
 def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> None:
-    with pytest.raises(OptionError, match=f"; did you mean {near}" if near else "or 9.0$"):
+    with pytest.raises(OptionError, match=f"; did you mean {near}" if near else "all-major$"):
         parse_arch(text)
 
 
@@ -200,6 +211,30 @@ def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> No
 def test_the_nearest_arch_of_one_that_no_gpu_has(text: str, near: str) -> None:
     with pytest.raises(UnknownArch, match=f"did you mean {near}"):
         require_known(parse_arch(text))
+
+
+@pytest.mark.parametrize("text", ["sm_90a", "sm_100f", "sm_103a", "sm_120f", "sm_121a"])
+def test_archs_with_a_suffix(text: str) -> None:
+    assert str(require_known(parse_arch(text))) == text
+
+
+@pytest.mark.parametrize("text", ["sm_89a", "sm_90f", "sm_75f"])
+def test_a_suffix_that_no_arch_of_its_age_has(text: str) -> None:
+    with pytest.raises(UnknownArch, match=f"arch {text}; did you mean {text[:-1]}"):
+        require_known(parse_arch(text))
+
+
+def test_each_gpu_is_there_once_and_known() -> None:
+    names = [name for listed in GPUS.values() for name in listed.split(", ")]
+    assert len(names) == len({name.replace(" ", "").lower() for name in names})
+    for capability, listed in GPUS.items():
+        for name in listed.split(", "):
+            assert require_known(parse_arch(name)) == parse_arch(capability)
+
+
+def test_all_major() -> None:
+    """As in nvcc of CUDA 13."""
+    assert " ".join(map(str, ALL_MAJOR)) == "sm_75 sm_80 sm_90 sm_100 sm_110 sm_120"
 
 
 @pytest.mark.parametrize("text", ["sm_75", "sm_90a", "sm_100f", "sm_121"])

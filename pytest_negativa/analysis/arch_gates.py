@@ -1,13 +1,14 @@
-"""Gates for those who build wheels: code for each deployed GPU, and little code for none."""
+"""Gates for those who build wheels: code for each deployed GPU, and little or none for others."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pytest_negativa.arch import ComputeCapability, SmArch
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.loadable import loadable_code, loaded_sections
 from pytest_negativa.gpucode.mapping import MappedLibrary
+from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.installed.libraries import LibrarySet
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Section
@@ -62,10 +63,9 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
     places = Places()
     groups: dict[str | None, list[LibrarySummary]] = defaultdict(list)
     unique = {
-        m.summary.path: (m.summary, libraries.distribution)
+        summary.path: (summary, libraries.distribution)
         for libraries, mapped in inspected
-        for m in mapped
-        if m.summary is not None and m.summary.sections and not _is_link_time(m)
+        for summary in _loaded(mapped)
     }
     for path, (summary, name) in unique.items():
         if name is None and (place := places.of(path)).distribution:
@@ -77,9 +77,7 @@ def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
 
 def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]:
     """Which distributions have more dead code than a limit in percent, which arguments no code."""
-    for libraries, mapped_libraries in inspected:
-        if _loads_nothing(mapped_libraries):
-            yield f"{libraries.label}: no GPU code that devices load, so --max-dead checks nothing"
+    yield from _unchecked(inspected, "--max-dead")
     for row in dead_code(inspected):
         if row.percent > limit:
             yield (
@@ -88,17 +86,62 @@ def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]
             )
 
 
+def other_code(
+    inspected: Sequence[Inspected], devices: Sequence[ComputeCapability]
+) -> Iterator[str]:
+    """Which libraries have more than machine code for the devices: other archs, PTX, LTO-IR."""
+    yield from _unchecked(inspected, "--only-arch")
+    for _libraries, mapped_libraries in inspected:
+        for summary in _loaded(mapped_libraries):
+            others = [
+                f"{row.kind} {row.arch}"
+                for row in summary.code
+                if row.kind not in (ElementKind.CUBIN.value, FRAME)
+                or ComputeCapability.parse(row.arch) not in devices
+            ]
+            if summary.problems:
+                others.append("places that are not understood")
+            if others:
+                yield (
+                    f"{summary.path}: code beside machine code for "
+                    f"{_names(devices)}: {', '.join(others)}"
+                )
+
+
+def too_much_code(inspected: Sequence[Inspected], limit: int) -> Iterator[str]:
+    """Which arguments hold more GPU code that devices load than a limit in bytes."""
+    yield from _unchecked(inspected, "--max-size")
+    for libraries, mapped_libraries in inspected:
+        size = sum(summary.code_bytes for summary in _loaded(mapped_libraries))
+        if size > limit:
+            yield (
+                f"{libraries.label}: there are {size:,} bytes of GPU code, the limit is {limit:,} "
+                "(--max-size)"
+            )
+
+
+def _unchecked(inspected: Sequence[Inspected], gate: str) -> Iterator[str]:
+    for libraries, mapped_libraries in inspected:
+        if _loads_nothing(mapped_libraries):
+            yield f"{libraries.label}: no GPU code that devices load, so {gate} checks nothing"
+
+
+def _loaded(mapped_libraries: Sequence[MappedLibrary]) -> list[LibrarySummary]:
+    """Those with GPU code that are not for linkers alone."""
+    return [
+        m.summary
+        for m in mapped_libraries
+        if m.summary is not None and m.summary.sections and not m.summary.file_kind.is_link_time
+    ]
+
+
 def _with_code(mapped_libraries: Sequence[MappedLibrary]) -> list[MappedLibrary]:
     return [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
 
 
-def _is_link_time(mapped: MappedLibrary) -> bool:
-    return mapped.summary is not None and mapped.summary.file_kind.is_link_time
-
-
 def _loads_nothing(found: Sequence[MappedLibrary]) -> bool:
     """Whether devices load no file of these: a gate that checks nothing must not pass."""
-    return all(map(_is_link_time, _with_code(found))) and not any(m.error for m in found)
+    return not _loaded(found) and not any(m.error for m in found)
 
 
 def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:

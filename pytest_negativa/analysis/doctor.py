@@ -17,6 +17,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pytest_negativa.devices import start_driver
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.trace import Role
 from pytest_negativa.processes import redirect
@@ -24,7 +25,6 @@ from pytest_negativa.rewriting.layout import FICLONE
 from pytest_negativa.slimming.replace import is_overlay
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import find_cupti
-from pytest_negativa.tracing.devices import start_driver
 from pytest_negativa.tracing.start import start_tracing
 
 _PACKAGES = (

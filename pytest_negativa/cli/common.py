@@ -106,7 +106,7 @@ def as_json_option(schema: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-ARCH_LIST = "ARCH,..."
+ARCH_LIST = "ARCH|GPU,..."
 """What stands for the value of an option that ``parse_devices`` reads."""
 
 
@@ -135,29 +135,16 @@ def _parse_archs(
 def parse_devices(
     given: Sequence[str], *, also_unknown: bool = False
 ) -> tuple[ComputeCapability, ...]:
-    """Read lists of archs, in the forms of ``arch.parse_arch``; ``native`` is this machine's GPUs.
-
-    Args:
-        given: texts, each a list with commas.
-        also_unknown: take archs of no GPU that this release knows, too.
+    """The devices of the archs and GPUs that ``devices.parse_archs`` reads.
 
     Raises:
-        OptionError: a word is no arch, or no GPU has it.
+        OptionError: see there.
     """
-    from pytest_negativa.arch import ComputeCapability, parse_arch, require_known
+    from pytest_negativa.arch import ComputeCapability
+    from pytest_negativa.devices import parse_archs
 
-    found: dict[ComputeCapability, None] = {}
-    for word in (part.strip() for text in given for part in text.split(",")):
-        if word == "native":
-            from pytest_negativa.tracing.devices import native_devices
-
-            found |= dict.fromkeys(native_devices())
-            continue
-        arch = parse_arch(word)
-        if not also_unknown:
-            require_known(arch)
-        found[ComputeCapability(arch.major, arch.minor)] = None
-    return tuple(sorted(found))
+    archs = parse_archs(given, also_unknown=also_unknown)
+    return tuple(sorted({ComputeCapability(arch.major, arch.minor) for arch in archs}))
 
 
 def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:

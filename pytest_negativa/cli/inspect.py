@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,9 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.cli.packages import show_packages
+from pytest_negativa.errors import OptionError
 from pytest_negativa.reporting.text import print_error
+from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -37,18 +40,18 @@ if TYPE_CHECKING:
 _ROWS = 20
 
 
-def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None) -> float | None:
-    from pytest_negativa.settings.values import InvalidValue, read_percent
-
+def _parse_limit(
+    read: Callable[[str], float], ctx: click.Context, param: click.Parameter, given: str | None
+) -> float | None:
     try:
-        return None if given is None else read_percent(given)
-    except InvalidValue as e:
+        return None if given is None else read(given)
+    except OptionError as e:
         raise click.BadParameter(str(e), ctx, param) from None
 
 
 @click.command()
 @click.argument("libraries", nargs=-1, metavar="[PATH]...")
-@arch_option("--arch", "devices", "Show what devices of these archs (sm_90) load, too.")
+@arch_option("--arch", "devices", "Show what devices of these archs (sm_90, H100) load, too.")
 @arch_option(
     "--require-arch",
     "required",
@@ -58,8 +61,19 @@ def _parse_percent(ctx: click.Context, param: click.Parameter, given: str | None
 @click.option(
     "--max-dead",
     metavar="PERCENT",
-    callback=_parse_percent,
+    callback=partial(_parse_limit, read_percent),
     help="Fail (exit 1) if more of a distribution is so (with --dead).",
+)
+@arch_option(
+    "--only-arch",
+    "only",
+    "Fail (exit 1) if there is more than machine code for these archs.",
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    callback=partial(_parse_limit, read_size),
+    help="Fail (exit 1) if a PATH holds more GPU code than this (500 MB).",
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
@@ -89,6 +103,8 @@ def inspect(
     required: tuple[ComputeCapability, ...],
     dead: bool,
     max_dead: float | None,
+    only: tuple[ComputeCapability, ...],
+    max_size: int | None,
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
@@ -124,7 +140,7 @@ def inspect(
 
     With --require-arch or --dead, the command answers these questions alone. It unpacks no code.
     The table of --require-arch counts the regions without code for an arch: libraries may have
-    regions for other GPUs alone.
+    regions for other GPUs alone. --only-arch and --max-size read headers alone, too.
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
@@ -132,7 +148,17 @@ def inspect(
     if packages or run is not None or lock is not None:
         if len(libraries) > 1 or (run is not None and lock is not None):
             raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
-        if required or dead or deps or kernels or elements or headers_only or globs:
+        if (
+            required
+            or dead
+            or only
+            or max_size is not None
+            or deps
+            or kernels
+            or elements
+            or headers_only
+            or globs
+        ):
             raise click.UsageError(
                 "--packages, --run and --lock are for tables by package, which only --arch, --top "
                 "and --json shape"
@@ -159,7 +185,12 @@ def inspect(
         raise click.UsageError(
             "--match and --demangle go with --kernels; --top with --kernels or --packages"
         )
-    from pytest_negativa.analysis.arch_gates import missing_archs, too_much_dead
+    from pytest_negativa.analysis.arch_gates import (
+        missing_archs,
+        other_code,
+        too_much_code,
+        too_much_dead,
+    )
     from pytest_negativa.analysis.inspect import (
         InspectionRequest,
         JsonTexts,
@@ -176,7 +207,7 @@ def inspect(
         with_dependencies=deps,
         kernels=kernels,
         elements=elements,
-        headers_only=headers_only,
+        headers_only=headers_only or ((bool(only) or max_size is not None) and not kernels),
         globs=globs,
         top=top or 0,
         demangled=demangle,
@@ -209,6 +240,8 @@ def inspect(
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
     errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()
+    errors += other_code(inspected, only) if only else ()
+    errors += too_much_code(inspected, max_size) if max_size is not None else ()
     for error in errors:
         print_error(error)
     if errors:

@@ -18,6 +18,9 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, 
 from pytest_negativa.settings.flags import click_options
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Begin": {
+        "init": ("init", "Write a first negativa.yaml for the project here, and print its CI job."),
+    },
     "Look": {
         "inspect": ("inspect", "Show the GPU code in libraries."),
         "diff": ("diff", "Show what changed in the GPU code from A to B."),

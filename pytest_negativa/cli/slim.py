@@ -107,7 +107,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "archs",
     metavar=ARCH_LIST,
     multiple=True,
-    help="Keep what GPUs of these archs can load (sm_80,sm_90).",
+    help="Keep what GPUs of these archs can load (sm_80,H100).",
 )
 @click.option(
     "--force-arch",

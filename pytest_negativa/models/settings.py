@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
+
+_Limit = TypeVar("_Limit")
 
 
 class TraceLevel(str, enum.Enum):
@@ -159,11 +161,11 @@ class Reports(Record, frozen=True, kw_only=True):
     demangle: bool
 
 
-class Limits(Record, frozen=True, kw_only=True):
+class Limits(Record, Generic[_Limit], frozen=True, kw_only=True):
     """A limit over all libraries, and limits of single ones; the first glob that matches counts."""
 
-    overall: int | float | None
-    libraries: dict[str, int | float]
+    overall: _Limit | None
+    libraries: dict[str, _Limit]
 
     def __bool__(self) -> bool:
         return self.overall is not None or bool(self.libraries)
@@ -173,7 +175,7 @@ class Coverage(Record, frozen=True, kw_only=True):
     """Which libraries' kernels are covered, and the least percentage of them that tests run."""
 
     libraries: tuple[str, ...]
-    fail_under: Limits
+    fail_under: Limits[float]
 
     def crossed(self, libraries: Sequence[LibraryCoverage]) -> tuple[str, ...]:
         """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
@@ -205,9 +207,9 @@ class Coverage(Record, frozen=True, kw_only=True):
 class Thresholds(Record, frozen=True, kw_only=True):
     """Limits over all analysed libraries; a session that crosses one exits with 1."""
 
-    max_unused_percent: Limits
-    min_used_kernels: Limits
-    max_gpu_code: Limits
+    max_unused_percent: Limits[float]
+    min_used_kernels: Limits[int]
+    max_gpu_code: Limits[int]
 
     @property
     def are_set(self) -> bool:
@@ -215,7 +217,7 @@ class Thresholds(Record, frozen=True, kw_only=True):
         return any(msgspec.structs.astuple(self))
 
     @staticmethod
-    def of_library(limits: Mapping[str, float | None]) -> Thresholds:
+    def of_library(limits: Mapping[str, Any]) -> Thresholds:
         """The limits of one library, by their names; it has no others."""
         names = Thresholds.__struct_fields__
         return Thresholds(**{n: Limits(overall=limits.get(n), libraries={}) for n in names})
@@ -292,21 +294,11 @@ class GrowthLimit(Record, frozen=True, kw_only=True):
     is_percent: bool
 
 
-class GrowthLimits(Record, frozen=True, kw_only=True):
-    """Limits of what all libraries grew together, and of single ones; see ``Limits``."""
-
-    overall: tuple[GrowthLimit, ...] | None
-    libraries: dict[str, tuple[GrowthLimit, ...]]
-
-    def __bool__(self) -> bool:
-        return bool(self.overall or self.libraries)
-
-
 class Compare(Record, frozen=True, kw_only=True):
     """What may have grown since a baseline."""
 
     baseline: str | None
-    fail: GrowthLimits
+    fail: Limits[tuple[GrowthLimit, ...]]
 
 
 class Cache(Record, frozen=True, kw_only=True):

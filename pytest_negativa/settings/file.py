@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import OptionError, did_you_mean
+from pytest_negativa.errors import OptionError, did_you_mean, refusing
+from pytest_negativa.models.settings import Source, SourceKind
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
-from pytest_negativa.settings.values import InvalidValue, anchor, describe, value_of
+from pytest_negativa.settings.values import Found, anchor, describe, value_of
 
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place
@@ -26,29 +27,19 @@ TABLE = "[tool.negativa]"
 MAX_BYTES = 1 << 20
 
 
-class FileValue(NamedTuple):
-    """A value of the file; ``where`` and ``items`` (for lists) are ``FILE:LINE:COLUMN``.
-
-    Of ``pyproject.toml``, they are the file and the table.
-    """
-
-    value: Any
-    where: str
-    items: tuple[str, ...]
-
-
 class ConfigFile(NamedTuple):
     """What one file sets.
 
     Attributes:
         path: absolute.
         was_searched: found from the root folder upwards, not named by the user.
-        values: what it sets, by the option's name; paths as written.
+        values: what it sets, by the option's name; paths as written. Places are
+            ``FILE:LINE:COLUMN``, of ``pyproject.toml`` the file and the table.
     """
 
     path: str
     was_searched: bool
-    values: Mapping[str, FileValue]
+    values: Mapping[str, Found]
 
 
 def find_config(start: str | os.PathLike[str]) -> str | None:
@@ -88,19 +79,20 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
     return ConfigFile(path=absolute, was_searched=was_searched, values=_read(absolute))
 
 
-def _read(path: str) -> dict[str, FileValue]:
+def _read(path: str) -> dict[str, Found]:
     root = _table_of(path) if path.endswith(".toml") else _document_of(path)
-    values: dict[str, FileValue] = {}
+    values: dict[str, Found] = {}
     faults: list[tuple[Place, str]] = []
     for name, node in _iter_options(root, faults):
         try:
             value = value_of(name, node.plain())
-        except InvalidValue as invalid:
-            at = node.nearest(invalid.path)
-            faults.append((node.place if at is node else _begin(at), f"{name}: {invalid}"))
+        except OptionError as problem:
+            at = node.nearest(getattr(problem, "keys", ()))
+            faults.append((node.place if at is node else _begin(at), f"{name}: {problem}"))
         else:
             items = tuple(_where(path, _begin(item)) for item in _items(node))
-            values[name] = FileValue(value, _where(path, node.place), items)
+            source = Source(kind=SourceKind.FILE, where=_where(path, node.place), items=items)
+            values[name] = Found(value, source)
     if faults:
         raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
     return values
@@ -144,11 +136,8 @@ def _node_of(value: Any) -> Node:
 
 
 def _bytes_of(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 (a str all the way, as in messages)
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with refusing(path, "read", OptionError), open(path, "rb") as file:  # noqa: PTH123
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
     return data
@@ -168,34 +157,27 @@ def _items(node: Node) -> Iterable[Node]:
     return node.value if isinstance(node.value, list) else ()
 
 
-def _iter_options(root: Node | None, faults: list[tuple[Place, str]]) -> Iterator[tuple[str, Node]]:
-    """The values of known options; what is unknown goes to ``faults``."""
-    top_level = dict.fromkeys(name.partition(".")[0] for name in FILE_OPTIONS)
-    for key, node in _iter_known(root, "", top_level, faults):
-        if key not in SECTIONS:
-            yield key, node
-            continue
-        below = [name.partition(".")[2] for name in FILE_OPTIONS if name.startswith(f"{key}.")]
-        for inner, inner_node in _iter_known(node, key, below, faults):
-            yield f"{key}.{inner}", inner_node
-
-
-def _iter_known(
-    node: Node | None, section: str, known: Iterable[str], faults: list[tuple[Place, str]]
+def _iter_options(
+    node: Node | None, faults: list[tuple[Place, str]], section: str = ""
 ) -> Iterator[tuple[str, Node]]:
-    known = list(known)
+    """The values of known options in a section; what is unknown goes to ``faults``."""
+    prefix = f"{section}." if section else ""
+    below = [name.removeprefix(prefix) for name in FILE_OPTIONS if name.startswith(prefix)]
+    known = list(dict.fromkeys(name.partition(".")[0] for name in below))
     if node is None or node.value is None:  # all lines are comments
         return
     if not isinstance(node.value, dict):
-        name = f"{section}: " if section else ""
+        title = f"{section}: " if section else ""
         expected = f"expected a mapping with the keys {', '.join(known)}"
-        faults.append((node.place, f"{name}found {describe(node.plain())}, {expected}"))
+        faults.append((node.place, f"{title}found {describe(node.plain())}, {expected}"))
         return
     for key, inner in node.value.items():
-        if key in known:
-            yield key, inner
-        else:
+        if key not in known:
             faults.append((_begin(inner), _unknown_key(key, section, known)))
+        elif prefix + key in SECTIONS:
+            yield from _iter_options(inner, faults, key)
+        else:
+            yield prefix + key, inner
 
 
 def _unknown_key(key: str, section: str, known: list[str]) -> str:

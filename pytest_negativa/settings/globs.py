@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pytest_negativa.errors import OptionError, nearest
-from pytest_negativa.models.settings import GrowthLimits, Libraries, Limits, Settings, Source
+from pytest_negativa.models.settings import Libraries, Limits, Settings, Source
 
 _T = TypeVar("_T")
 
@@ -133,7 +133,7 @@ def globs_of(settings: Settings, option: str) -> tuple[str, ...]:
     """The globs of an option that holds globs, or limits of libraries."""
     section, _, key = option.partition(".")
     value = getattr(getattr(settings, section), key)
-    return tuple(value.libraries if isinstance(value, Limits | GrowthLimits) else value)
+    return tuple(value.libraries if isinstance(value, Limits) else value)
 
 
 def _where(source: Source, index: int, globs: int) -> str:

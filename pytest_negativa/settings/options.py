@@ -225,8 +225,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="keep.archs",
         flag_name="keep-arch",
-        value="ARCH,...",
+        value="ARCH|GPU,...",
         help="Keep used code for these archs too, not only for the traced devices.",
+        detail="An arch (sm_90, sm_90a, 9.0), a GPU (H100, RTX 4090), `native` for this machine's "
+        "GPUs, or `all-major`.",
         is_repeated=True,
         has_commas=True,
         requires=_TRACED,

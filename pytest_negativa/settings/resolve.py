@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
-from pytest_negativa.settings.options import BY_NAME, OPTIONS, REPORT_FILES, SECTIONS, Option
+from pytest_negativa.settings.options import BY_NAME, OPTIONS, REPORT_FILES, Option
 from pytest_negativa.settings.values import (
-    InvalidValue,
+    Found,
     anchor,
     anchored,
     default_of,
@@ -98,16 +98,12 @@ def resolve(
     for option in OPTIONS:
         name = option.name
         found = _from_flag_or_environment(option, flags, environ, of_command=of_command)
-        if found is not None:
-            values[name] = anchored(name, found.value, here)
-            sources[name] = Source(kind=found.source, where=found.where)
-        elif config and name in config.values:
-            written = config.values[name]
-            values[name] = anchored(name, written.value, beside)
-            sources[name] = Source(kind=SourceKind.FILE, where=written.where, items=written.items)
-        else:
-            values[name] = anchored(name, default_of(option), home)
-            sources[name] = Source(kind=SourceKind.DEFAULT)
+        start = here
+        if found is None and config and name in config.values:
+            found, start = config.values[name], beside
+        elif found is None:
+            found, start = Found(default_of(option), Source(kind=SourceKind.DEFAULT)), home
+        values[name], sources[name] = anchored(name, found.value, start), found.source
     values["config"] = config.path if config else None
     if values["cache.dir"] is None:
         cache = user_cache()
@@ -120,22 +116,10 @@ def resolve(
 
 def _settings(values: Mapping[str, Any], sources: dict[str, Source]) -> Settings:
     fields: dict[str, Any] = {"sources": sources}
-    for field in msgspec.structs.fields(Settings):
-        name = field.name
-        if name in SECTIONS:
-            keys = (inner.name for inner in msgspec.structs.fields(field.type))
-            fields[name] = field.type(**{key: values[f"{name}.{key}"] for key in keys})
-        elif name != "sources":
-            fields[name] = values[name]
-    return Settings(**fields)
-
-
-class _Found(NamedTuple):
-    """A value by flag or environment, and the flag or the variable."""
-
-    value: Any
-    source: SourceKind
-    where: str
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (fields.setdefault(section, {}) if section else fields)[key] = value
+    return msgspec.convert(fields, Settings)
 
 
 def _from_flag_or_environment(
@@ -144,18 +128,19 @@ def _from_flag_or_environment(
     environ: Mapping[str, str],
     *,
     of_command: bool = False,
-) -> _Found | None:
+) -> Found | None:
     """The value by the stronger of the two sources; None if neither has one."""
     where = option.cli_flag if of_command else option.flag
     try:
         if option.name in flags:
             value = value_of_flag(option, flags[option.name])
-            return _Found(value, SourceKind.FLAG, where)
+            return Found(value, Source(kind=SourceKind.FLAG, where=where))
         # CI systems hand over a variable that is not set as an empty one.
         if option.variable and (text := environ.get(option.variable, "").strip()):
             where = option.variable
-            return _Found(value_of(option.name, text), SourceKind.ENVIRONMENT, where)
-    except InvalidValue as problem:
+            source = Source(kind=SourceKind.ENVIRONMENT, where=where)
+            return Found(value_of(option.name, text), source)
+    except OptionError as problem:
         raise OptionError(f"{where}: {problem}") from None
     return None
 
@@ -166,13 +151,10 @@ _SUMMARY_LIMIT = 1000 << 10
 
 
 def _with_path(report: Report, directory: str, environ: Mapping[str, str]) -> Report:
-    path = report.path
-    summary = environ.get("GITHUB_STEP_SUMMARY") or None
     is_appended = report.format is ReportFormat.MARKDOWN_APPEND
-    if path is None and is_appended:
-        path = summary
-    if path is None and (name := REPORT_FILES.get(report.format.value)):
-        path = os.path.join(directory, name)
+    summary = (environ.get("GITHUB_STEP_SUMMARY") or None) if is_appended else None
+    name = REPORT_FILES.get(report.format.value)
+    path = report.path or summary or (name and os.path.join(directory, name))
     if not is_appended:
         return Report(format=report.format, path=path)
     return Report(

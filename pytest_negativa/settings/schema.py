@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
-from pytest_negativa.models.settings import GrowthLimits, Limits
+from pytest_negativa.models.settings import Limits
 from pytest_negativa.settings.options import (
     FILE_OPTIONS,
     REPORT_FILES,
@@ -37,6 +37,7 @@ def config_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "negativa.yaml",
+        "$defs": _FORMS,
         **_mapping("The configuration of pytest-negativa.", properties),
     }
 
@@ -61,25 +62,41 @@ def _plain(default: Any) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
-_TEXT = {"type": "string", "pattern": r"\S"}
+def _one_or_more(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A list, or one item of it alone."""
+    return {"anyOf": [item, {"type": "array", "items": item}]}
+
+
+def _shared(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+_TRUE_AND_FALSE = ("true", "True", "TRUE", "false", "False", "FALSE", "1", "0")
+_FORMS: Mapping[str, dict[str, Any]] = {
+    "text": {"type": "string", "pattern": r"\S"},
+    "texts": _one_or_more(_shared("text")),
+    "switch": {"enum": [True, False, 1, 0, *_TRUE_AND_FALSE, *SWITCH_WORDS]},
+    "number": {"type": ["integer", "string"], "minimum": 0},
+    "limits": {"type": ["number", "string", "array", "object"]},
+    "format": {
+        "anyOf": [
+            {"enum": list(REPORT_FORMATS)},
+            {"type": "string", "pattern": rf"^\s*({'|'.join(REPORT_FILES)}):.*\S"},
+        ]
+    },
+}
+"""Forms of several options; the file's reader knows more of texts."""
+
 _WRITTEN: Mapping[str, dict[str, Any]] = {
-    "keep.archs": {"type": "array", "items": {"type": ["string", "number"]}},
-    "paths": {"type": "object", "additionalProperties": _TEXT},
+    "keep.archs": _one_or_more({"type": ["string", "number"]}),
+    "paths": {"type": ["string", "array", "object"], "additionalProperties": _shared("text")},
     "reports.formats": {
         "anyOf": [
-            {
-                "type": "array",
-                "items": {
-                    "anyOf": [
-                        {"enum": list(REPORT_FORMATS)},
-                        {"type": "string", "pattern": rf"^\s*({'|'.join(REPORT_FILES)}):.*\S"},
-                    ]
-                },
-            },
+            *_one_or_more(_shared("format"))["anyOf"],
             {
                 "type": "object",
                 "propertyNames": {"enum": list(REPORT_FORMATS)},
-                "additionalProperties": {"anyOf": [_TEXT, {"enum": [True, None]}]},
+                "additionalProperties": {"anyOf": [_shared("text"), {"enum": [True, None]}]},
             },
         ]
     },
@@ -88,23 +105,18 @@ _WRITTEN: Mapping[str, dict[str, Any]] = {
 
 
 def _form(name: str, wanted: Any) -> dict[str, Any]:
-    """What an editor should accept; the file's reader knows more of texts."""
+    """What an editor should accept."""
     if name in _WRITTEN:
         return _WRITTEN[name]
     if get_origin(wanted) is tuple:
-        return {"type": "array", "items": _form("", get_args(wanted)[0])}
+        (item, _) = get_args(wanted)
+        return _shared("texts") if item is str else _one_or_more(_form("", item))
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
         return {"enum": [word.value for word in wanted]}
-    if wanted is bool:
-        return {"enum": [True, False, 1, 0, *_TRUE_AND_FALSE, *SWITCH_WORDS]}
-    if wanted is str:
-        return _TEXT
-    if wanted in (Limits, GrowthLimits):
-        return {"type": ["number", "string", "array", "object"]}
-    return {"type": ["integer", "string"], "minimum": 0}
+    return _shared(_NAMES.get(get_origin(wanted) or wanted, "number"))
 
 
-_TRUE_AND_FALSE = ("true", "True", "TRUE", "false", "False", "FALSE", "1", "0")
+_NAMES = {bool: "switch", str: "text", Limits: "limits"}
 
 
 def schema_text() -> str:

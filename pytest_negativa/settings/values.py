@@ -7,23 +7,24 @@ such as a size or a glob, is read here.
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from pytest_negativa.arch import parse_arch, require_known
+from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError, did_you_mean, one_of
 from pytest_negativa.models.settings import (
     GrowthLimit,
-    GrowthLimits,
     Limits,
     Report,
     ReportFormat,
     Settings,
+    Source,
 )
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_FORMATS, Option
 from pytest_negativa.storage.runs import is_run_id
@@ -42,31 +43,34 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _Reader = Callable[[Any], Any]
 
 
-class InvalidValue(Exception):
+class InvalidValue(OptionError):
     """A value that can't be used.
 
     Attributes:
-        path: keys and indices that lead to the fault inside the value.
+        keys: keys and indices that lead to the fault inside the value.
     """
 
-    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+    def __init__(self, message: str, keys: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
-        self.path = path
+        self.keys = keys
+
+
+class Found(NamedTuple):
+    """A value of an option, and where it comes from."""
+
+    value: Any
+    source: Source
 
 
 def describe(value: Any) -> str:
     """What was found, in words."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return f"the number {value}"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return repr(value if len(value) <= 80 else value[:77] + "...")
+    if isinstance(value, dict | list | tuple):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 80 else value[:77] + "...")
+    if value is None or isinstance(value, bool):
+        return "nothing" if value is None else str(value).lower()
+    return f"the number {value}"
 
 
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
@@ -93,21 +97,21 @@ def value_of(name: str, given: Any) -> Any:
         given: a plain value of the file, or a text.
 
     Raises:
-        InvalidValue: the option can't have it.
+        OptionError: the option can't have it; an ``InvalidValue`` says where in the value.
     """
     wanted = type_of(name)
-    if (read := _READERS.get(name)) is None:
-        read = _checked_by(wanted)
-        if get_origin(wanted) is tuple:
-            read = _list_of(_checked_by(get_args(wanted)[0]), "a list")
-    return read(given)
+    if name in _READERS:
+        return _READERS[name](given)
+    if get_origin(wanted) is tuple:
+        return _list_of(partial(_checked, get_args(wanted)[0]))(given)
+    return _checked(wanted, given)
 
 
 def value_of_flag(option: Option, given: Any) -> Any:
     """The value of what a command-line parser hands over.
 
     Raises:
-        InvalidValue: the option can't have it.
+        OptionError: the option can't have it; an ``InvalidValue`` says where in the value.
     """
     if option.is_repeated:
         texts = (given,) if isinstance(given, str) else given
@@ -159,85 +163,59 @@ def _refuse(given: Any, expected: str, hint: str = "") -> NoReturn:
     raise InvalidValue(f"found {describe(given)}, expected {expected}{hint}")
 
 
-def _checked_by(wanted: Any) -> _Reader:
-    """A reader of what msgspec knows: a word of an enum, a switch, a number."""
-
-    def read(given: Any) -> Any:
-        if wanted is bool and isinstance(given, str):
-            given = SWITCH_WORDS.get(given, given)
-        try:
-            return msgspec.convert(given, wanted, strict=False)
-        except msgspec.ValidationError:
-            if wanted is bool:
-                _refuse(given, "true or false")
-            if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-                words = [str(word.value) for word in wanted]
-                hint = did_you_mean(given, words) if isinstance(given, str) else ""
-                _refuse(given, one_of(words), hint)
-            _refuse(given, "a whole number, 0 or more")
-
-    return read
+def _checked(wanted: Any, given: Any) -> Any:
+    """What msgspec knows: a word of an enum, a switch, a number."""
+    if wanted is bool and isinstance(given, str):
+        given = SWITCH_WORDS.get(given, given)
+    try:
+        return msgspec.convert(given, wanted, strict=False)
+    except msgspec.ValidationError:
+        if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+            words = [str(word.value) for word in wanted]
+            hint = did_you_mean(given, words) if isinstance(given, str) else ""
+            _refuse(given, one_of(words), hint)
+        _refuse(given, "true or false" if wanted is bool else "a whole number, 0 or more")
 
 
-_count = _checked_by(Annotated[int, msgspec.Meta(ge=0)])
+_count = partial(_checked, Annotated[int, msgspec.Meta(ge=0)])
 
 
-def _text(expected: str) -> _Reader:
-    def read(given: Any) -> str:
-        if not isinstance(given, str) or not given.strip():
-            _refuse(given, expected)
-        return given
-
-    return read
+def _text(form: str, expected: str, given: Any) -> str:
+    """A text of this form, a regular expression, without the spaces around it."""
+    if not isinstance(given, str) or re.fullmatch(form, given.strip()) is None:
+        _refuse(given, expected)
+    return given.strip()
 
 
-_path = _text("a path")
+# Control characters would reach terminals.
+_LINE = r"[^\x00-\x1f\x7f-\x9f]+"
+_path = partial(_text, r"(?s).+", "a path")
+_glob = partial(_text, _LINE, "a glob with * and ?")
+_LIBRARY = rf"(?!!|dist:\s*$|.*\[){_LINE}"
+_path_glob = partial(_text, rf"(?=[/*]){_LIBRARY}", "an absolute path with * and ?")
+_library_glob = partial(
+    _text,
+    _LIBRARY,
+    "a glob on a path, a file name or a soname, or dist:NAME, where only * and ? are special",
+)
 
 
 def _place(given: Any) -> str:
     """A path, or a URL such as ``s3://bucket/name``."""
-    path: str = _text("a path or a URL")(given)
-    try:
-        place_of(path)
-    except OptionError as e:
-        raise InvalidValue(str(e)) from None
+    place_of(path := _text(r"(?s).+", "a path or a URL", given))
     return path
 
 
-def _glob(given: Any, expected: str = "a glob with * and ?") -> str:
-    text: str = _text(expected)(given)
-    if not text.isprintable():
-        _refuse(given, expected)
-    return text.strip()
+def _archs(given: Any) -> tuple[str, ...]:
+    """SM archs of code, each once."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(_list_of(_arch)(given))))
 
 
-def _library_glob(given: Any) -> str:
-    """A glob on a path, on a base name or soname, or after ``dist:`` on a distribution."""
-    expected = "a glob on a path, a file name or a soname, or dist:NAME"
-    glob = _glob(given, expected)
-    if "[" in glob or glob.startswith("!"):
-        _refuse(given, expected, "; only * and ? are special")
-    if glob.startswith("dist:") and not glob[len("dist:") :].strip():
-        _refuse(given, expected)
-    return glob
-
-
-def _arch(given: Any) -> str:
-    """An SM arch of code; to YAML a plain 90 or 9.0 is a number."""
-    expected = "the SM arch of a known GPU, like sm_90, sm_90a or 9.0"
+def _arch(given: Any) -> Iterator[str]:
+    """What one entry stands for; to YAML a plain 90 or 9.0 is a number."""
     if type(given) in (int, float):
-        text = str(given if given >= 20 else float(given))
-    else:
-        text = _text(expected)(given).strip()
-    try:
-        arch = parse_arch(text)
-    except OptionError:
-        _refuse(given, expected)
-    try:
-        return str(require_known(arch))
-    except OptionError as e:
-        # A typing mistake would keep nothing.
-        raise InvalidValue(str(e)) from None
+        given = str(given if given >= 20 else float(given))
+    return map(str, parse_archs([_text(".*", "an arch like sm_90, or a GPU like H100", given)]))
 
 
 def read_percent(given: Any, most: float = 100) -> float:
@@ -254,12 +232,12 @@ def read_percent(given: Any, most: float = 100) -> float:
     return float(number)
 
 
-def _growth_percent(given: str) -> float:
-    return read_percent(given, most=999_999)
+def read_size(given: Any) -> int:
+    """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30).
 
-
-def _size(given: Any) -> int:
-    """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30)."""
+    Raises:
+        InvalidValue: it is none.
+    """
     form = r"(?i)([0-9]{1,18})(?:\.([0-9]{1,9}))? ?(?:([kmgt]?)(i?)b)?"
     found = re.fullmatch(form, str(given).strip()) if type(given) in (int, str) else None
     size, rest = -1, 0
@@ -274,9 +252,9 @@ def _size(given: Any) -> int:
 
 def _growths(given: Any) -> tuple[GrowthLimit, ...]:
     """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
-    if isinstance(given, list | tuple):
-        return tuple(_at(index, _growth, item) for index, item in enumerate(given))
-    return tuple(map(_growth, given.split(","))) if isinstance(given, str) else (_growth(given),)
+    items = given.split(",") if isinstance(given, str) else given
+    growths: tuple[GrowthLimit, ...] = _list_of(_growth)(items)
+    return growths
 
 
 def _growth(given: Any) -> GrowthLimit:
@@ -286,7 +264,8 @@ def _growth(given: Any) -> GrowthLimit:
     if figure not in (*_GROWING, _UNTESTED):
         _refuse(given, expected, did_you_mean(figure, (*_GROWING, _UNTESTED)))
     is_percent = figure != _UNTESTED and text.endswith("%")
-    read = _count if figure == _UNTESTED else _growth_percent if is_percent else _size
+    percent = partial(read_percent, most=999_999)
+    read = _count if figure == _UNTESTED else percent if is_percent else read_size
     try:
         limit = float(read(text))
     except InvalidValue:
@@ -294,10 +273,12 @@ def _growth(given: Any) -> GrowthLimit:
     return GrowthLimit(figure=figure, limit=limit, is_percent=is_percent)
 
 
-def _list_of(read: _Reader, expected: str = "") -> _Reader:
+def _list_of(read: _Reader) -> _Reader:
+    """A reader of lists; an item alone is a list of one."""
+
     def read_list(given: Any) -> tuple[Any, ...]:
         if not isinstance(given, list | tuple):
-            _refuse(given, expected)
+            return (read(given),)
         return tuple(_at(index, read, item) for index, item in enumerate(given))
 
     return read_list
@@ -307,83 +288,55 @@ def _at(key: str | int, read: _Reader, given: Any) -> Any:
     """Read a value inside another one."""
     try:
         return read(given)
-    except InvalidValue as e:
-        raise InvalidValue(str(e), (key, *e.path)) from None
+    except OptionError as e:
+        raise InvalidValue(str(e), (key, *getattr(e, "keys", ()))) from None
 
 
-def _by_library(given: Any, read: _Reader) -> Iterator[tuple[str, Any]]:
-    """Limits, each with the glob of its libraries, or an empty one: ``[80, "libours.so=90"]``."""
+def _by_glob(
+    given: Any, read: _Reader, read_glob: _Reader = _library_glob
+) -> Iterator[tuple[str, Any]]:
+    """Values, each with its glob, or an empty one: ``[80, "libours.so=90"]``, or a mapping."""
 
     def entry(part: Any) -> tuple[str, Any]:
         glob, equals, text = part.rpartition("=") if isinstance(part, str) else ("", "", part)
-        return (_library_glob(glob) if equals else ""), read(text)
+        return (read_glob(glob) if equals else ""), read(text)
 
     if isinstance(given, dict):
-        for glob, limit in given.items():
-            yield _at(glob, _library_glob, glob), _at(glob, read, limit)
-    elif isinstance(given, list | tuple):
-        for index, part in enumerate(given):
-            yield _at(index, entry, part)
+        for glob, value in given.items():
+            yield _at(glob, read_glob, glob), _at(glob, read, value)
     else:
-        yield entry(given)
+        yield from _list_of(entry)(given)
 
 
 def _limits(read: _Reader) -> _Reader:
-    def read_limits(given: Any) -> Limits:
-        found = dict(_by_library(given, read))
-        overall = found.pop("", None)
-        return Limits(overall=overall, libraries=found)
+    def read_limits(given: Any) -> Limits[Any]:
+        found: dict[str, Any] = {}
+        for glob, limit in _by_glob(given, read):
+            # Figures have a limit each, and add up.
+            found[glob] = found.get(glob, ()) + limit if isinstance(limit, tuple) else limit
+        return Limits(overall=found.pop("", None), libraries=found)
 
     return read_limits
 
 
-def _growth_limits(given: Any) -> GrowthLimits:
-    found: dict[str, tuple[GrowthLimit, ...]] = {}
-    for glob, limits in _by_library(given, _growths):
-        found[glob] = (*found.get(glob, ()), *limits)
-    overall = found.pop("", None)
-    return GrowthLimits(overall=overall, libraries=found)
-
-
 def _path_rules(given: Any) -> dict[str, str]:
     """Paths here by globs on paths of other machines; see ``globs.PathRules``."""
-    if isinstance(given, list | tuple):  # of a flag: GLOB=PATH
-        pairs = [text.rpartition("=") for text in given]
-        if wrong := [text for text, (_, equals, _) in zip(given, pairs, strict=True) if not equals]:
-            _refuse(wrong[0], "GLOB=PATH")
-        given = {glob: path for glob, _, path in pairs}
-    if not isinstance(given, dict):
-        _refuse(given, "a mapping of globs on paths to paths")
-    return {_at(glob, _path_glob, glob): _at(glob, _path, path) for glob, path in given.items()}
-
-
-def _path_glob(given: str) -> str:
-    glob = _library_glob(given)
-    if not glob.startswith(("/", "*")):
-        _refuse(glob, "an absolute path with * and ?")
-    return glob
+    rules = dict(_by_glob(given, _path, _path_glob))
+    if "" in rules:
+        _refuse(rules[""], "GLOB=PATH")
+    return rules
 
 
 def _reports(given: Any) -> tuple[Report, ...]:
     """A list of formats, ``json:PATH``, or a mapping of formats to paths or true."""
     if isinstance(given, dict):
         return tuple(_at(name, partial(_report, name), path) for name, path in given.items())
-    words = one_of(REPORT_FORMATS)
-    expected = f"a list of formats, or a mapping of formats to paths; formats: {words}"
-    reports: tuple[Report, ...] = _list_of(_report_of_text, expected)(given)
-    for index, report in enumerate(reports):
-        if report in reports[:index]:
-            name = ":".join(filter(None, (report.format.value, report.path)))
-            raise InvalidValue(f"{name} is there twice", (index,))
-    return reports
+    return tuple(dict.fromkeys(_list_of(_report_of_text)(given)))
 
 
 def _report_of_text(given: Any) -> Report:
     name, colon, path = given.strip().partition(":") if isinstance(given, str) else (given, "", "")
-    found = _report(name, None, given)
-    if colon and (name not in REPORT_FILES or not path.strip()):
-        _refuse(given, f"a path after {name}:" if name in REPORT_FILES else f"{name} alone")
-    return _report(name, path.strip()) if colon else found
+    return _report(name, path.strip() if colon else None, given)
 
 
 def _report(name: Any, path: Any, given: Any = None) -> Report:
@@ -392,32 +345,31 @@ def _report(name: Any, path: Any, given: Any = None) -> Report:
         _refuse(name if given is None else given, one_of(REPORT_FORMATS), hint)
     if path is None or path is True:
         return Report(format=ReportFormat(name), path=None)
-    if name not in REPORT_FILES or not isinstance(path, str):
-        _refuse(path, "a path or true" if name in REPORT_FILES else "true")
+    has_path = name in REPORT_FILES
+    if not (has_path and isinstance(path, str) and path.strip()):
+        expected = f"{name} alone, or with a path" if has_path else f"{name} alone"
+        _refuse(path if given is None else given, expected)
     return Report(format=ReportFormat(name), path=_place(path))
 
-
-_GLOBS = "a list whose entries are each a glob with * and ?"
-_LIBRARIES = "a list whose entries are each a glob on a path, a file name or a soname, or dist:NAME"
 
 _READERS: Mapping[str, _Reader] = {
     "run": _place,
     "config": _path,
     "directory": _path,
     "paths": _path_rules,
-    "libraries.include": _list_of(_library_glob, _LIBRARIES),
-    "libraries.exclude": _list_of(_library_glob, _LIBRARIES),
-    "keep.kernels": _list_of(_glob, _GLOBS),
-    "keep.libraries": _list_of(_library_glob, _LIBRARIES),
-    "keep.archs": _list_of(_arch, "a list of SM archs, like sm_90, sm_90a or 9.0"),
+    "libraries.include": _list_of(_library_glob),
+    "libraries.exclude": _list_of(_library_glob),
+    "keep.kernels": _list_of(_glob),
+    "keep.libraries": _list_of(_library_glob),
+    "keep.archs": _archs,
     "trace.replay": _path,
     "reports.formats": _reports,
-    "coverage.libraries": _list_of(_library_glob, _LIBRARIES),
+    "coverage.libraries": _list_of(_library_glob),
     "coverage.fail_under": _limits(read_percent),
     "thresholds.max_unused_percent": _limits(read_percent),
     "thresholds.min_used_kernels": _limits(_count),
-    "thresholds.max_gpu_code": _limits(_size),
+    "thresholds.max_gpu_code": _limits(read_size),
     "compare.baseline": _place,
-    "compare.fail": _growth_limits,
+    "compare.fail": _limits(_growths),
     "cache.dir": _path,
 }

@@ -16,12 +16,12 @@ from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
+from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.conflicts import busy_message
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
-from pytest_negativa.tracing.devices import driver_initialised
 from pytest_negativa.tracing.drivercalls import (
     DRIVER_CALLS,
     LINK_SIZE_SLOT,

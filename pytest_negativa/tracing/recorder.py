@@ -11,6 +11,7 @@ import itertools
 import os
 from collections.abc import Iterable
 
+from pytest_negativa.devices import DriverFacts
 from pytest_negativa.models.trace import (
     EAGER_LOADING,
     Context,
@@ -35,7 +36,6 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
-from pytest_negativa.tracing.devices import DriverFacts
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches

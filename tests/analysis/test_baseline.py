@@ -11,7 +11,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.baseline import compare_figures, compare_with_baseline, make_baseline
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.settings import Compare, GrowthLimit, GrowthLimits
+from pytest_negativa.models.settings import Compare, GrowthLimit, Limits
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.storage.records import write_record
@@ -58,7 +58,7 @@ def before(code: int, unused: int, size: int, *kernels: str) -> Snapshot:
 def compared(
     baseline: str, overall: tuple[GrowthLimit, ...], libraries: dict[str, tuple[GrowthLimit, ...]]
 ) -> Compare:
-    return Compare(baseline=baseline, fail=GrowthLimits(overall=overall, libraries=libraries))
+    return Compare(baseline=baseline, fail=Limits(overall=overall, libraries=libraries))
 
 
 def of(libraries: tuple[AnalyzedLibrary, ...]) -> tuple[int, int, int]:

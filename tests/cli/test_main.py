@@ -72,7 +72,7 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
         for name in main.list_commands(context)
         if (command := main.get_command(context, name))
     }
-    shown = " ".join(done.stdout.partition("\nLook:")[2].split())
+    shown = " ".join(done.stdout.partition("\nBegin:")[2].split())
     for name, text in listed.items():
         assert f" {name} {text}" in f" {shown}"
     assert len(listed) == len(shown.split(". ")) > 20

@@ -30,5 +30,5 @@ def test_the_schema_is_one_and_describes_every_option() -> None:
                 at = at["properties"][key]
             assert at["description"].startswith(option.help)
             if option.default is not None:
-                jsonschema.validate(at["default"], at)
+                jsonschema.validate(at["default"], {"$defs": schema["$defs"], **at})
     assert json.loads(schema_text()) == schema

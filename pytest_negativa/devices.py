@@ -1,13 +1,18 @@
-"""The devices that a process sees, asked of the driver."""
+"""The devices that a process sees, asked of the driver, and archs by name."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 import uuid
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ALL_MAJOR, SmArch, parse_arch, require_known
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.trace import Device
 from pytest_negativa.storage.system import System
@@ -84,17 +89,46 @@ def start_driver() -> DriverFacts:
     return DriverFacts()
 
 
-def native_devices() -> tuple[ComputeCapability, ...]:
-    """The compute capabilities of this machine's GPUs. It loads the driver, but makes no context.
+def parse_archs(texts: Iterable[str], *, also_unknown: bool = False) -> tuple[SmArch, ...]:
+    """Read archs and GPUs wherever a user may name some; each arch once.
+
+    Args:
+        texts: lists with commas of what ``arch.parse_arch`` reads, of ``all-major``
+            (``arch.ALL_MAJOR``) and of ``native``, this machine's GPUs.
+        also_unknown: take archs of no GPU that this release knows, too.
 
     Raises:
-        OptionError: there is no GPU, or the driver doesn't tell.
+        OptionError: a word is no arch, no GPU has it, or ``native`` finds no GPU.
     """
-    try:
-        found = start_driver().devices()
-    except (OSError, AttributeError) as e:
-        raise OptionError(f"native: no GPU works on this machine ({e}); name the archs") from None
-    return tuple(dict.fromkeys(ComputeCapability.parse(d.compute_capability) for d in found))
+    found: list[SmArch] = []
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        if word.lower() == "native":
+            found += map(parse_arch, _native())
+        elif word.lower() == "all-major":
+            found += ALL_MAJOR
+        else:
+            found.append(parse_arch(word) if also_unknown else require_known(parse_arch(word)))
+    return tuple(dict.fromkeys(found))
+
+
+def _native() -> list[str]:
+    """The compute capabilities of this machine's GPUs.
+
+    A process of its own asks: after ``cuInit``, no child that the tests fork could use CUDA. What
+    traces its parent must not trace it.
+    """
+    kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_INJECTION64_PATH", "LD_AUDIT")}
+    command = (sys.executable, "-m", __name__)
+    # -m searches the current folder first, which may have modules of other people.
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, env=kept, cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode or not done.stdout.strip():
+        last = (done.stderr.strip().splitlines() or ["the driver shows none"])[-1]
+        why = last.removeprefix("OSError: ")
+        raise OptionError(f"native: no GPU works on this machine ({why}); name the archs")
+    return done.stdout.split()
 
 
 def driver_initialised() -> bool:
@@ -114,3 +148,7 @@ def _driver_version() -> str | None:
         return None
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", text)
     return found[1] if found else None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(device.compute_capability for device in start_driver().devices()))
