@@ -246,7 +246,8 @@ def _parse(data: bytes) -> LoggedProcess | None:
             ranges = _parse_ranges(data, ranges_at, count)
             original = data[path_at + length : path_at + length + _DIGEST]
             pages_of_gaps = _parse_gaps(ranges, data[at + bits : at + record_size])
-            misses.append(Misses(path, original, size, dict(sorted(pages_of_gaps))))
+            missed = dict(sorted(pages_of_gaps))
+            misses.append(Misses(path, original, size, missed, bool(flags & _UNWATCHED)))
         else:
             raise ValueError(f"a record of kind {kind}")
     if process is None:

@@ -39,6 +39,9 @@ History: 2 has ``rows``; 1 is the first.
 PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
 """Codes of the lack that a process was not traced."""
 
+EAGER_LOADING = "eager-loading"
+"""Code of the warning that a process loaded whole images, and looked up all their kernels."""
+
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
 
@@ -316,6 +319,25 @@ class EnumerationRecord(TraceRecord, frozen=True, kw_only=True, tag="enumeration
     context: int
 
 
+class RefusalRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
+    """The driver refused a call of ``driver_calls.h``; the first time for its image and symbol.
+
+    Attributes:
+        code: ``CUresult`` in cuda.h.
+        image: the id of the image that the call was about, if it was loaded.
+        library, offset: where the image lies that the call was to load.
+        name: of the symbol that was looked up.
+    """
+
+    call: str
+    code: int
+    context: int
+    image: int | None = None
+    library: int | None = None
+    offset: NonNegative | None = None
+    name: str | None = None
+
+
 class LaunchRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="launch"):
     """How often a kernel was launched in a context; only where launches are recorded.
 
@@ -371,6 +393,7 @@ AnyTraceRecord = (
     | KernelRecord
     | DataRecord
     | EnumerationRecord
+    | RefusalRecord
     | LaunchRecord
     | GapRecord
     | GapEndRecord
@@ -418,6 +441,22 @@ class UsedData(Record, frozen=True, kw_only=True):
     name: str
     kind: DataKind
     first: FirstUse
+
+
+class Refusal(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A driver call that failed.
+
+    Attributes:
+        call, code, name: see ``RefusalRecord``.
+        path, offset: file and place of the image; None if it lay in memory only, or is not known.
+    """
+
+    call: str
+    code: int
+    first: FirstUse
+    path: str | None = None
+    offset: NonNegative | None = None
+    name: str | None = None
 
 
 class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -532,6 +571,7 @@ class Usage(Record, frozen=True, kw_only=True):
         launches: of each kernel, by context and ranges, a million rows in a large run; empty if no
             trace counts launches.
         ranges: each nesting of NVTX ranges around launches, see ``LaunchRecord``.
+        refusals: what the driver refused, once for each call, image and symbol.
         incomplete: why more may have been used than is listed here; empty if nothing is
             missing. A plan from an incomplete usage must keep.
         replay: set where the records come from an earlier run on another machine.
@@ -551,6 +591,7 @@ class Usage(Record, frozen=True, kw_only=True):
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
     replay: Replay | None = None
+    refusals: tuple[Refusal, ...] = ()
 
     def bad_index(self) -> str | None:
         """The first index that leads to no row of its table; None if there is none."""
@@ -571,6 +612,9 @@ class Usage(Record, frozen=True, kw_only=True):
             yield from _indices_of(f"libraries[{n}].images", library.images)
         yield from _indices_of("memory_images", self.memory_images)
         yield from _indices_of("compiled", self.compiled)
+        for n, refusal in enumerate(self.refusals):
+            yield f"first process of refusals[{n}]", "processes", (refusal.first.process,)
+            yield f"first context of refusals[{n}]", "contexts", (refusal.first.context,)
         for name, rows in self.launches.items():
             key = f"launches of {name}"
             yield f"context of {key}", "contexts", (row.context for row in rows)
@@ -622,6 +666,11 @@ class Usage(Record, frozen=True, kw_only=True):
             if not process.ended and process.header.role.runs_tests:
                 return f"the trace of process {process.header.pid} has no end"
         return None
+
+    @property
+    def loads_eagerly(self) -> bool:
+        """Whether a process ran with CUDA_MODULE_LOADING=EAGER."""
+        return any(warning.code == EAGER_LOADING for warning in self.warnings)
 
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""

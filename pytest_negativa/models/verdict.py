@@ -54,6 +54,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         trimmed: what was overwritten inside kept cubins, by file offset of the payload or frame:
             offsets in the unpacked cubin.
         trimmed_code_bytes: how much code that is, unpacked.
+        watched_bytes: how much of ``spans`` was armed: whoever touched it would be a difference.
         left_bytes: GPU code that stays in the copy, packed as it is there.
         detail: the reason if it isn't proved.
         notes: remarks on the copy, such as code that could not be removed from it.
@@ -78,6 +79,7 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     copy_size: NonNegative | None = None
     processes: NonNegative
     spans: tuple[Span, ...]
+    watched_bytes: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
 
@@ -134,6 +136,12 @@ class WorkKind(str, enum.Enum):
     NOT_USED = "used when traced, but not on the copies"
     NOT_LAUNCHED = "launched when traced, but not on the copies"
     LAUNCHED = "launched on the copies, but not when traced"
+    REFUSED = "refused by the driver on the copies alone"
+    TOUCHED = "removed, and touched on the copies"
+
+
+NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
+"""What shows by itself that removed code was needed, and which."""
 
 
 class Tolerance(str, enum.Enum):
@@ -178,7 +186,7 @@ class WorkDifference(Record, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for the same difference in another run."""
-        used = self.kind is WorkKind.NOT_USED
+        used = self.kind in (WorkKind.NOT_USED, WorkKind.REFUSED)
         return self.kind, self.image, self.kernel, None if used else self.test
 
     @property
@@ -211,6 +219,14 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
+class FoundBy(str, enum.Enum):
+    """How healing found what tests need."""
+
+    BISECTION = "bisection"
+    TOUCH = "touch"
+    REFUSAL = "refusal"
+
+
 class NeededSpan(Record, frozen=True, kw_only=True):
     """What healing gave back: an element, frame or function.
 
@@ -224,8 +240,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         function: the mangled name of that code's first function.
         complete: whether it is known to be needed; if not, it is kept only because the search
             isn't finished.
-        touched: the failing tests were seen to touch it, all at once; it was not tried whether
-            they fail without it.
+        found_by: by bisection, tests were seen to fail without it; by a touch or the driver's
+            refusal, to ask for it, and it was not tried whether they fail without it.
     """
 
     library: str
@@ -236,13 +252,15 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     code: NonNegative | None = None
     function: str | None = None
     complete: bool = True
-    touched: bool = False
+    found_by: FoundBy = FoundBy.BISECTION
 
     @property
     def detail(self) -> str:
         """Why it is kept, for people."""
-        if self.touched:
-            return f"touched by tests that fail without it or other code, such as {self.test}"
+        if self.found_by is FoundBy.REFUSAL:
+            return f"the driver refused it to {self.test}"
+        if self.found_by is FoundBy.TOUCH:
+            return f"touched on the copies by {self.test}"
         if self.complete:
             return f"needed by {self.test}, found by bisection"
         return "kept: the search for what is needed is not finished"
@@ -290,7 +308,8 @@ class Verdict(Record, frozen=True, kw_only=True):
         rounds: every start of the program.
         healing: how healing went; None without it.
         changes: what the tests were started with otherwise than when traced.
-        work: what the tests used otherwise than when traced; not compared if their outcomes differ.
+        work: what the tests used otherwise than when traced; if their outcomes differ, only what
+            the driver refused.
     """
 
     format_version: int

@@ -17,6 +17,7 @@ LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
+ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
 
 # ENTER_TEST of pages.c: an address that mprotect(2) itself refuses.
 _ENTER_TEST = 0x6E656761746976
@@ -61,15 +62,21 @@ def watch_environment(
     return added
 
 
-def misses_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+def misses_environment(
+    environ: Mapping[str, str], logs: Path, armed: Path | None = None
+) -> dict[str, str]:
     """The variables to set so that processes record what comes back to libraries with a spare.
+
+    Args:
+        armed: a file of ``verifying.tripwire``: record touches of removed code instead.
 
     Raises:
         PageWatchError: this machine can't do it.
     """
     # Those that trace CPU code take precedence.
     traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
-    return {**_with_watch(environ), **traced, MISSES_VARIABLE: str(logs.absolute())}
+    table = {} if armed is None else {ARMED_VARIABLE: str(armed.absolute())}
+    return {**_with_watch(environ), **traced, MISSES_VARIABLE: str(logs.absolute()), **table}
 
 
 def _with_watch(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,9 +11,10 @@
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
  * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
  * NEGATIVA_PAGES_TEST, the test that started the process.
- * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare: see
- * pages/gaps.h. The log is a shared mapping of a file, so a process that is killed loses nothing.
- * fallocate reserves its blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare, or
+ * with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a shared
+ * mapping of a file, so a process that is killed loses nothing. fallocate reserves its blocks:
+ * touching a hole of a file on a full disk would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
  * what they have needs no second mark. Not so where tests are told apart or pages are forbidden.
@@ -107,11 +108,12 @@ static unsigned long max_mappings(void) {
 EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS"),
                *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
-    const char *name = getenv("NEGATIVA_PAGES_TEST");
+    const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
         restricted = name = NULL;
+        table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
     if (folder == NULL || strlen(folder) >= sizeof log_.folder) return 0;
@@ -128,7 +130,8 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, most_parts);
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
-        (restricted != NULL && !read_records(restricted, &allowed)) || !faults_start(serve)) {
+        (restricted != NULL && !read_records(restricted, &allowed)) ||
+        (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }

@@ -34,12 +34,14 @@ class Misses:
         original: SHA-256 of the original.
         original_size: bytes.
         pages: what came back, by number of the page in the original, ascending.
+        unwatched: more may have come back from some time on.
     """
 
     name: str
     original: bytes
     original_size: int
     pages: Mapping[int, Miss]
+    unwatched: bool = False
 
     def ranges(self) -> tuple[Span, ...]:
         """The pages that came back, as file offsets; neighbours are one span."""
@@ -54,4 +56,6 @@ class Misses:
                 pages[page] = miss
             else:
                 pages[page] = before._replace(times=before.times + miss.times)
-        return Misses(self.name, self.original, self.original_size, dict(sorted(pages.items())))
+        unwatched = self.unwatched or other.unwatched
+        ordered = dict(sorted(pages.items()))
+        return Misses(self.name, self.original, self.original_size, ordered, unwatched)

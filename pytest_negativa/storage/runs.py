@@ -133,6 +133,7 @@ class Run:
     answers_file = _Place("healing.jsonl")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
+    touch_logs = _Place("touches")
     _partial_file = _Place("partial")
     _samples_file = _Place("samples")
     report_files = _Place("reports")
@@ -443,6 +444,7 @@ class VerificationFolder:
     folder: Path
 
     table_file = _Place("redirect.table")
+    armed_file = _Place("armed")
     verdict_file = _Place("verdict.json")
     allowed_pages_file = _Place("allowed.pages")
 

@@ -51,6 +51,8 @@ _SUBSCRIBER_NAME = "pytest-negativa"
 _SUBSCRIBER_PARAMS_SIZE = 32
 _ERROR_MULTIPLE_SUBSCRIBERS = 39
 
+_CALLS = {call.cbid: call for call in DRIVER_CALLS}
+
 _string_at = ctypes.string_at
 _from_bytes = int.from_bytes
 
@@ -251,16 +253,20 @@ class CuptiDetector:
         try:
             site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
             # Unloading is noted before it happens: afterwards the driver may give the handle
-            # to another thread. Anything else once it is known to have worked.
+            # to another thread. Anything else once it is known whether it worked.
             if site != _API_EXIT:
                 entry = self._entry_handlers.get(cbid)
                 if entry is not None:
                     entry[1](_string_at(parameters, entry[0]))
                 return
-            if cbid in self._entry_handlers or _string_at(result, 4) != b"\0\0\0\0":
+            if cbid in self._entry_handlers:
                 return
             size, handler = self._handlers[cbid]
-            handler(_string_at(parameters, size))
+            code = _string_at(result, 4)
+            if code == b"\0\0\0\0":
+                handler(_string_at(parameters, size))
+            else:
+                self._refuse(cbid, _from_bytes(code, "little"), _string_at(parameters, size))
         except Exception as e:
             self._recorder.warn(
                 "callback-failed", f"driver call {cbid}: {type(e).__name__}: {e}", incomplete=True
@@ -273,6 +279,19 @@ class CuptiDetector:
                 incomplete=True,
             )
             _raise_later(e)
+
+    def _refuse(self, cbid: int, code: int, slots: bytes) -> None:
+        call = _CALLS[cbid]
+        subject, handle = _slot(slots, call.subject), _slot(slots, call.handle)
+        if call.action in (Action.KERNEL, Action.DATA):
+            name = self._memory.read_string(subject)
+            self._recorder.refused(call.name, code, handle=handle, name=name)
+        elif call.action in (Action.LOAD, Action.LINK_DATA):
+            self._recorder.refused(call.name, code, place=self._images.locate(subject))
+        elif call.action is Action.ENUMERATE:
+            self._recorder.refused(call.name, code, handle=handle)
+        elif call.action is Action.MODULE_OF_LIBRARY:
+            self._recorder.refused(call.name, code, handle=subject)
 
     def _load(self, call: DriverCall, slots: bytes) -> None:
         handle = self._pointee(_slot(slots, call.handle))

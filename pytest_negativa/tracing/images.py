@@ -71,6 +71,13 @@ class ImageResolver:
             return found._replace(prelinked=self._prelinked(others, found.place.file))
         return found
 
+    def locate(self, address: int) -> MappedPlace | None:
+        """Where in a file the image at ``address`` lies, whatever its bytes; None: in none."""
+        head = self._memory.read(address, _WRAPPER.size)
+        if head[:4] == _WRAPPER_MAGIC.to_bytes(4, "little") and len(head) == _WRAPPER.size:
+            address = _WRAPPER.unpack(head)[2]
+        return self._mappings.find(address)
+
     def resolve_sized(self, address: int, size: int) -> FoundImage:
         """Find an input of the driver's linker, which comes with its size."""
         return self._resolve_bare(address, size)

@@ -39,6 +39,8 @@ from pytest_negativa.models.trace import (
     LibraryRecord,
     LibraryUsage,
     Phase,
+    Refusal,
+    RefusalRecord,
     Role,
     TracedLibrary,
     Usage,
@@ -126,6 +128,9 @@ def _start(path: Path) -> tuple[bool, int, int, str]:
     return (False, header.start_ns, header.pid, path.name)
 
 
+# Path and offset of an image; None, None for one that lies in no file.
+_Place = tuple[str | None, int | None]
+
 # When something was first seen: (time of the context's first event, process, place in the
 # file, context id). Kernels carry no time of their own, the order of the lines is enough.
 _When = tuple[int, int, int, int]
@@ -173,6 +178,7 @@ class _Merger:
         self._launches: defaultdict[str, dict[tuple[int, int], tuple[int, int | None]]]
         self._launches = defaultdict(dict)
         self._ranges: dict[tuple[str, ...], int] = {(): 0}
+        self._refusals: dict[tuple[_Place, str, str | None], tuple[_When, int]] = {}
         self._gaps: list[Gap] = []
         self._warnings: list[UsageWarning] = []
         self._incomplete: list[UsageWarning] = []
@@ -257,6 +263,10 @@ class _Merger:
         known = None if gpu_ns is None or record.gpu_ns is None else gpu_ns + record.gpu_ns
         of_kernel[key] = (count + record.count, known)
 
+    def refuse(self, record: RefusalRecord, place: _Place, when: _When) -> None:
+        key = (place, record.call, record.name)
+        self._refusals[key] = min(self._refusals.get(key, (when, record.code)), (when, record.code))
+
     def gap(self, gap: Gap) -> None:
         self._gaps.append(gap)
         what = "was off" if gap.end_ns is not None else "went off and stayed so"
@@ -338,6 +348,14 @@ class _Merger:
             warnings=_distinct(self._warnings),
             incomplete=_distinct(map(self._scoped, self._incomplete)),
             replay=next((h.replay for h in self._headers if h.replay), None),
+            refusals=tuple(
+                Refusal(
+                    call=call, code=code, first=_first(when), path=path, offset=offset, name=name
+                )
+                for ((path, offset), call, name), (when, code) in sorted(
+                    self._refusals.items(), key=lambda item: item[1]
+                )
+            ),
         )
 
     def _kernel_launches(self) -> dict[str, tuple[LaunchRow, ...]]:
@@ -379,7 +397,7 @@ class _Merger:
         )
 
 
-_Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | LaunchRecord
+_Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | RefusalRecord | LaunchRecord
 _USES = frozenset(get_args(_Use))
 
 
@@ -394,6 +412,8 @@ class _TraceMerger:
         self._context: Context | None = None
         self._libraries: dict[int, _Library] = {}
         self._images: dict[int, _Image] = {}
+        self._paths: dict[int | None, str] = {}
+        self._places: dict[int | None, _Place] = {}
         self._early: list[tuple[int, _Use]] = []
         self._gaps: list[GapRecord] = []
         self._gap_ends: dict[int, int] = {}
@@ -438,6 +458,10 @@ class _TraceMerger:
             return True
         if isinstance(record, ImageRecord):
             return record.library is None or record.library in self._libraries
+        if isinstance(record, RefusalRecord):
+            return (record.library is None or record.library in self._libraries) and (
+                record.image is None or record.image in self._places
+            )
         return record.image in self._images or record.image in self._unknown
 
     def _note(self, record: AnyTraceRecord) -> None:
@@ -448,6 +472,7 @@ class _TraceMerger:
             self._contexts.setdefault(record.id, (record.time_ns, context))
         elif isinstance(record, LibraryRecord):
             self._libraries[record.id] = self._merger.library(record.library, self._process)
+            self._paths[record.id] = record.library.path
         elif isinstance(record, DeviceRecord):
             self._merger.device(record.device, self._process)
         elif isinstance(record, WarningRecord):
@@ -465,6 +490,9 @@ class _TraceMerger:
             self._merger.launches(record, self._when(record.context, place)[3])
         elif isinstance(record, ImageRecord):
             self._add_image(record, place)
+        elif isinstance(record, RefusalRecord):
+            of = self._places.get(record.image, (self._paths.get(record.library), record.offset))
+            self._merger.refuse(record, of, self._when(record.context, place))
         else:
             self._add_use(record, place)
 
@@ -477,6 +505,7 @@ class _TraceMerger:
 
     def _add_image(self, record: ImageRecord, place: int) -> None:
         self._merger.loads(self._process)
+        self._places[record.id] = self._paths.get(record.library), record.offset
         when = self._when(record.context, place)
         if record.library is not None and record.offset is not None:
             library = self._libraries.get(record.library)

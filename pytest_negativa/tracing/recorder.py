@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 
 from pytest_negativa.models.trace import (
+    EAGER_LOADING,
     Context,
     ContextRecord,
     DataKind,
@@ -28,6 +29,7 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
+    RefusalRecord,
     TracedLibrary,
     WarningRecord,
 )
@@ -39,6 +41,7 @@ from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
     MappedFile,
+    MappedPlace,
     Mappings,
     identify_library,
     split_deleted,
@@ -211,6 +214,38 @@ class Recorder:
             )
             self._seen.add(key)
 
+    def refused(
+        self,
+        call: str,
+        code: int,
+        *,
+        handle: int | None = None,
+        place: MappedPlace | None = None,
+        name: bytes | None = None,
+    ) -> None:
+        """The driver refused a call.
+
+        Args:
+            handle: of the image that the call was about.
+            place: of the image that it was to load.
+            name: of the symbol that it was to look up.
+        """
+        image = None if handle is None else self._image_of_handle.get(handle)
+        key = (image, call, place, name)
+        if key not in self._seen:
+            self._writer.write(
+                RefusalRecord(
+                    call=call,
+                    code=code,
+                    context=self._context_id(),
+                    image=image,
+                    library=None if place is None else self.library(place.file),
+                    offset=None if place is None else place.offset,
+                    name=None if name is None else _text(name),
+                )
+            )
+            self._seen.add(key)
+
     def launches(self, counted: Iterable[KernelLaunches]) -> None:
         """Note how often each kernel was launched, and how long the GPU ran it."""
         for name, around, count, gpu_ns in counted:
@@ -271,7 +306,7 @@ class Recorder:
             self._writer.write(DeviceRecord(device=device))
         if eager:
             self.warn(
-                "eager-loading",
+                EAGER_LOADING,
                 "CUDA_MODULE_LOADING=EAGER: every image of every library was loaded, used or "
                 "not, and counts as used; trace with lazy loading (the default)",
             )

@@ -13,6 +13,7 @@ from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import ProvedLibrary
 from pytest_negativa.processes.redirect import (
@@ -26,6 +27,7 @@ from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRuns
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
+from pytest_negativa.verifying.tripwire import Touches
 
 # Round, process id and executable.
 _Program = tuple[str, int, str]
@@ -67,6 +69,8 @@ class Attempt:
         opened: see ``opened_originals``; and younger processes, see ``held_originals``.
         held: older processes, see ``held_originals``.
         files: see ``judge_files``.
+        armed: by real path of the original: removed code that is watched, see ``tripwire``.
+        touches: who touched it.
         problems: what else speaks against the attempt, such as a collection error.
         ended_ns: when, nanoseconds since the epoch.
     """
@@ -88,6 +92,8 @@ class Attempt:
     problems: tuple[str, ...]
     versions: dict[str, str]
     ended_ns: int
+    armed: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    touches: Touches = field(default_factory=Touches)
 
     @property
     def after(self) -> dict[str, TestResult]:

@@ -18,7 +18,15 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Verify
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import Healing, NeededSpan, Verdict
+from pytest_negativa.models.verdict import (
+    NEEDS,
+    FoundBy,
+    Healing,
+    NeededSpan,
+    Verdict,
+    WorkDifference,
+    WorkKind,
+)
 from pytest_negativa.planning.keep_needed import (
     Part,
     functions_of,
@@ -47,6 +55,8 @@ _ELSEWHERE = {
     "removed code is the cause",
 }
 """Why nothing is given back for tests that fail with everything given back."""
+
+_FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 
 _WorkKey = tuple[object, ...]
 
@@ -177,6 +187,12 @@ def search(
     budget: _Budget,
 ) -> SearchResult:
     """Find what must be given back for the tests that fail in an attempt."""
+    if seen := list(_needed_parts(plans, verdict)):
+        spans = [
+            _span(plans.planned, part, work.nodeid or work.test, found_by=_FOUND_BY[work.kind])
+            for part, work in seen
+        ]
+        return SearchResult(_of_each_path(plans.planned, spans))
     wanted = _wanted_work(verification, verdict)
     failing = [t.nodeid for t in verdict.differences if t.before is not None]
     failing += [nodeid for nodeid in wanted if nodeid not in failing]
@@ -233,7 +249,10 @@ def search(
         # At a limit, the search below says so.
         with contextlib.suppress(LimitReached):
             if probe(frozenset(touched.surely)) is None:
-                spans = [_span(plans.planned, p, tests[0], touched=True) for p in touched.surely]
+                spans = [
+                    _span(plans.planned, part, tests[0], found_by=FoundBy.TOUCH)
+                    for part in touched.surely
+                ]
                 return SearchResult(_of_each_path(plans.planned, spans), reasons)
     ordered = dict.fromkeys((*touched.surely, *touched.maybe, *candidates))
     found = find_needed(list(ordered), probe, _GROUPS, tests[0])
@@ -247,6 +266,38 @@ def search(
     )
     spans = [_span(plans.planned, part, tests[0], complete=False) for part in found.enough]
     return SearchResult(_of_each_path(plans.planned, spans), (*reasons, limit), complete=False)
+
+
+def _needed_parts(plans: _Plans, verdict: Verdict) -> Iterator[tuple[Part, WorkDifference]]:
+    """The removed code that was touched, or that the driver was asked for by name."""
+    seen = [d for d in verdict.other_work if d.kind in NEEDS]
+    for planned in plans.planned if seen else ():
+        contents = {block.start: block.content for block in planned.library_map.iter_code()}
+        never = _wrong_arch(planned)
+        for part in iter_parts(planned.library_map, planned.plan):
+            wanted = [d for d in seen if d.library == part.library and _lies_in(part, d)]
+            if not wanted or part.start in never:
+                continue
+            if part.code is None:
+                found = planned.library_map.kernels_of(contents[part.start])
+                names = {kernel.name for kernel in found}
+            else:
+                code = Span(part.code, part.code + 1)
+                names = set(functions_of(planned.library_map, part.start, code))
+            for work in wanted:
+                if work.kernel is None or work.kernel in names:
+                    yield part, work
+                    break
+
+
+def _lies_in(part: Part, work: WorkDifference) -> bool:
+    return work.image is None or int(work.image, 16) in (part.region, part.start)
+
+
+def _wrong_arch(planned: AnalyzedLibrary) -> set[int]:
+    """Code that the driver would never choose."""
+    decisions = planned.plan.decisions
+    return {d.start for d in decisions if d.reason == UnusedReason.WRONG_ARCH.value}
 
 
 def _touched(
@@ -416,12 +467,7 @@ def _likely_first(
     loaded = {(use.library.path, image.offset) for use in usage.libraries for image in use.images}
     uses = libraries_by_test(usage)
     used = {path for nodeid in failing for path in uses.get(nodeid, ())}
-    never_chosen = {
-        (p.plan.library.path, d.start)
-        for p in plans.planned
-        for d in p.plan.decisions
-        if d.reason == UnusedReason.WRONG_ARCH.value
-    }
+    never_chosen = {(p.plan.library.path, start) for p in plans.planned for start in _wrong_arch(p)}
     return sorted(
         (part for p in plans.planned for part in iter_parts(p.library_map, p.plan)),
         key=lambda p: (
@@ -441,7 +487,7 @@ def _span(
     test: str,
     *,
     complete: bool = True,
-    touched: bool = False,
+    found_by: FoundBy = FoundBy.BISECTION,
 ) -> NeededSpan:
     library = next(p for p in planned if p.plan.library.path == part.library)
     decision = next(d for d in library.plan.decisions if d.start == part.start)
@@ -458,7 +504,7 @@ def _span(
         code=part.code,
         function=function,
         complete=complete,
-        touched=touched,
+        found_by=found_by,
     )
 
 

@@ -16,9 +16,11 @@ from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
+from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     FIRST_IN_FLAKY,
+    NEEDS,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
@@ -27,6 +29,7 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
     WorkDifference,
+    WorkKind,
 )
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
@@ -52,6 +55,7 @@ from pytest_negativa.verifying.same_work import (
     details_by_library,
     name_holders,
     reasons_of_work,
+    refused_work,
 )
 
 # Outcomes of a test that make a session end with status 1.
@@ -66,7 +70,14 @@ def judge(attempt: Attempt) -> Verdict:
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
-    work = () if reasons else _compare_work(attempt, tests, flaky)
+    work = _compare_work(attempt, tests, flaky, needs_only=bool(reasons))
+    if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
+        # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
+        work = tuple(d for d in work if d.kind not in NEEDS)
+        reasons.append(
+            "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
+            "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
+        )
     changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
     reasons += reasons_of_work(work, attempt.usage)
     if changes and any(d.tolerance is None for d in work):
@@ -85,6 +96,7 @@ def judge(attempt: Attempt) -> Verdict:
             opened=attempt.opened,
             held=attempt.held,
             policy=attempt.settings.opened_originals,
+            armed={p: s for p, s in attempt.armed.items() if attempt.touches.processes.get(p)},
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)
@@ -119,7 +131,7 @@ def judge(attempt: Attempt) -> Verdict:
 
 
 def _compare_work(
-    attempt: Attempt, tests: TestEvidence, flaky: Collection[str]
+    attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
 ) -> tuple[WorkDifference, ...]:
     runs, places = attempt.originals, Places(attempt.reconstruction)
     losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
@@ -132,7 +144,13 @@ def _compare_work(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
-    return name_holders(work, attempt.traced.planned)
+    work += attempt.touches.work
+    if needs_only:
+        work = tuple(d for d in work if d.kind in NEEDS)
+    named = name_holders(work, attempt.traced.planned)
+    planned = {plan.library.path for plan in attempt.plans}
+    # Programs ask the driver for code of their own that is not there, too.
+    return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
 def work_of_rounds(
@@ -149,12 +167,10 @@ def work_of_rounds(
         reconstruction: the copies that they ran on.
     """
     places = Places(reconstruction)
-    return compare_work(
-        Work.of(attempt.traced.usage, places),
-        Work.of(usage, places),
-        originals,
-        flaky,
-        launches=attempt.compare_launches,
+    traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
+    return (
+        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
+        *refused_work(traced, copies, (*originals.all_tests, *originals.without_flaky)),
     )
 
 
@@ -169,7 +185,8 @@ def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
     """
     verdict = judge(attempt)
     runs, limit = attempt.originals, attempt.settings.rerun
-    if not verdict.other_work or not limit or verdict.changes:
+    seen = {work.kind for work in verdict.other_work}
+    if not seen or seen & NEEDS or not limit or verdict.changes:
         return ()
     flaky = {v.nodeid for v in verdict.tests if v.flaky}
     others = tuple(v.nodeid for v in verdict.tests if not v.flaky)
@@ -321,6 +338,7 @@ def judge_libraries(
     opened: Mapping[str, str] = MappingProxyType({}),
     held: Mapping[str, str] = MappingProxyType({}),
     policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
+    armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
@@ -328,6 +346,7 @@ def judge_libraries(
         left_out: by real path: what of a library was not used on the copies.
         opened, held: see ``Attempt``.
         policy: what follows from ``opened``.
+        armed: see ``Attempt``.
     """
     only_noted = policy is OpenedPolicy.NOTE
     copies = {c.library.path: c for c in reconstruction.libraries}
@@ -346,6 +365,8 @@ def judge_libraries(
             opened=None if only_noted else opened.get(path),
         )
         row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
+        if copy is not None:
+            row = replace(row, watched_bytes=size(intersection(copy.unused, armed.get(path, ()))))
         if only_noted and path in opened:
             row = replace(row, notes=(*row.notes, opened[path]))
         if path in held:

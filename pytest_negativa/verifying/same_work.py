@@ -1,8 +1,10 @@
-"""Whether the tests used on the copies what they used when traced. Usage in, differences out.
+"""Whether the tests used on the copies what they used when traced, and were refused nothing.
 
 A test that catches an error and goes on without the GPU passes on broken copies. But then it no
 longer uses code that it used when traced. The union over all processes and rounds is compared: with
 pytest-xdist, which test is the first to use a kernel depends on the order of tests.
+
+What the driver refused on the copies alone was needed there, whatever the test made of the error.
 """
 
 from __future__ import annotations
@@ -24,6 +26,25 @@ from pytest_negativa.models.verdict import (
     Tolerance,
     WorkDifference,
     WorkKind,
+)
+
+# CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
+_OF_STATE = frozenset(
+    (
+        2,
+        3,
+        4,
+        46,
+        100,
+        101,
+        201,
+        304,
+        600,
+        *range(700, 721),
+        *range(802, 808),
+        *range(900, 911),
+        999,
+    )
 )
 
 
@@ -114,16 +135,23 @@ class Work:
         used: each use, and where it was seen first.
         images: images of libraries that were loaded.
         launched: kernels by test, see ``launches_of``.
+        refused: see ``refusals_of``.
     """
 
     used: Mapping[Use, Context]
     images: Collection[Use]
     launched: Mapping[str, Collection[str]]
+    refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
     @classmethod
     def of(cls, usage: Usage, places: Places) -> Work:
         """The work that a usage tells of."""
-        return cls(uses_of(usage, places), loaded_images(usage, places), launches_of(usage))
+        return cls(
+            uses_of(usage, places),
+            loaded_images(usage, places),
+            launches_of(usage),
+            refusals_of(usage, places),
+        )
 
     def includes(self, use: Use) -> bool:
         """Whether it did this."""
@@ -149,6 +177,39 @@ def launches_of(usage: Usage) -> dict[str, set[str]]:
     for name, row in usage.iter_launches():
         launched[usage.contexts[row.context].place].add(name)
     return launched
+
+
+def refusals_of(usage: Usage, places: Places) -> dict[tuple[str, Use], tuple[int, Context]]:
+    """By driver call and what it was about: the error, and where the driver refused it first."""
+    refused = {}
+    for refusal in usage.refusals:
+        if refusal.code in _OF_STATE:
+            continue
+        use = Use(None, None, refusal.name)
+        if refusal.path is not None and refusal.offset is not None:
+            use = Use(*places.find(refusal.path, refusal.offset), refusal.name)
+        refused[refusal.call, use] = refusal.code, usage.context_of(refusal.first)
+    return refused
+
+
+def refused_work(
+    traced: Work, copies: Work, originals: Iterable[Work]
+) -> tuple[WorkDifference, ...]:
+    """What the driver refused on the copies and in no run of the originals."""
+    known = {key for work in (traced, *originals) for key in work.refused}
+    return tuple(
+        WorkDifference(
+            kind=WorkKind.REFUSED,
+            library=use.library,
+            image=f"{use.image:#x}" if isinstance(use.image, int) else None,
+            kernel=use.kernel,
+            test=str(context),
+            nodeid=context.nodeid,
+            note=f"{call} ended with error {code}",
+        )
+        for (call, use), (code, context) in copies.refused.items()
+        if (call, use) not in known and (use.library or use.kernel)
+    )
 
 
 def compare_work(

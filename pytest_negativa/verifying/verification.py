@@ -43,7 +43,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.storage.atomic import remove_file
+from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_plans
@@ -81,6 +81,7 @@ from pytest_negativa.verifying.rounds import (
 )
 from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
+from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 _LEAST_SILENCE = 60.0
@@ -131,7 +132,11 @@ class Verification:
         reconstruction, table = self.write_copies(planned)
         self._copy_files = tuple(copy.copy for copy in reconstruction.libraries)
         self.say(_written_line(reconstruction))
-        rounds = self.run(RoundKind.VERIFY, None, table)
+        tripwire = arm(planned, reconstruction, self.traced.usage)
+        if tripwire.spans:
+            write_atomically(self.folder.armed_file, tripwire.rows)
+        armed = self.folder.armed_file if tripwire.spans else None
+        rounds = self.run(RoundKind.VERIFY, None, table, armed)
         self._rerun_originals(conclusive_tests(rounds))
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
@@ -157,6 +162,8 @@ class Verification:
             opened={**started_since, **opened_originals(opens, self._twins)},
             held=held,
             files=self._judge_files(),
+            armed=tripwire.spans,
+            touches=read_touches(rounds, planned, reconstruction) if armed else Touches(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
@@ -219,16 +226,24 @@ class Verification:
         return reconstruction, path
 
     def run(
-        self, kind: RoundKind, tests: Sequence[str] | None, table: Path | None
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        table: Path | None,
+        armed: Path | None = None,
     ) -> tuple[RoundResult, ...]:
         """Run rounds of a kind until all tests have an outcome; see ``run_all``.
 
         Args:
             tests: node ids; None: all that the command selects.
             table: what to redirect; None: nothing.
+            armed: removed code, see ``tripwire``.
         """
         expected = [test.nodeid for test in self.traced.session.tests]
-        return tuple(run_all(lambda t: self.run_once(kind, t, table), tests, expected))
+        once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
+            kind, t, table, armed=armed
+        )
+        return tuple(run_all(once, tests, expected))
 
     def run_once(
         self,
@@ -237,6 +252,7 @@ class Verification:
         table: Path | None,
         *,
         misses: Path | None = None,
+        armed: Path | None = None,
     ) -> RoundResult:
         """Run a single round; see ``run``.
 
@@ -254,8 +270,11 @@ class Verification:
             stop_at_failure=kind is RoundKind.PROBE,
         )
         environ = self._environment(run, table)
+        if armed is not None:
+            misses = run.touch_logs
+            make_logs_folder(misses, Path(self.settings.directory))
         if misses is not None:
-            environ = {**environ, **misses_environment(environ, misses)}
+            environ = {**environ, **misses_environment(environ, misses, armed)}
         with contextlib.ExitStack() as stack:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.

@@ -391,7 +391,7 @@ def test_run_kernels_are_the_launched_ones(tmp_path: Path) -> None:
         run_pytest(tmp_path, "-q", "--negativa", *options)
         [library] = latest(tmp_path, "report.json")["coverage"]
         assert library["counted"] is (level == "launch")
-        names = {demangle(kernel): kernel["runs"] for kernel in library["kernels"]}
+        names = {demangle(kernel["name"]): kernel["runs"] for kernel in library["kernels"]}
         return set(names), {name for name, runs in names.items() if runs}
 
     present, ran = covered("launch")

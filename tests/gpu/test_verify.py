@@ -241,8 +241,9 @@ def test_proved_lazy_eager_and_distributed(project: Project) -> None:
     assert {row["status"] for row in verdict["libraries"]} == {"proved"}
     assert len(verdict["libraries"]) == LIBRARIES
     assert verdict["gpu_tests"] == LIBRARIES * KERNELS
-    project.pytest("--negativa-verify", eager=True)
-    assert project.verdict["proved"]
+    project.pytest("--negativa-verify", eager=True, status=1)
+    [reason] = project.verdict["reasons"]
+    assert "compares outcomes, and proves nothing" in reason
     project.pytest("--negativa-verify", "-n4")
     assert project.verdict["proved"]
 
@@ -260,15 +261,17 @@ def test_proved_on_compacted_copies(project: Project, eager: bool) -> None:
 def test_kernel_granularity(project: Project, eager: bool) -> None:
     add_test(project, LOOKS_FOR_IDLE)
     options = ("--negativa", "--negativa-verify", "--negativa-granularity=kernel")
-    project.pytest(*options, eager=eager)
-    # Not found, and so not run: cudaErrorSymbolNotFound.
+    project.pytest(*options, eager=eager, status=1)
+    # Not found, and so not run: cudaErrorSymbolNotFound. The driver's word is heard, too.
     assert (project.folder / "error").read_text() == "500"
     verdict = project.verdict
-    assert verdict["proved"] and verdict["granularity"] == "kernel"
+    [work] = verdict["work"]
+    assert work["kernel"] == "_Z8idle_2_2Pi" and "error 500" in work["note"]
+    assert verdict["granularity"] == "kernel"
     assert len(verdict["libraries"]) == LIBRARIES
     for row in verdict["libraries"]:
         # Of each used cubin the kernel that no test calls.
-        assert [len(cubin["filled"]) for cubin in row["trimmed"]] == [1] * KERNELS
+        assert [len(spans) for spans in row["trimmed"].values()] == [1] * KERNELS
         assert row["trimmed_code_bytes"] > 0
 
 
@@ -456,9 +459,8 @@ def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
     print(f"healed {count}: {healing['runs']} runs, {healing['seconds']:.0f} s")
     assert verdict["proved"] and healing["complete"]
     assert {(span["library"], span["start"]) for span in healing["needed"]} == planted
-    # Pages tell all of it at once, or a search finds it bit by bit.
-    by_pages = healing["needed"][0]["touched"]
-    found = "touched by tests that fail" if by_pages else "needed by test_many.py::test_kernel"
+    assert {span["found_by"] for span in healing["needed"]} == {"refusal"}
+    found = "the driver refused it to test_many.py::test_kernel"
     assert found in out
     reasons = [
         row
@@ -531,9 +533,12 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_examples_are_proved(example: Project, workers: tuple[str, ...], eager: bool) -> None:
     # Sessions of other tests, which run beside this one, open the same installed packages.
     note = "--negativa-opened-originals=note"
-    example.pytest("--negativa-verify", "-W", "ignore", note, *workers, eager=eager)
+    status = 1 if eager else 0
+    example.pytest("--negativa-verify", "-W", "ignore", note, *workers, eager=eager, status=status)
     verdict = example.verdict
-    assert verdict["proved"]
+    # Outcomes and work are as when traced.
+    reasons = [reason for reason in verdict["reasons"] if "EAGER" not in reason]
+    assert reasons == [] and verdict["proved"] is not eager
     unused = sum(row["unused_bytes"] for row in verdict["libraries"])
     code = sum(row["code_bytes"] for row in verdict["libraries"])
     assert unused > 0.85 * code
@@ -549,7 +554,8 @@ def test_demo_is_proved(tmp_path: Path) -> None:
     demo = Project(folder)
     demo.negativa("debloat", "--", "./build/main", "matmul")
     assert "PROVED" in demo.negativa("verify")
-    assert "PROVED" in demo.negativa("verify", CUDA_MODULE_LOADING="EAGER")
+    eagerly = demo.negativa("verify", CUDA_MODULE_LOADING="EAGER", status=1)
+    assert "compares outcomes, and proves nothing" in eagerly
     # What the other kernel needs is unused, and overwritten.
     assert "NOT PROVED" in demo.negativa(
         "verify", "--", "./build/main", "set_scalar_items", status=1

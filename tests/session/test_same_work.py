@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import PlantedFault
+from tests.support.standin.standin_gpu import REGIONS, USED
 from tests.support.verified import VerifiedProject
 
 # What a driver needs and no trace shows: the payload of an element that the stand-in doesn't load.
@@ -160,6 +161,112 @@ def test_at_import(tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
     assert (work["kernel"], work["test"]) == (MULTIPLY, "collection")
     assert "\nPROVED" in project.heal("--negativa-rerun=1", *workers)
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
+
+
+# On the copies alone, as code does that looks at how fast the GPU is, or at what it remembers.
+SWALLOWED = """
+def test_use():
+    use(LIB, 0)
+
+def test_probes():
+    if ROUND not in ("", "original"):
+        try:
+            use(LIB, 3)
+        except RuntimeError:
+            pass
+"""
+
+PROBES_IN_A_CHILD = """
+CHILD = '''
+from standin_gpu import trace_program, use
+
+detector = trace_program()
+try:
+    use("lib.so", 3)
+except RuntimeError:
+    pass
+detector.stop()
+'''
+
+def test_use():
+    use(LIB, 0)
+
+def test_starts_a_child():
+    if ROUND not in ("", "original"):
+        subprocess.run([sys.executable, "-c", CHILD], check=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", [SWALLOWED, PROBES_IN_A_CHILD], ids=["test", "child"])
+@pytest.mark.planted_fault(
+    "A kernel that nothing asked for when traced is asked for on the copies, and nobody looks at "
+    "the error.",
+    says="refused by the driver on the copies alone: image_blur of lib.so",
+)
+def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> None:
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    shown = project.verify(status=1)
+    fault.check(shown)
+    [work, touched] = project.verdict["work"]
+    assert touched["kind"] == "removed, and touched on the copies"
+    assert work["image"] == hex(REGIONS[3]) and work["kernel"] == "image_blur"
+    assert work["note"] == "cuLibraryGetKernel ended with error 209"
+    assert work["test"].startswith("test_a.py::test_")
+    # What the driver says needs no run of the originals.
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+    assert "\nPROVED" in project.heal()
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [USED[3]]
+
+
+# As libraries do that unpack GPU code themselves: no call of the driver shows it.
+READ_BY_ITSELF = f"""
+def test_use():
+    use(LIB, 0)
+
+def test_reads():
+    if ROUND not in ("", "original"):
+        try:
+            need(LIB, {USED[3]})
+        except RuntimeError:
+            pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A program reads removed code past the driver on the copies, and nobody looks at the error.",
+    says="removed, and touched on the copies: image_blur of lib.so",
+)
+def test_removed_code_is_touched(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", READ_BY_ITSELF).trace()
+    fault.check(project.verify(status=1))
+    [work] = project.verdict["work"]
+    assert (work["kernel"], work["image"]) == ("image_blur", hex(USED[3]))
+    assert work["test"].startswith("process ")
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+    shown = project.heal()
+    assert "\nPROVED" in shown and "was watched, and nobody touched it" in shown
+    assert project.verdict["healing"]["runs"] == 0
+    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [USED[3]]
+    assert project.verdict["libraries"][0]["watched_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_what_the_originals_are_refused_is_no_need(tmp_path: Path) -> None:
+    suite = "\n".join(
+        (
+            "from standin_gpu import refuse",
+            "def test_use():",
+            "    use(LIB, 0)",
+            "    refuse(LIB, 0, b'no_such_kernel', 500)",
+            "    refuse(LIB, 0, f'out_of_memory_{ROUND}'.encode(), 2)",
+            "    refuse(None, 0, f'of_another_program_{ROUND}'.encode(), 500)",
+        )
+    )
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    assert "\nPROVED" in project.verify()
+    assert project.verdict["work"] == []
 
 
 HONEST = """

@@ -140,8 +140,12 @@ def play(call: Call, fatbin: Path) -> None:
     call(678, 8, address)
     call(681, 0, 0x7777, text(b"stranger"))
     call(19, handle(0x6001), text(b"neither"))
-    # Calls that failed say nothing.
-    call(678, handle(0x8000), address, result=1)
+    # Calls that failed: of a library and of none, twice the same.
+    for _ in range(2):
+        call(678, handle(0x8000), ctypes.addressof(wrapper), result=209)
+    call(678, handle(0x8000), text(b"neither"), result=200)
+    call(681, 0, 0x8000, text(b"of no image"), result=400)
+    call(740, 0, 1, 0x3000, result=2)
 
 
 def play_files(call: Call, fatbin: Path, folder: Path) -> None:

@@ -114,6 +114,16 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert names == {ImageForm.PTX: ["first", "k", "other"], ImageForm.LINKED: []}
     assert {m.sha256 for m in usage.compiled} >= {hashlib.sha256(cubin[:100]).hexdigest()}
 
+    refused = {(r.call, r.code, r.path, r.offset, r.name) for r in usage.refusals}
+    assert refused == {
+        ("cuLibraryGetKernel", 500, str(FATBIN), 0, "no such kernel"),
+        ("cuLibraryLoadData", 209, str(FATBIN), 0, None),
+        ("cuLibraryLoadData", 200, None, None, None),
+        ("cuLibraryGetKernel", 400, None, None, "of no image"),
+        ("cuLibraryEnumerateKernels", 2, None, None, None),
+    }
+    assert {usage.context_of(r.first) for r in usage.refusals} == {context}
+
     unknown = " ".join(w.text for w in usage.incomplete if w.code == "image-unknown")
     assert "stranger" in unknown and "cuModuleLoadData" in unknown
     assert all(w.code != "child" for w in usage.warnings)

@@ -1,14 +1,19 @@
-/* The gaps of libraries with a spare.
+/* The gaps of libraries with a spare, and the removed code of libraries that have it overwritten.
  *
  * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated,
  * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE
  * for each gap: the library itself maps them inaccessible, and the handler gives each page the
  * protection that the file has for it.
+ *
+ * Overwritten libraries have no note: the file that NEGATIVA_SPARE_ARMED names has a row for each,
+ * with a note behind it (verifying/tripwire.py). Their holes are armed: inaccessible from
+ * la_objopen on. Only whoever needs what was removed touches them.
  */
 #pragma once
 
 #include "../../spare/format.h"
 #include "hide.h"
+#include "sections.h"
 
 enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761, MAX_HOLES = 65536, MAX_NAME = 255 };
 
@@ -32,8 +37,33 @@ static bool is_sound(const Note *note) {
     return true;
 }
 
+typedef struct {
+    uint32_t size, major, minor, reserved; /* of the row with its note; of the file */
+    uint64_t inode, file_size;
+    int64_t modified_ns;
+} ArmedRow;
+
+static const Note *find_armed(const struct link_map *map) {
+    LogRecord file = {0};
+    int fd = open_file(map->l_name, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0) return NULL;
+    describe(&file, fd);
+    close_file(fd);
+    for (size_t at = 0; at + sizeof(ArmedRow) <= armed.size;) {
+        const ArmedRow *row = (const ArmedRow *)(armed.data + at);
+        if (row->size < sizeof *row || row->size % 8 || row->size > armed.size - at) return NULL;
+        const Note *note = (const Note *)(row + 1);
+        if (row->major == file.major && row->minor == file.minor && row->inode == file.inode &&
+            row->file_size == file.file_size && row->modified_ns == file.modified_ns)
+            return is_sound(note) ? note : NULL;
+        at += row->size;
+    }
+    return NULL;
+}
+
 /* The note of a library; NULL: it has none. */
 static const Note *find_note(const struct link_map *map) {
+    if (armed.data != NULL) return find_armed(map);
     for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
         const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
         if (row->d_tag == DT_NEGATIVA_NOTE) return is_sound(note) ? note : NULL;
@@ -50,8 +80,13 @@ static bool may_open_code(void) {
     return opened;
 }
 
-/* Lets the library map its gaps inaccessible. */
-static bool hide_gaps(const Note *note) {
+/* Makes the gaps inaccessible, or lets the library map them so. */
+static bool hide_gaps(const Library *library, const Note *note) {
+    for (size_t i = 0; i < library->range_count && armed.data != NULL; i++) {
+        const Range *range = &library->ranges[i];
+        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0) return false;
+    }
+    if (armed.data != NULL) return true;
     Hole *holes = holes_of(note);
     uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
     size_t size = (uintptr_t)(holes + note->hole_count) - start;
@@ -111,7 +146,8 @@ static Library *watch_gaps(const struct link_map *map) {
         library->open = library->record != NULL ? map_own(library->bit_bytes) : NULL;
         if (library->open != NULL) {
             show_to_handler(library);
-            if (hide_gaps(note)) return library;
+            if (hide_gaps(library, note)) return library;
+            give_up(library);
             atomic_store(&library->watched, false);
         }
     }

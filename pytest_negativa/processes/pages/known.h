@@ -9,11 +9,6 @@
 #define LARGE 256
 #endif
 
-typedef struct {
-    const uint8_t *data;
-    size_t size;
-} Records;
-
 static Records allowed;
 
 /* Read, not mapped: a file that somebody truncates would be a SIGBUS. */

@@ -46,6 +46,13 @@ typedef struct {
     atomic_uchar *open;
 } Library;
 
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+} Records;
+
+static Records armed; /* which removed code is watched, see gaps.h */
+
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
 static atomic_long parts_left;
@@ -104,13 +111,14 @@ static bool show(const Library *library, const Range *range, uintptr_t start, ui
     return mprotect((void *)start, end - start, range->protection) == 0;
 }
 
-/* All of it counts as touched, and nothing is watched any more. */
+/* Nothing is watched any more. All of it counts as touched, or the log of removed code says so. */
 static bool give_up(Library *library) {
     bool done = true;
     atomic_store(&library->kept, true);
+    if (armed.data != NULL) library->record->flags |= UNWATCHED;
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
-        touch(library, range, range->start, range->end);
+        if (armed.data == NULL) touch(library, range, range->start, range->end);
         done &= show(library, range, range->start, range->end);
     }
     return done;

@@ -38,9 +38,9 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
     const DriverCall *call = find_call(cbid);
     if (call == NULL) return;
     /* Unloading is noted before it happens: afterwards the driver may give the handle to
-     * another thread. Anything else once it is known to have worked. */
+     * another thread. Anything else once it is known whether it worked. */
     if ((data->site == SITE_EXIT) == (call->action == UNLOAD)) return;
-    if (data->site == SITE_EXIT && (data->result == NULL || *data->result != 0)) return;
+    if (data->site == SITE_EXIT && data->result == NULL) return;
     int saved = errno, cancel;
     /* A thread that is cancelled must not take the lock with it: system calls are cancellation
      * points. */
@@ -50,7 +50,10 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
             /* Libraries that came since are listed now: the process may be killed before its end.
              */
             if (!mappings_are_current()) refresh_mappings();
-            record_call(call, data->params);
+            if (data->site == SITE_EXIT && *data->result != 0)
+                record_refusal(call, data->params, *data->result);
+            else
+                record_call(call, data->params);
         }
         pthread_mutex_unlock(&lock);
     }

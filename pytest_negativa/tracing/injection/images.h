@@ -115,6 +115,18 @@ static void resolve(Image *image, uint64_t address) {
     }
 }
 
+/* Where in a file the image lies, whatever its bytes. */
+static const Mapping *locate(uint64_t *address) {
+    struct {
+        uint32_t magic, version;
+        uint64_t data, others;
+    } wrapper;
+    if (read_memory(*address, &wrapper, sizeof wrapper) == sizeof wrapper &&
+        wrapper.magic == WRAPPER_MAGIC)
+        *address = wrapper.data;
+    return find_mapping(*address);
+}
+
 static void resolve_file(Image *image, uint64_t name_address) {
     Text name = {0};
     char link[64], path[4096];
@@ -236,6 +248,46 @@ static void record_whole(const char *call, long image) {
         write_line(&line);
         text_put(&seen, &key, 1);
     }
+    free(key.data);
+}
+
+/* A call that failed, once for its image and symbol. */
+static void record_refusal(const DriverCall *call, const uint64_t *slots, int code) {
+    uint64_t subject = slots[call->subject], handle = slots[call->handle];
+    bool looks_up = call->action == KERNEL || call->action == DATA;
+    Text rest = {0}, name = {0}, key = {0};
+    if (looks_up && !read_string(subject, &name, 1 << 20)) name.length = 0;
+    if (call->action == LOAD || call->action == LINK_DATA) {
+        const Mapping *mapping = locate(&subject);
+        if (mapping != NULL)
+            text_format(&rest, ",\"library\":%ld,\"offset\":%llu",
+                        library_id(mapping->path, mapping->inode, !mapping->of_loader),
+                        (unsigned long long)(mapping->offset + (subject - mapping->start)));
+    } else if (looks_up || call->action == ENUMERATE || call->action == MODULE_OF_LIBRARY) {
+        uint64_t of = call->action == MODULE_OF_LIBRARY ? subject : handle;
+        long image = table_get(&handles, (const char *)&of, sizeof of);
+        if (image) text_format(&rest, ",\"image\":%ld", image);
+    } else {
+        return;
+    }
+    if (name.length) {
+        text_string(&rest, ",\"name\":");
+        text_json(&rest, name.data, name.length);
+    }
+    text_format(&key, "refused %s ", call->name);
+    text_bytes(&key, rest.data, rest.length);
+    if (!text_get(&seen, &key)) {
+        long context = context_id();
+        Text line = {0};
+        text_format(&line, "{\"record\":\"refusal\",\"code\":%d,\"context\":%ld", code, context);
+        text_field(&line, "call", call->name);
+        text_bytes(&line, rest.data, rest.length);
+        text_string(&line, "}");
+        write_line(&line);
+        text_put(&seen, &key, 1);
+    }
+    free(name.data);
+    free(rest.data);
     free(key.data);
 }
 

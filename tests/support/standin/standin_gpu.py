@@ -139,12 +139,19 @@ def _mapped(library: str) -> mmap.mmap:
 
 
 def need(library: str | os.PathLike[str], start: int) -> None:
-    """Fail if what lies at a file offset of the loaded library was overwritten."""
+    """Fail if what lies at a file offset of the loaded library was overwritten.
+
+    No driver call shows it, as with code that a library unpacks itself.
+    """
+    if not _is_there(library, start):
+        raise RuntimeError(f"no kernel image is available at {start}")
+
+
+def _is_there(library: str | os.PathLike[str], start: int) -> bool:
     load(library)
     # By a load, as the driver reads: pages that are missing come back.
     found = ctypes.string_at(_address(library, start), 16)
-    if len(set(found)) == 1:
-        raise RuntimeError(f"no kernel image is available at {start}")
+    return len(set(found)) > 1
 
 
 def use(library: str | os.PathLike[str], *regions: int) -> None:
@@ -152,12 +159,26 @@ def use(library: str | os.PathLike[str], *regions: int) -> None:
     load(library)
     resolver = ImageResolver(ProcessMemory(), Mappings())
     for number in regions or range(3):
-        need(library, USED[number])
+        is_there = _is_there(library, USED[number])
         if _current is not None:
             image = resolver.resolve(_address(library, REGIONS[number]))
             handle = hash((os.fspath(library), number))
+            # The region has headers of what was removed, too, and is loaded all the same.
             _current.recorder.loaded("cuLibraryLoadData", handle, image)
-            _current.recorder.kernel("cuLibraryGetKernel", handle, KERNELS[number])
+            if is_there:
+                _current.recorder.kernel("cuLibraryGetKernel", handle, KERNELS[number])
+            else:
+                name = KERNELS[number]
+                _current.recorder.refused("cuLibraryGetKernel", 209, handle=handle, name=name)
+        if not is_there:
+            raise RuntimeError(f"no kernel image is available in region {number}")
+
+
+def refuse(library: str | os.PathLike[str] | None, region: int, name: bytes, code: int) -> None:
+    """Have the driver refuse a look-up in a region that was loaded; None: in unknown memory."""
+    if _current is not None:
+        handle = -1 if library is None else hash((os.fspath(library), region))
+        _current.recorder.refused("cuLibraryGetKernel", code, handle=handle, name=name)
 
 
 def launch(*kernels: str, within: tuple[str, ...] = ()) -> None:

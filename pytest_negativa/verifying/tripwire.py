@@ -1,0 +1,207 @@
+"""Arms the removed code of copies: whoever touches it needs it, whatever the tests make of it.
+
+``processes/pages.c`` makes whole pages of removed code inaccessible when a process loads a copy,
+and logs the first touch of each. It is armed if no process that goes on as traced reads it: not
+headers of regions that the traced run loaded, in which the driver looks for what fits, and no page
+with a byte of kept code or of anything that is not GPU code.
+
+System calls that read such a page fail without a touch, and what reads the file itself leaves none.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from pytest_negativa.gpucode.elf import HostSegment, read_host_elf
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.page_logs import read_page_logs
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.spans import Span, covers, intersection, minus, union, within
+from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import WorkDifference, WorkKind
+from pytest_negativa.processes.page_watch import why_unwatchable
+from pytest_negativa.spare.note import PAGE_SIZE, Hole, Note
+from pytest_negativa.verifying.rounds import RoundResult
+
+# ArmedRow in processes/pages/gaps.h: a note follows.
+_ROW = struct.Struct("<IIIIQQq")
+_READ, _WRITE, _EXECUTE = 1, 2, 4
+# Regions are aligned; what lies between two of them belongs to nobody. Bytes.
+_MOST_PADDING = 15
+# Holes of all libraries, which are up to two mappings each (sysctl vm.max_map_count: 65,530).
+_MOST_HOLES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Tripwire:
+    """What is armed.
+
+    Attributes:
+        rows: the file that NEGATIVA_SPARE_ARMED names.
+        spans: by real path of the original: what is armed in its copy, as offsets in the original.
+    """
+
+    rows: bytes = b""
+    spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Touches:
+    """What the processes of the rounds touched.
+
+    Attributes:
+        work: one difference for each element or region, the first process first.
+        processes: by real path of the original: how many processes had its copy armed to their end.
+    """
+
+    work: tuple[WorkDifference, ...] = ()
+    processes: Mapping[str, int] = field(default_factory=dict)
+
+
+def arm(
+    planned: Iterable[AnalyzedLibrary], reconstruction: Reconstruction, usage: Usage
+) -> Tripwire:
+    """Find what can be armed in copies whose code was overwritten; nothing in compacted ones.
+
+    Args:
+        usage: of the traced run.
+
+    Raises:
+        FormatError: a copy can't be read.
+    """
+    if why_unwatchable() is not None:
+        return Tripwire()
+    maps = {p.plan.library.path: p.library_map for p in planned}
+    loaded: dict[str, list[int]] = defaultdict(list)
+    for use in usage.libraries:
+        loaded[use.library.path] += (image.offset for image in use.images)
+    found: list[tuple[ReconstructedLibrary, Hole]] = []
+    for copy in reconstruction.libraries:
+        if copy.compaction is None and copy.unused and copy.library.path in maps:
+            library_map = maps[copy.library.path]
+            spans = removed_spans(library_map, copy.unused, loaded[copy.library.path])
+            with ByteSource(copy.copy) as source:
+                segments = read_host_elf(source, with_segments=True).segments
+            found += ((copy, hole) for hole in holes_in(segments, spans))
+    found.sort(key=lambda row: row[1].start - row[1].end)
+    holes: dict[str, list[Hole]] = defaultdict(list)
+    for copy, hole in found[:_MOST_HOLES]:
+        holes[copy.library.path].append(hole)
+    return Tripwire(
+        b"".join(
+            _pack(copy, sorted(holes[copy.library.path]))
+            for copy in reconstruction.libraries
+            if copy.library.path in holes
+        ),
+        {
+            path: union((h.offset, h.offset + h.end - h.start) for h in found)
+            for path, found in holes.items()
+        },
+    )
+
+
+def removed_spans(
+    library_map: LibraryMap, unused: Sequence[Span], loaded: Iterable[int]
+) -> tuple[Span, ...]:
+    """What a process that goes on as traced reads no byte of, as file offsets.
+
+    Args:
+        unused: removed elements and frames, disjoint.
+        loaded: offsets of the images that the traced run loaded.
+    """
+    images = sorted(loaded)
+    spans = [*intersection((frame.span for frame in library_map.iter_frames()), unused)]
+    for region in library_map.iter_regions():
+        payloads = [element.payload for element in region.elements if element.payload.size]
+        at = bisect_left(images, region.span.start)
+        is_loaded = at < len(images) and images[at] < region.span.end
+        if is_loaded or not all(covers(unused, *payload) for payload in payloads):
+            spans += intersection(payloads, unused)
+        elif spans and 0 < region.span.start - spans[-1].end <= _MOST_PADDING:
+            spans.append(Span(spans[-1].end, region.span.end))
+        else:
+            spans.append(region.span)
+    return union(spans)
+
+
+def holes_in(segments: Iterable[HostSegment], spans: Sequence[Span]) -> Iterator[Hole]:
+    """The whole pages of the spans, by segment; none that the loader protects later."""
+    segments = tuple(segments)
+    relro = union((s.vaddr, s.vaddr + s.memory_size) for s in segments if s.kind == "PT_GNU_RELRO")
+    for segment in segments:
+        if segment.kind != "PT_LOAD":
+            continue
+        moved = segment.vaddr - segment.offset
+        own = intersection([(segment.offset, segment.offset + segment.file_size)], spans)
+        protection = _READ | _WRITE * segment.writable | _EXECUTE * segment.executable
+        addresses = minus(((start + moved, end + moved) for start, end in own), relro)
+        for start, end in within(addresses, PAGE_SIZE):
+            yield Hole(start, end, start - moved, protection)
+
+
+def _pack(copy: ReconstructedLibrary, holes: Sequence[Hole]) -> bytes:
+    library, state = copy.library, copy.copy_state
+    digest = bytes.fromhex(library.sha256 or "")
+    note = Note(digest, library.size, tuple(holes), Path(library.path).name, (), "").pack()
+    note += bytes(-len(note) % 8)
+    device = os.major(state.device), os.minor(state.device)
+    size = _ROW.size + len(note)
+    return _ROW.pack(size, *device, 0, state.inode, state.size, state.mtime_ns) + note
+
+
+def read_touches(
+    rounds: Iterable[RoundResult],
+    planned: Sequence[AnalyzedLibrary],
+    reconstruction: Reconstruction,
+) -> Touches:
+    """Read what the processes of rounds on armed copies touched.
+
+    Raises:
+        PageLogError: a log is damaged.
+        StoreError: a log can't be read.
+    """
+    maps = {p.plan.library.path: p.library_map for p in planned}
+    by_content: dict[str | None, list[ReconstructedLibrary]] = defaultdict(list)
+    for copy in reconstruction.libraries:
+        by_content[copy.library.sha256].append(copy)
+    work: dict[tuple[str, int], WorkDifference] = {}
+    processes: Counter[str] = Counter()
+    for process in chain.from_iterable(read_page_logs(r.run.touch_logs) for r in rounds):
+        who = f"process {process.pid} ({Path(process.executable).name})"
+        for misses in process.misses:
+            for copy in by_content[misses.original.hex()]:
+                path = copy.library.path
+                processes[path] += not misses.unwatched
+                for miss in misses.pages.values():
+                    if miss.times:
+                        image, kernel = _name(maps[path], copy.unused, miss.first)
+                        difference = WorkDifference(
+                            kind=WorkKind.TOUCHED,
+                            library=path,
+                            image=f"{image:#x}",
+                            kernel=kernel,
+                            test=who,
+                        )
+                        work.setdefault((path, image), difference)
+    return Touches(tuple(work.values()), processes)
+
+
+def _name(library_map: LibraryMap, unused: Sequence[Span], offset: int) -> tuple[int, str | None]:
+    """The removed element or frame at an offset, with its first kernel, or else the region."""
+    for block in library_map.iter_code():
+        if block.start <= offset < block.end and covers(unused, block.start, block.end):
+            kernels = library_map.kernels_of(block.content)
+            return block.start, kernels[0].name if kernels else None
+    for region in library_map.iter_regions():
+        if region.span.start <= offset < region.span.end:
+            return region.span.start, None
+    return offset, None
