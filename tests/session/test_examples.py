@@ -29,6 +29,8 @@ def quickstart(tmp_path: Path) -> Project:
 def test_quickstart_shows_coverage_by_source_line(quickstart: Project) -> None:
     done = quickstart.pytest("--negativa")
 
+    assert "replaying recorded, level range, " in done.stdout
+    assert "= 3 passed, 39 recorded in " in done.stdout
     [coverage] = blocks_of(DOCS / "guides" / "own-extension.md", "text")
     assert coverage in done.stdout
     assert "936.9 kB of 1.1 MB GPU code (87.3%)" in done.stdout
