@@ -17,6 +17,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 # Name of the shared object, as a module path -> its source.
 LIBRARIES = {
@@ -115,6 +116,16 @@ class BuildLibraries(build_ext):
         return {k: v for k, v in mapping.items() if Path(k).exists() or Path(v).exists()}
 
 
+class BuildPages(build_py):
+    """Adds the pages that ``negativa help`` prints; a clone has them in ``docs``."""
+
+    def run(self) -> None:
+        super().run()
+        for folder in () if self.editable_mode else ("guides", "explanation"):
+            target = Path(self.build_lib, "pytest_negativa", "docs", folder)
+            self.copy_tree(str(Path("docs", folder)), str(target))
+
+
 class PlatformWheel(bdist_wheel):
     """A wheel for this platform and any Python 3."""
 
@@ -124,5 +135,5 @@ class PlatformWheel(bdist_wheel):
 
 setup(
     ext_modules=[Extension(name, [source], optional=True) for name, source in LIBRARIES.items()],
-    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_ext": BuildLibraries, "build_py": BuildPages, "bdist_wheel": PlatformWheel},
 )

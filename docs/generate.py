@@ -73,8 +73,9 @@ def _option_rows(option: Option, commands: Mapping[str, list[str]]) -> Iterator[
     off = f", `{option.off_flag}`" if option.off_flag else ""
     yield "pytest", f"`{option.flag}{value}`{off}"
     if names := commands.get(option.cli_flag):
-        links = (f"[{name}](commands.md#{_command_anchor(name)})" for name in names)
-        yield "`negativa`", f"`{option.cli_flag}{value}` of {', '.join(links)}"
+        links = [f"[{name}](commands.md#{_command_anchor(name)})" for name in names if name]
+        place = f"of {', '.join(links)}" if links else "before the command"
+        yield "`negativa`", f"`{option.cli_flag}{value}` {place}"
     if option.variable:
         yield "environment", f"`{option.variable}`"
     yield "default", f"`{option.default_text or 'not set'}`"

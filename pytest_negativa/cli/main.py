@@ -46,6 +46,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     },
     "More": {
+        "help": ("help", "Print a page of the documentation."),
+        "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
         "push": ("stores", "Send a run to a URL, or the spares of slimmed libraries."),
         "fetch": ("stores", "Fetch runs from URLs, or the spares that slimmed libraries lack."),
@@ -86,8 +88,8 @@ class _Group(click.Group):
         word = args[0]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            # Below that, "heal" is like "schema".
-            hint = did_you_mean(word, _COMMANDS, at_least=0.65)
+            # Below that, "heal" is like "help".
+            hint = did_you_mean(word, _COMMANDS, at_least=0.8)
             ctx.fail(f"No such command {word!r}{hint or '.'}")
         return super().resolve_command(ctx, args)
 

@@ -21,8 +21,8 @@ from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
 _NO_TRACE = (
-    "nothing was traced: no process of the command started CUDA successfully (does this machine "
-    "have a GPU and its driver?)"
+    "nothing was traced: no process of the command started CUDA successfully; negativa doctor "
+    "shows what this machine lacks"
 )
 
 

@@ -14,7 +14,6 @@ class RoundKind(str, enum.Enum):
     VERIFY = "verify"  # on the copies
     ORIGINAL = "original"  # on the originals again: does a test that differs fail there, too?
     CONTROL = "control"  # on copies with all spans given back: is their place the cause?
-    TOUCH = "touch"  # on copies whose GPU code comes back: what do the failing tests touch?
     PROBE = "probe"  # on copies with some spans given back: are these the needed ones?
 
 

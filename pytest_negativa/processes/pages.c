@@ -62,7 +62,7 @@ static Library *watch(const struct link_map *map) {
     record->range_count = (uint32_t)library->range_count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
-    describe(record, fd);
+    if (fd >= 0) describe(record, fd, "");
     if (fd >= 0) close_file(fd);
     LogRange *ranges = (LogRange *)(record + 1);
     for (size_t i = 0; i < library->range_count; i++)

@@ -175,7 +175,7 @@ def _conclusion(verdict: Verdict) -> str:
             gone = sum(r.unused_bytes for r in rows)
             text += (
                 f" Of what was removed, {format_bytes(watched)} ({format_share(watched, gone)}) "
-                "was watched, and nobody touched it."
+                "was watched, and no process touched it."
             )
         elements = code - sum(r.unused_bytes for r in rows)
         if verdict.granularity == "kernel" and 0 < left < elements:

@@ -17,7 +17,7 @@ from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
 # linux/fs.h: _IOW(0x94, 9, int), the same on all architectures with 64-bit little-endian hosts.
-_FICLONE = 0x40049409
+FICLONE = 0x40049409
 # Bytes that are read or written in one go.
 _STEP = 512 << 10
 # Bytes that the kernel copies between two looks at whether to stop.
@@ -157,7 +157,7 @@ class _Writer:
         if not self._in_kernel:
             return False
         try:
-            fcntl.ioctl(self._target, _FICLONE, self._source.fileno())
+            fcntl.ioctl(self._target, FICLONE, self._source.fileno())
         except OSError as e:
             if e.errno not in _CANNOT:
                 raise

@@ -73,6 +73,17 @@ class DriverFacts:
         return self._integer("cuModuleGetLoadingMode") == _EAGER
 
 
+def start_driver() -> DriverFacts:
+    """Load the driver and call ``cuInit``, which makes no context.
+
+    Raises:
+        OSError: there is no driver, or it finds no GPU.
+    """
+    if status := ctypes.CDLL("libcuda.so.1").cuInit(0):
+        raise OSError(f"cuInit gave error {status}")
+    return DriverFacts()
+
+
 def native_devices() -> tuple[ComputeCapability, ...]:
     """The compute capabilities of this machine's GPUs. It loads the driver, but makes no context.
 
@@ -80,10 +91,7 @@ def native_devices() -> tuple[ComputeCapability, ...]:
         OptionError: there is no GPU, or the driver doesn't tell.
     """
     try:
-        status = ctypes.CDLL("libcuda.so.1").cuInit(0)
-        if status:
-            raise OSError(f"cuInit gave error {status}")
-        found = DriverFacts().devices()
+        found = start_driver().devices()
     except (OSError, AttributeError) as e:
         raise OptionError(f"native: no GPU works on this machine ({e}); name the archs") from None
     return tuple(dict.fromkeys(ComputeCapability.parse(d.compute_capability) for d in found))

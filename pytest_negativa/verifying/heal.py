@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import stat
 import time
@@ -45,7 +44,6 @@ from pytest_negativa.verifying.bisect import LimitReached, find_needed
 from pytest_negativa.verifying.evidence import Attempt, libraries_by_test, trace_files
 from pytest_negativa.verifying.judge import judge, work_of_rounds
 from pytest_negativa.verifying.rounds import RoundResult, conclusive_tests
-from pytest_negativa.verifying.touched import Touched, find_touched
 from pytest_negativa.verifying.verification import Verification
 
 _ELSEWHERE = {
@@ -59,11 +57,6 @@ _ELSEWHERE = {
 _FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 
 _WorkKey = tuple[object, ...]
-
-# With fewer removed parts a search takes about as few runs.
-_MANY_PARTS = 8
-# If the tests touch more, as with eager loading, a search tells which of it they need.
-_FEW_TOUCHED = 64
 
 # A test that was hidden behind a failing one may show up when that one passes.
 _MAX_SEARCHES = 5
@@ -244,18 +237,7 @@ def search(
         answers.add(kept, failed)
         return failed
 
-    touched = _touched(verification, plans, candidates, tests)
-    if 0 < len(touched.surely) <= _FEW_TOUCHED:
-        # At a limit, the search below says so.
-        with contextlib.suppress(LimitReached):
-            if probe(frozenset(touched.surely)) is None:
-                spans = [
-                    _span(plans.planned, part, tests[0], found_by=FoundBy.TOUCH)
-                    for part in touched.surely
-                ]
-                return SearchResult(_of_each_path(plans.planned, spans), reasons)
-    ordered = dict.fromkeys((*touched.surely, *touched.maybe, *candidates))
-    found = find_needed(list(ordered), probe, _GROUPS, tests[0])
+    found = find_needed(candidates, probe, _GROUPS, tests[0])
     if found.complete:
         spans = [_span(plans.planned, n.part, n.test, complete=True) for n in found.needed]
         return SearchResult(_of_each_path(plans.planned, spans), reasons)
@@ -298,22 +280,6 @@ def _wrong_arch(planned: AnalyzedLibrary) -> set[int]:
     """Code that the driver would never choose."""
     decisions = planned.plan.decisions
     return {d.start for d in decisions if d.reason == UnusedReason.WRONG_ARCH.value}
-
-
-def _touched(
-    verification: Verification, plans: _Plans, candidates: Sequence[Part], tests: Sequence[str]
-) -> Touched:
-    """What pages tell of the candidates; nothing if they can't tell, or if there are few."""
-    if len(candidates) < _MANY_PARTS:
-        return Touched()
-    touched = find_touched(verification, plans.planned, candidates, tests)
-    if touched is None:
-        return Touched()
-    verification.say(
-        "negativa: healing: a run on copies whose GPU code comes back touched "
-        f"{format_items(len(touched.surely), 'part', 'parts')}"
-    )
-    return touched
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ from pytest_negativa.spare.note import PAGE_SIZE, Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult
 
 # ArmedRow in processes/pages/gaps.h: a note follows.
-_ROW = struct.Struct("<IIIIQQq")
+_ROW = struct.Struct("<II")
+_FILE = struct.Struct("<IIQQq")
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 # Regions are aligned; what lies between two of them belongs to nobody. Bytes.
 _MOST_PADDING = 15
@@ -149,13 +150,15 @@ def holes_in(segments: Iterable[HostSegment], spans: Sequence[Span]) -> Iterator
 
 
 def _pack(copy: ReconstructedLibrary, holes: Sequence[Hole]) -> bytes:
-    library, state = copy.library, copy.copy_state
+    library = copy.library
     digest = bytes.fromhex(library.sha256 or "")
     note = Note(digest, library.size, tuple(holes), Path(library.path).name, (), "").pack()
-    note += bytes(-len(note) % 8)
-    device = os.major(state.device), os.minor(state.device)
-    size = _ROW.size + len(note)
-    return _ROW.pack(size, *device, 0, state.inode, state.size, state.mtime_ns) + note
+    files = b"".join(
+        _FILE.pack(os.major(s.device), os.minor(s.device), s.inode, s.size, s.mtime_ns)
+        for s in (copy.copy_state, copy.original_state)
+    )
+    body = files + note + bytes(-len(note) % 8)
+    return _ROW.pack(_ROW.size + len(body), 0) + body
 
 
 def read_touches(

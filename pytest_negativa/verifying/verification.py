@@ -241,7 +241,7 @@ class Verification:
         """
         expected = [test.nodeid for test in self.traced.session.tests]
         once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
-            kind, t, table, armed=armed
+            kind, t, table, armed
         )
         return tuple(run_all(once, tests, expected))
 
@@ -250,15 +250,9 @@ class Verification:
         kind: RoundKind,
         tests: Sequence[str] | None,
         table: Path | None,
-        *,
-        misses: Path | None = None,
         armed: Path | None = None,
     ) -> RoundResult:
-        """Run a single round; see ``run``.
-
-        Args:
-            misses: a folder for logs of what comes back to copies with a spare.
-        """
+        """Run a single round; see ``run``."""
         if kind is RoundKind.ORIGINAL:
             self._leftover += wait_for_users(self._copy_files, self._since)
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
@@ -271,10 +265,8 @@ class Verification:
         )
         environ = self._environment(run, table)
         if armed is not None:
-            misses = run.touch_logs
-            make_logs_folder(misses, Path(self.settings.directory))
-        if misses is not None:
-            environ = {**environ, **misses_environment(environ, misses, armed)}
+            make_logs_folder(run.touch_logs, Path(self.settings.directory))
+            environ = {**environ, **misses_environment(environ, run.touch_logs, armed)}
         with contextlib.ExitStack() as stack:
             if table is not None:
                 # No other process may rewrite the copies while the tests run on them.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.libraries import EXAMPLES, ROOT
+from tests.support.modules import require_modules
 
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(EXAMPLES.glob("*/README.md")))
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)")
@@ -25,3 +29,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_somewhere(tmp_path: Path) -> None:
+    """Without ``-q``, under which mkdocs counts no warnings, so that ``--strict`` lets all pass."""
+    require_modules("mkdocs", extra="docs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

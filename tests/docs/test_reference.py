@@ -91,6 +91,6 @@ def test_fields_of_a_docstring(generate: ModuleType) -> None:
 def test_planted_faults_are_told_apart(generate: ModuleType) -> None:
     faults = list(generate.iter_planted_faults())
     assert len({fault.what for fault in faults}) == len(faults)
-    text = generate.expand((DOCS / "explanation" / "planted-faults.md").read_text())
+    text = generate.expand((DOCS / "reference" / "planted-faults.md").read_text())
     assert all(fault.says for fault in faults)
     assert "generated:" not in text

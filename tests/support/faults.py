@@ -1,7 +1,7 @@
 """Planted faults: ways to get a wrong verdict or to lose a file, and what the product says.
 
 A test carries ``@pytest.mark.planted_fault(what, says=words)`` and takes the fixture ``fault``.
-The page docs/explanation/planted-faults.md is generated from these markers.
+The page docs/reference/planted-faults.md is generated from these markers.
 """
 
 from __future__ import annotations

@@ -117,10 +117,11 @@ static bool relocates_code(const struct link_map *map) {
     return false;
 }
 
-static void describe(LogRecord *record, int fd) {
+/* Of an open file, whose `path` is empty; or by its path from AT_FDCWD. */
+static void describe(LogRecord *record, int fd, const char *path) {
     struct statx status;
-    if (fd < 0 || statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_SIZE | STATX_MTIME, &status) != 0)
-        return;
+    int wanted = STATX_INO | STATX_SIZE | STATX_MTIME;
+    if (statx(fd, path, AT_EMPTY_PATH, wanted, &status) != 0) return;
     record->major = status.stx_dev_major;
     record->minor = status.stx_dev_minor;
     record->inode = status.stx_ino;

@@ -76,6 +76,10 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     return memset(uuid, device, 16), 0;
 }
 int cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+int cuModuleGetLoadingMode(int *mode) {
+    const char *wanted = getenv("CUDA_MODULE_LOADING");
+    return *mode = wanted != NULL && strcmp(wanted, "EAGER") == 0 ? 1 : 2, 0;
+}
 
 int cuLibraryLoadData(uint64_t *library, const void *code) {
     const uint64_t params[8] = {(uint64_t)library, (uint64_t)code};

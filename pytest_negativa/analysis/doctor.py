@@ -1,0 +1,127 @@
+"""Facts on this machine, its driver and this environment, for ``negativa doctor``.
+
+Each probe does what a session does, so that a fault shows here as it would show there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.trace import Role
+from pytest_negativa.processes import redirect
+from pytest_negativa.rewriting.layout import FICLONE
+from pytest_negativa.slimming.replace import is_overlay
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.command import find_cupti
+from pytest_negativa.tracing.devices import start_driver
+from pytest_negativa.tracing.start import start_tracing
+
+_PACKAGES = (
+    *("pytest-negativa", "pytest", "pytest-xdist", "cupti-python", "nvidia-ml-py"),
+    *("torch", "jax", "cupy", "cupy-cuda12x", "cupy-cuda13x", "numba-cuda", "triton"),
+)
+# Each changes what is traced.
+_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_INJECTION64_PATH", "LD_AUDIT"),
+    *("LD_PRELOAD", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"),
+)
+# madvise(2); processes/pages/watched.h
+_GUARD_INSTALL = 102
+
+Finding = tuple[str, str, str]
+"""A name, what was found, and why tracing can't work with it (empty if it can)."""
+
+
+def examine(runs: Path) -> Iterator[Finding]:
+    """Look at everything that tracing and proofs need.
+
+    Args:
+        runs: the folder of all runs.
+    """
+    yield "Python", f"{platform.python_version()}, {sys.executable}", ""
+    yield "system", platform.platform(), ""
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield name, version(name), ""
+    yield from ((name, os.environ[name], "") for name in _VARIABLES if name in os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        # Before the driver starts, as in a session.
+        yield _cupti(Path(folder))
+        yield from _driver()
+        problem = _why_no_proofs(Path(folder))
+    yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
+    yield "guard pages", "yes" if _has_guard_pages() else "no; mprotect does their work", ""
+    for path in (runs.absolute(), Path(tempfile.gettempdir()), Path(sys.prefix)):
+        yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
+
+
+def _cupti(folder: Path) -> Finding:
+    """Trace this process for a moment. The error names the tool that holds CUPTI."""
+    try:
+        start_tracing(Run(folder / "run"), Role.SOLO, root=folder, children=False).stop()
+        problem = ""
+    except NegativaError as e:
+        problem = str(e)
+    place = find_cupti(sys.path) or "neither in this environment nor in a toolkit"
+    return "CUPTI", f"{'does not work' if problem else 'works'}, {place}", problem
+
+
+def _driver() -> Iterator[Finding]:
+    try:
+        driver = start_driver()
+        gpus, is_eager = driver.devices(), driver.loads_eagerly()
+    except (OSError, AttributeError) as e:
+        remedy = "run where nvidia-smi lists one; containers need --gpus all"
+        yield "GPU", "none", f"no GPU works here ({e}): {remedy}"
+        return
+    for gpu in gpus:
+        yield "GPU", f"{gpu.name}, compute capability {gpu.compute_capability}", ""
+    cuda = f"CUDA {gpu.cuda_version // 1000}.{gpu.cuda_version % 1000 // 10}"
+    yield "driver", f"{gpu.driver_version or 'unknown version'}, {cuda}", ""
+    if is_eager:
+        yield "loading", "eager", "so all code would count as used: unset CUDA_MODULE_LOADING"
+
+
+def _why_no_proofs(folder: Path) -> str | None:
+    """Start a process as a proof does, with a table of no libraries."""
+    if problem := redirect.why_unsupported():
+        return problem
+    redirect.write_table(redirect.make_table(folder, ()), folder / "table")
+    added = redirect.redirect_environment(os.environ, folder / "table", folder)
+    subprocess.run([sys.executable, "-c", ""], env={**os.environ, **added}, check=False)
+    logs = redirect.read_logs(folder)
+    return "; ".join(text for log in logs for text in log.problems) or (
+        None if logs else "ld.so loaded no auditor"
+    )
+
+
+def _has_guard_pages() -> bool:
+    with Path(sys.executable).open("rb") as file, suppress(OSError):
+        mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_COPY).madvise(_GUARD_INSTALL)
+        return True
+    return False
+
+
+def _traits(folder: Path) -> Iterator[str]:
+    """Traits of a folder's file system that matter to copies and to slimming."""
+    if is_overlay(folder):
+        yield "overlay"
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        yield "noexec: no library can be loaded from here"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as old, tempfile.TemporaryFile(dir=folder) as new:
+            fcntl.ioctl(new, FICLONE, old.fileno())
+        yield "reflink"
+    except OSError as e:
+        yield "not writable" if isinstance(e, PermissionError) else "no reflink"

@@ -1,0 +1,28 @@
+"""The command that looks at the machine: doctor."""
+
+from __future__ import annotations
+
+import click
+
+from pytest_negativa.analysis.doctor import examine
+from pytest_negativa.cli.common import EXIT_FAILED, runs_of, settings_of
+from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
+
+
+@click.command()
+def doctor() -> None:
+    """Show what this machine has for tracing, and what it lacks.
+
+    The page is for an issue: versions, driver, GPUs, CUPTI, file systems, and one line for each
+    obstacle to tracing. It has paths and values of variables: read it before you publish it.
+
+    Exit status: 0, or 1 if GPU code can't be traced here.
+    """
+    findings = list(examine(runs_of(settings_of()).folder))
+    rows = [(name, value) for name, value, _obstacle in findings]
+    click.echo(format_table("ll", ("what", "found"), rows, width=0))
+    obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
+    verdict = f"\nGPU code {'can not' if obstacles else 'can'} be traced here"
+    click.echo("\n".join((verdict, *obstacles)))
+    click.get_current_context().exit(EXIT_FAILED if obstacles else 0)
