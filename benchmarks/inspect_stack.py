@@ -23,7 +23,9 @@ import zstandard
 from measuring import Cost, measure, print_load, run, warm_up
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
-from pytest_negativa.gpucode.library import read_any_file
+from pytest_negativa.gpucode.files import read_tables
+from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.library import Compression, Scope
 
@@ -45,7 +47,8 @@ class Work:
 
 def work_of(path: Path, device: ComputeCapability | None) -> Work:
     """The work for what a device loads; None: for all code."""
-    library_map = read_any_file(path, Scope(headers_only=True))
+    with ByteSource(path) as source:
+        library_map = map_library(source, read_tables(source), Scope(headers_only=True))
     work = Work(path, [], [])
     work.containers.extend((r.span.start, r.span.end) for r in library_map.iter_regions())
     work.containers.extend((f.span.start, f.span.end) for f in library_map.iter_frames())

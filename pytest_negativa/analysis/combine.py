@@ -30,6 +30,12 @@ from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
 _FETCHED_AT_A_TIME = 8
+_REPEATED = "given twice, for other runs have all of its traces: {}"
+_SILENT = "no process used GPU code: {}"
+_FOREIGN = (
+    "of another machine, for no library whose GPU code was used is here: {}; tell where the "
+    "libraries are with --path or paths in negativa.yaml"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,40 +229,32 @@ def describe_parts(usage: Usage, copies: Mapping[str, Collection[str]]) -> Itera
         usage: of all parts.
         copies: names of traces by part, see ``copy_traces``.
     """
-    loading: set[int] = set()
-    here: set[int] = set()
-    elsewhere: set[int] = set()
-    for use in usage.iter_images():
-        loading.update(use.processes)
-    for used in usage.libraries:
-        places = here if _is_here(used) else elsewhere
-        for image in used.images:
-            places.update(image.processes)
-    repeated: set[str] = set()
-    silent: set[str] = set()
-    foreign: set[str] = set()
+    loading = {number for use in usage.iter_images() for number in use.processes}
+    here, elsewhere = (
+        {
+            number
+            for used in usage.libraries
+            if _is_here(used) is is_here
+            for image in used.images
+            for number in image.processes
+        }
+        for is_here in (True, False)
+    )
+    found: defaultdict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
     numbers = {process.trace: number for number, process in enumerate(usage.processes)}
     for name, traces in copies.items():
         if traces and known.issuperset(traces):
-            repeated.add(name)
+            found[_REPEATED].append(name)
         known.update(traces)
         processes = {numbers[trace] for trace in traces if trace in numbers}
         if not processes & loading:
-            silent.add(name)
+            found[_SILENT].append(name)
         elif processes & elsewhere and not processes & here:
-            foreign.add(name)
-    if repeated:
-        named = format_names(sorted(repeated))
-        yield f"given twice, for other runs have all of its traces: {named}"
-    if silent:
-        yield f"no process used GPU code: {format_names(sorted(silent))}"
-    if foreign:
-        named = format_names(sorted(foreign))
-        yield (
-            f"of another machine, for no library whose GPU code was used is here: {named}"
-            "; tell where the libraries are with --path or paths in negativa.yaml"
-        )
+            found[_FOREIGN].append(name)
+    for text in (_REPEATED, _SILENT, _FOREIGN):
+        if names := found[text]:
+            yield text.format(format_names(sorted(names)))
 
 
 def describe_conflicts(usage: Usage) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.snapshots import below_site
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.snapshot import snapshot_figures, snapshot_lock
@@ -87,12 +87,10 @@ def _of_report(report: RunReport) -> Snapshot:
 
 
 def _git(path: Path, *words: str) -> bytes:
-    try:
+    with refusing("git", "started"):
         done = subprocess.run(
             ["git", "-C", str(path.absolute().parent), *words], capture_output=True, check=False
         )
-    except OSError as e:
-        raise StoreError(f"{path}: git cannot be started: {e.strerror}") from e
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise StoreError(

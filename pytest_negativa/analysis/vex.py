@@ -6,6 +6,7 @@ library had it, so that a misspelled one is no good news. What can't be told is 
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections import defaultdict
@@ -69,13 +70,6 @@ class _Library(NamedTuple):
         return any(matches_library(glob, names) for names in self.names)
 
 
-class _KernelsLeft(NamedTuple):
-    """Names in a library's GPU code, and why there may be more kernels."""
-
-    names: frozenset[str]
-    problem: str | None
-
-
 class Libraries:
     """The libraries in folders.
 
@@ -93,12 +87,11 @@ class Libraries:
         self._libraries: list[_Library] = []
         self._originals = originals
         self._paths = paths
-        self._spares: dict[str, Path] | None = None
         # Large libraries take seconds to read, and many vulnerabilities may name one.
-        self._digests: dict[Path, str] = {}
-        self._left: dict[Path, _KernelsLeft] = {}
-        self._found: dict[str, Path | None] = {}
-        self._names: dict[Path, frozenset[str]] = {}
+        self._digest_of = functools.cache(_digest)
+        self._left_in = functools.cache(_kernels_left)
+        self._original = functools.cache(self._search)
+        self._names_in = functools.cache(_names_in)
         for tree in scan(paths):
             for group in filter(tree.is_library, tree.groups):
                 path = tree.root / group.name
@@ -124,11 +117,8 @@ class Libraries:
             code = [c for c in vulnerability.code if library.matches(c.library)]
             if code:
                 path = library.path
-                if path not in self._digests:
-                    with ByteSource(path) as source:
-                        self._digests[path] = source.sha256()
                 reasons = list(self._reasons(path, library, code))
-                yield Finding(path, self._digests[path], "; ".join(reasons) or None)
+                yield Finding(path, self._digest_of(path), "; ".join(reasons) or None)
 
     def missing(self, vulnerability: Vulnerability) -> list[str]:
         """Those globs of a vulnerability that no library has."""
@@ -174,16 +164,6 @@ class Libraries:
         """What to say if the spare of a library is in reach, or may be."""
         if library.spares is not None:
             return f"its spare is at {library.spares}, and gives the code back"
-        if self._spares is None:
-            # In the tree of an image, spares do not lie where the libraries will find them. And
-            # each program may set its own folder.
-            self._spares = {
-                name: Path(folder, name)
-                for place in self._paths
-                for folder, _, names in os.walk(place)
-                for name in names
-                if name.endswith(".spare")
-            }
         places = [Path(folder, note.spare_name) for folder in spare_folders(path, note)]
         if (elsewhere := self._spares.get(note.spare_name)) is not None:
             places.append(elsewhere)
@@ -197,15 +177,23 @@ class Libraries:
             return f"its spare {place.name} is in reach, and gives the code back"
         return None
 
-    def _original(self, sha256: str | None, name: str) -> Path | None:
-        if sha256 is None:
-            return None
-        if sha256 not in self._found:
-            self._found[sha256] = self._search(sha256, name)
-        return self._found[sha256]
+    @functools.cached_property
+    def _spares(self) -> dict[str, Path]:
+        """Spares by name.
 
-    def _search(self, sha256: str, name: str) -> Path | None:
-        for place in self._originals:
+        In the tree of an image, they do not lie where the libraries will find them. And each
+        program may set its own folder.
+        """
+        return {
+            name: Path(folder, name)
+            for place in self._paths
+            for folder, _, names in os.walk(place)
+            for name in names
+            if name.endswith(".spare")
+        }
+
+    def _search(self, sha256: str | None, name: str) -> Path | None:
+        for place in self._originals if sha256 is not None else ():
             for path in place.rglob("*") if place.is_dir() else (place,):
                 alike = path.name.startswith(name) or not place.is_dir()
                 if alike and path.is_file() and digest_of(path) == sha256:
@@ -216,11 +204,7 @@ class Libraries:
         self, source: ByteSource, original: Path | None, kernels: set[str]
     ) -> Iterator[str]:
         """Why kernels may be in a library without a spare."""
-        path = Path(source.path)
-        if path not in self._left:
-            left, _ = map_slimmed(source, Scope())
-            self._left[path] = _KernelsLeft(frozenset(left.names), _why_unknown(left))
-        names, problem = self._left[path]
+        names, problem = self._left_in(source.path)
         if there := kernels & names:
             yield f"it has {format_names(sorted(there))}"
         if problem is not None:
@@ -243,11 +227,22 @@ class Libraries:
         ]
         return {k for k in kernels if any(b"\0" + k.encode() + b"\0" in text for text in texts)}
 
-    def _names_in(self, original: Path) -> frozenset[str]:
-        """The names in an original's GPU code."""
-        if original not in self._names:
-            self._names[original] = frozenset(read_library(original, Scope()).names)
-        return self._names[original]
+
+def _digest(path: Path) -> str:
+    with ByteSource(path) as source:
+        return source.sha256()
+
+
+def _names_in(original: Path) -> frozenset[str]:
+    """The names in an original's GPU code."""
+    return frozenset(read_library(original, Scope()).names)
+
+
+def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
+    """Names in the GPU code of a slimmed library, and why there may be more kernels."""
+    with ByteSource(path) as source:
+        left, _ = map_slimmed(source, Scope())
+    return frozenset(left.names), _why_unknown(left)
 
 
 def _folder(path: Path) -> Path:

@@ -57,7 +57,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
     string_at,
 )
-from pytest_negativa.gpucode.source import ByteSource, Window
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.build_id import find_build_id
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 
@@ -147,7 +147,7 @@ class HostElf(NamedTuple):
     faults: tuple[tuple[int, str], ...] = ()
 
 
-def read_host_elf(source: ByteSource | Window, *, with_segments: bool = False) -> HostElf:
+def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf:
     """Read identity, sections and, if asked for, program headers of a host ELF file.
 
     Raises:
@@ -172,7 +172,7 @@ _FOREIGN = {
 }
 
 
-def _check_magic(source: ByteSource | Window) -> ElfHeader:
+def _check_magic(source: ByteSource) -> ElfHeader:
     if source.size == 0:
         raise FormatError(source.path, None, "is empty, expected an ELF file")
     head = source.read(0, min(HEAD_SIZE, source.size))
@@ -230,7 +230,7 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     return None, 32 if is_32 else 64
 
 
-def _check_header(source: ByteSource | Window) -> ElfHeader:
+def _check_header(source: ByteSource) -> ElfHeader:
     header = _check_magic(source)
     start, count = header.e_shoff, header.e_shnum
     if start == 0 or count == 0:
@@ -326,7 +326,7 @@ def _read_segments(header: ElfHeader, tables: _Tables) -> tuple[HostSegment, ...
     )
 
 
-def _check_overlap(source: ByteSource | Window, sections: list[HostSection]) -> None:
+def _check_overlap(source: ByteSource, sections: list[HostSection]) -> None:
     # Sound sections never share bytes. Crafted ones could have the file searched 65,000 times.
     filled = sorted((s for s in sections if s.size), key=lambda s: s.offset)
     for before, after in itertools.pairwise(filled):
@@ -365,7 +365,7 @@ class _Tables:
     megabytes for each of 65,000 sections.
     """
 
-    def __init__(self, source: ByteSource | Window) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self._left = min(_READ_BUDGET, _MIN_READ_BUDGET + source.size * _READ_RATIO)
 

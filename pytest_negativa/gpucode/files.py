@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.cubin import abi_problem, cubin_arch, is_cubin_head
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
 from pytest_negativa.gpucode.scan import may_have_containers
-from pytest_negativa.gpucode.source import ByteSource, Readable, Window
+from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.file_kinds import (
     ARCHIVE_MAGIC,
     HEAD_SIZE,
@@ -80,7 +80,7 @@ def read_tables(source: ByteSource) -> HostElf:
     )
 
 
-def _bare_kind(source: ByteSource | Window, head: bytes, kind: FileKind | None) -> FileKind | None:
+def _bare_kind(source: ByteSource, head: bytes, kind: FileKind | None) -> FileKind | None:
     """The kind of a file that is GPU code; None for others, such as bitcode for a CPU."""
     if kind is None or kind.is_archive:
         return None
@@ -109,8 +109,8 @@ def read_bare_code(source: Readable, section: HostSection) -> Element | None:
         arch, unreadable = cubin_arch(head), abi_problem(head)
     elif kind is ElementKind.LTO_IR:
         arch = SmArch.from_number(int.from_bytes(head[_LTO_ARCH], "little") // 10)
-    elif kind is ElementKind.PTX and (target := ptx_target(head)) is not None:
-        arch = SmArch.from_number(int(target.rstrip("af")), target.lstrip("0123456789"))
+    elif kind is ElementKind.PTX:
+        arch = bare_arch(head) or NO_ARCH
     return Element.bare(
         Span(section.offset, section.offset + section.size),
         unpacked_size=section.size,
@@ -121,7 +121,7 @@ def read_bare_code(source: Readable, section: HostSection) -> Element | None:
     )
 
 
-def _is_gpu_bitcode(source: ByteSource | Window) -> bool:
+def _is_gpu_bitcode(source: ByteSource) -> bool:
     """Whether the target triple of a module is NVIDIA's: ``nvptx`` or ``nvptx64``."""
     size = min(source.size, _SEARCHED_FOR_TRIPLE)
     ends = source.read(0, size), source.read(source.size - size, size)
@@ -190,7 +190,7 @@ def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
     )
 
 
-def _read_member(source: ByteSource, window: Window, member: ArchiveMember) -> HostElf | None:
+def _read_member(source: ByteSource, window: ByteSource, member: ArchiveMember) -> HostElf | None:
     """The tables of a member with offsets of the archive; None if it is of no known kind."""
     head = window.read(0, min(HEAD_SIZE, window.size))
     kind = kind_of(head)

@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED, is_removed
-from pytest_negativa.gpucode.files import read_bare_code, read_tables
+from pytest_negativa.gpucode.files import read_bare_code
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
@@ -88,16 +88,6 @@ def has_gpu_code(source: ByteSource) -> bool:
         for section in sorted(sections, key=lambda s: s.name not in FATBIN_SECTIONS)
     )
     return any(container is not None for container in found)
-
-
-def read_any_file(path: str | os.PathLike[str], scope: Scope) -> LibraryMap:
-    """``read_library`` for any file with GPU code, see ``gpucode.files``.
-
-    Raises:
-        FormatError: of no known kind, or damaged beyond its GPU code.
-    """
-    with ByteSource(path) as source:
-        return map_library(source, read_tables(source), scope)
 
 
 def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:

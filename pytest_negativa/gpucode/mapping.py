@@ -6,6 +6,7 @@ take about the same time.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import stat
@@ -149,32 +150,12 @@ def map_libraries(
         yield from (_map(path, request, cache, tables) for path, tables in known.items())
 
 
-class _Seen(NamedTuple):
-    """A file as it was before it was read."""
-
-    device: int
-    stamp: Stamp
-
-    @classmethod
-    def at(cls, where: Path | Member) -> _Seen | None:
-        """None if it can't be seen, or is no regular file."""
-        try:
-            status = os.stat(where.archive if isinstance(where, Member) else where)  # noqa: PTH116
-        except (OSError, ValueError):
-            return None
-        return cls(status.st_dev, stamp_of(status)) if stat.S_ISREG(status.st_mode) else None
-
-    @property
-    def size(self) -> int:
-        return self.stamp[0]
-
-    @property
-    def mtime_ns(self) -> int:
-        return self.stamp[1]
-
-    def is_like(self, source: ByteSource) -> bool:
-        """Whether another machine sees the same file; file systems of a network round times."""
-        return (self.size, self.mtime_ns // 10**9) == (source.size, source.mtime_ns // 10**9)
+def _stamp_at(where: Path | Member) -> Stamp | None:
+    """The stamp of a file before it is read; None if it can't be seen, or is no regular file."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(where.archive if isinstance(where, Member) else where)  # noqa: PTH116
+        return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
+    return None
 
 
 class _Files:
@@ -186,14 +167,14 @@ class _Files:
     """
 
     def __init__(self, paths: Iterable[Path | Member]) -> None:
-        self.seen = {path: _Seen.at(path) for path in paths}
+        self.seen = {path: _stamp_at(path) for path in paths}
         self.largest_first = sorted(self.seen, key=self.size, reverse=True)
 
     def size(self, path: Path | Member) -> int:
         if isinstance(path, Member):
             return path.size
         seen = self.seen[path]
-        return 0 if seen is None else seen.size
+        return 0 if seen is None else seen[0]
 
     def is_large(self, path: Path | Member) -> bool:
         """Whether reading the file takes longer than looking it up."""
@@ -230,7 +211,7 @@ def _read_by_workers(
 
 def _read_here(
     where: Path | Member,
-    seen: _Seen | None,
+    seen: Stamp | None,
     problem: str,
     request: MapRequest,
     cache: MapCache | None,
@@ -240,7 +221,7 @@ def _read_here(
     Raises:
         WorkerError: this machine can read the file.
     """
-    if _Seen.at(where) != seen:
+    if _stamp_at(where) != seen:
         # It changed since the task began.
         return _map(where, request, cache)
     try:
@@ -258,7 +239,7 @@ def _release(workers: Workers) -> str | None:
     return release() if workers.are_remote else None
 
 
-_Batch = dict[Path | Member, tuple["_Tables | None", "_Seen | None"]]
+_Batch = dict[Path | Member, tuple["_Tables | None", Stamp | None]]
 
 
 def _batches(files: _Files, known: Mapping[Path | Member, _Tables | None]) -> Iterator[_Batch]:
@@ -489,11 +470,12 @@ def _map_batch(
     return answers
 
 
-def _why_another(where: Path | Member, seen: _Seen) -> str | None:
+def _why_another(where: Path | Member, seen: Stamp) -> str | None:
     """Difference between the file here and the one that the command saw; None if they are alike."""
     try:
         with ByteSource(where.archive if isinstance(where, Member) else where) as source:
-            if seen.is_like(source):
+            # File systems of a network round times.
+            if (seen[0], seen[1] // 10**9) == (source.size, source.mtime_ns // 10**9):
                 return None
             return f"{this_worker()} has another file there, of {source.size:,} bytes"
     except FormatError as e:

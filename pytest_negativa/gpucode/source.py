@@ -7,6 +7,7 @@ library of 540 MB). Truncating the file meanwhile would raise SIGBUS instead of 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 import shutil
@@ -186,9 +187,14 @@ class ByteSource:
         except OSError:
             return False
 
-    def window(self, start: int, size: int) -> Window:
-        """A part of the file, such as a member of an archive, with offsets of its own."""
-        return Window(self, start, size)
+    def window(self, start: int, size: int) -> ByteSource:
+        """A part of the file, such as a member of an archive, with offsets of its own.
+
+        It shares the descriptor, which this source closes.
+        """
+        part = copy.copy(self)
+        part.size, part._start = size, self._start + start
+        return part
 
     def close(self) -> None:
         os.close(self._fd)
@@ -333,38 +339,3 @@ def open_source(where: Path | Member) -> ByteSource:
     if isinstance(where, Path):
         return ByteSource(where)
     return StoredMember(where) if where.crc is None else DeflatedMember(where)
-
-
-class Window:
-    """A part of a file as a file of its own; see ``ByteSource.window``."""
-
-    def __init__(self, source: ByteSource, start: int, size: int) -> None:
-        self.path = source.path
-        self.size = size
-        self._source = source
-        self._start = start
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Read exactly ``length`` bytes from ``offset``.
-
-        Raises:
-            FormatError: the range leaves the window.
-        """
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise FormatError(
-                self.path,
-                self._start + offset,
-                f"{length:#x} bytes wanted, but the member ends at {self._start + self.size:#x}",
-            )
-        return self._source.read(self._start + offset, length)
-
-    def sha256(self) -> str:
-        """Hex digest of the window.
-
-        Raises:
-            FormatError: it can't be read.
-        """
-        digest = hashlib.sha256()
-        for offset in range(0, self.size, _HASH_STEP):
-            digest.update(self.read(offset, min(_HASH_STEP, self.size - offset)))
-        return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -130,13 +130,11 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
             temporary files of that run.
         records: what RECORD files were before slimming, by their path below the folder.
         removed: files that are gone, by their path below the folder.
-        left: what earlier formats noted of libraries that stayed as they were.
         spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
     format_version: int
     slimmed: dict[str, SlimmedFile]
-    left: dict[str, Any] = msgspec.field(default_factory=dict)
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     spares: str | None = None

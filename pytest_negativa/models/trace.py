@@ -11,7 +11,7 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -593,38 +593,6 @@ class Usage(Record, frozen=True, kw_only=True):
     replay: Replay | None = None
     refusals: tuple[Refusal, ...] = ()
 
-    def bad_index(self) -> str | None:
-        """The first index that leads to no row of its table; None if there is none."""
-        tables = {
-            "contexts": len(self.contexts),
-            "processes": len(self.processes),
-            "ranges": len(self.ranges),
-        }
-        for key, table, indices in self._indices():
-            if (found := max(indices, default=-1)) >= (size := tables[table]):
-                return f"{key} is {found}, expected less than {size}, the length of {table}"
-        return None
-
-    def _indices(self) -> Iterator[tuple[str, str, Iterable[int]]]:
-        """Keys, with the table that they refer to, and their indices."""
-        for n, library in enumerate(self.libraries):
-            yield f"libraries[{n}].processes", "processes", library.processes
-            yield from _indices_of(f"libraries[{n}].images", library.images)
-        yield from _indices_of("memory_images", self.memory_images)
-        yield from _indices_of("compiled", self.compiled)
-        for n, refusal in enumerate(self.refusals):
-            yield f"first process of refusals[{n}]", "processes", (refusal.first.process,)
-            yield f"first context of refusals[{n}]", "contexts", (refusal.first.context,)
-        for name, rows in self.launches.items():
-            key = f"launches of {name}"
-            yield f"context of {key}", "contexts", (row.context for row in rows)
-            found = (row.ranges for row in rows if row.ranges is not None)
-            yield f"ranges of {key}", "ranges", found
-        yield "process of gaps", "processes", (gap.process for gap in self.gaps)
-        for key, warnings in (("warnings", self.warnings), ("incomplete", self.incomplete)):
-            known = (one.process for one in warnings if one.process is not None)
-            yield f"process of {key}", "processes", known
-
     def context_of(self, first: FirstUse) -> Context:
         """The test, or the phase of the session, in which something was first seen."""
         return self.contexts[first.context]
@@ -677,12 +645,3 @@ class Usage(Record, frozen=True, kw_only=True):
         for library in self.libraries:
             yield from library.images
         yield from (*self.memory_images, *self.compiled)
-
-
-def _indices_of(key: str, images: Iterable[ImageUse]) -> Iterator[tuple[str, str, Iterable[int]]]:
-    for n, use in enumerate(images):
-        of = f"of {key}[{n}]"
-        firsts = (*use.firsts(), *(one.first for one in use.data))
-        yield f"processes {of}", "processes", use.processes
-        yield f"first process {of}", "processes", (first.process for first in firsts)
-        yield f"first context {of}", "contexts", (first.context for first in firsts)

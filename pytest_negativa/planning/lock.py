@@ -173,8 +173,6 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
             f"{library_map.library.path}: the lock keeps an element at {unknown[0]:#x}, where "
             "there is none; make it again"
         )
-    for code in locked.kept:
-        _check_place(code, blocks[code.offset], library_map)
     trimmed = (_trimmed(code, blocks[code.offset], library_map) for code in locked.kept)
     plan = LibraryPlan(
         format_version=PLAN_VERSION,
@@ -435,14 +433,6 @@ def _proof(
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
         versions=verdict.versions,
     )
-
-
-def _check_place(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> None:
-    where = f"{library_map.library.path}: the lock keeps {code.arch} code at {code.offset:#x}"
-    if code.arch != block.arch:
-        raise ReconstructError(f"{where}, where {block.arch} code is; make it again")
-    if code.region != (None if block.region is None else block.anchor):
-        raise ReconstructError(f"{where}, which is in another region; make it again")
 
 
 def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> dict[str, Any]:

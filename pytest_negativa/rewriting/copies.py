@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import FileState
@@ -52,27 +52,23 @@ def write_copy(
 
     Raises:
         StaleLibraryError: the original is not the file that was analyzed.
-        ReconstructError: the original can't be read, or the copy can't be written or is wrong.
+        FormatError: the original can't be read.
+        ReconstructError: the copy can't be written or is wrong.
         StoppedError: ``should_stop`` returned true.
     """
-    try:
-        with ByteSource(original.path) as source:
-            check_size(source, original)
-            # Taken before the file is read: a later write makes another state.
-            state = state_of(source.fileno())
-            # A link at the target is replaced; the file it leads to stays.
-            if not target.is_symlink() and target.exists() and target.samefile(source.path):
-                raise ReconstructError(f"{target}: is the original itself")
-            with new_file(target) as new:
-                _write(edits, source, new.fd, should_stop)
-                sha256 = _check(source, new.fd, edits, original, should_stop)
-                os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-                new.publish()
-                return CopyFacts(sha256, copy=state_of(new.fd), original=state)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+    with refusing(target, "written", ReconstructError), ByteSource(original.path) as source:
+        check_size(source, original)
+        # Taken before the file is read: a later write makes another state.
+        state = state_of(source.fileno())
+        # A link at the target is replaced; the file it leads to stays.
+        if not target.is_symlink() and target.exists() and target.samefile(source.path):
+            raise ReconstructError(f"{target}: is the original itself")
+        with new_file(target) as new:
+            _write(edits, source, new.fd, should_stop)
+            sha256 = _check(source, new.fd, edits, original, should_stop)
+            os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+            new.publish()
+            return CopyFacts(sha256, copy=state_of(new.fd), original=state)
 
 
 def check_digest(original: LibraryIdentity) -> FileState:
@@ -80,16 +76,13 @@ def check_digest(original: LibraryIdentity) -> FileState:
 
     Raises:
         StaleLibraryError: the file is not the one that was analyzed.
-        ReconstructError: the file can't be read.
+        FormatError: the file can't be read.
     """
-    try:
-        with ByteSource(original.path) as source:
-            check_size(source, original)
-            state = state_of(source.fileno())
-            check_sha256(original, source.sha256())
-            return state
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
+    with ByteSource(original.path) as source:
+        check_size(source, original)
+        state = state_of(source.fileno())
+        check_sha256(original, source.sha256())
+        return state
 
 
 def check_size(source: ByteSource, original: LibraryIdentity) -> None:
@@ -193,10 +186,8 @@ def _read_into(file: int, buffer: bytearray, offset: int, name: str) -> None:
     with memoryview(buffer) as view:
         done = 0
         while done < len(buffer):
-            try:
+            with refusing(name, "read", ReconstructError):
                 more = os.preadv(file, [view[done:]], offset + done)
-            except OSError as e:
-                raise ReconstructError(f"{name}: cannot be read: {e.strerror}") from e
             if more == 0:
                 raise StaleLibraryError(_shorter(name))
             done += more

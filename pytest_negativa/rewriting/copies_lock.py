@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError
+from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.models.reconstruction import FileState, Reconstruction
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
@@ -92,18 +92,14 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _opened(root: Path, name: str) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
-        try:
+        with refusing(root, "made or written", ReconstructError):
             file = stack.enter_context(open_to_lock(root / name, os.O_RDWR | os.O_CREAT))
-        except OSError as e:
-            raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
         yield file
 
 
 def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> bool:
-    try:
+    with refusing(root, "locked", ReconstructError):
         return lock(file, shared=shared, wait=wait)
-    except OSError as e:
-        raise ReconstructError(f"{root}: cannot be locked: {e.strerror}") from e
 
 
 def _state(path: str) -> FileState | None:

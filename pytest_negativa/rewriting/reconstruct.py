@@ -22,10 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
@@ -43,7 +42,7 @@ from pytest_negativa.models.reconstruction import (
 )
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
 from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
 from pytest_negativa.rewriting.copies_lock import PATIENCE, writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
@@ -51,6 +50,7 @@ from pytest_negativa.rewriting.layout import StoppedError
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
+from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
@@ -98,11 +98,9 @@ def reconstruct(
     wanted = [p for p in planned if copy_all or p.plan.unused_bytes or p.plan.trimmed]
     # The largest first, so that none is left to run alone at the end.
     wanted.sort(key=lambda p: (-p.plan.library.size, p.plan.library.path))
-    try:
+    with refusing(root, "made or written", ReconstructError):
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
-    except OSError as e:
-        raise ReconstructError(f"{root}: cannot be made or written: {e.strerror}") from e
     with writing_copies(root, patience):
         return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
 
@@ -224,10 +222,13 @@ class _Reconstructor:
         if self._compact is not None:
             original = Path(plan.library.path)
             before = state_of(original)
-            made = compact_library(
-                original, target, planned.library_map, plan, trimmed, self._compact
-            )
-            if isinstance(made, Compacted):
+            try:
+                made = compact_library(
+                    original, target, planned.library_map, plan, trimmed, self._compact
+                )
+            except CannotCompactError as e:
+                not_compacted = e.reason
+            else:
                 return CopyRecord(
                     recipe=recipe,
                     sha256=made.sha256,
@@ -242,7 +243,6 @@ class _Reconstructor:
                         kept=made.kept,
                     ),
                 )
-            not_compacted = made.reason
         edits = merge_edits(unused, trimmed)
         facts = write_copy(plan.library, target, edits, self._stop.is_set)
         return CopyRecord(
@@ -269,11 +269,9 @@ class _Reconstructor:
         A link inside the folder is refused: it could lead out of it, even to the original.
         """
         target = copy_path(self._root, path)
-        try:
+        with refusing(target.parent, "made", ReconstructError):
             target.parent.mkdir(parents=True, exist_ok=True)
             real = target.parent.resolve()
-        except OSError as e:
-            raise ReconstructError(f"{target.parent}: cannot be made: {e.strerror}") from e
         if real != target.parent or not target.is_relative_to(self._root):
             raise ReconstructError(f"{target}: leads to {real}; remove the link, or use {path}")
         return target
@@ -303,12 +301,12 @@ class _Reconstructor:
             if target.parent.resolve() != target.parent:
                 continue
             remove_abandoned(target)
-            try:
-                # Reconstruction makes no folder of that name.
-                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                    target.unlink()
-            except OSError as e:
-                raise ReconstructError(f"{target}: cannot be removed: {e.strerror}") from e
+            # Reconstruction makes no folder of that name.
+            with (
+                refusing(target, "removed", ReconstructError),
+                contextlib.suppress(FileNotFoundError, IsADirectoryError),
+            ):
+                target.unlink()
             self._prune(target.parent)
         self._save(kept)
 
@@ -321,20 +319,14 @@ class _Reconstructor:
 
     def _load(self) -> dict[str, CopyRecord | None]:
         path = self._root / MANIFEST_NAME
-        try:
-            manifest = msgspec.json.decode(read_regular(path, follow=False), type=Manifest)
-        except FileNotFoundError:
-            return {}
-        except (OSError, *UNDECODABLE) as e:
-            raise ReconstructError(
-                f"{path}: not a manifest of this release ({e}); remove {self._root}"
-            ) from e
-        if manifest.format_version != MANIFEST_VERSION:
-            raise ReconstructError(
-                f"{path}: format_version {manifest.format_version}, this release reads "
-                f"{MANIFEST_VERSION}; remove {self._root}"
+        with refusing(path, "read"), contextlib.suppress(FileNotFoundError):
+            data = read_regular(path, follow=False)
+            what, remedy = "a manifest", f"remove {self._root}"
+            manifest = decode_versioned(
+                data, Manifest, MANIFEST_VERSION, origin=str(path), what=what, remedy=remedy
             )
-        return dict(manifest.copies)
+            return dict(manifest.copies)
+        return {}
 
     def _save(self, copies: Mapping[str, CopyRecord | None]) -> None:
         self._known = dict(copies)

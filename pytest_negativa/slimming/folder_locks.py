@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError
+from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -87,10 +87,8 @@ def held(folder: Path, *, shared: bool = False, inner: Sequence[Path] = ()) -> I
         ReconstructError: it can't be opened.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with refusing(folder, "opened", ReconstructError):
             descriptor = stack.enter_context(open_to_lock(folder, _FOLDER))
-        except OSError as e:
-            raise ReconstructError(f"{folder}: cannot be opened: {e.strerror}") from e
         with contextlib.suppress(OSError):
             if not lock(descriptor, shared=shared, wait=False):
                 _wait(folder, descriptor, shared=shared, inner=inner)

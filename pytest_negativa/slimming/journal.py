@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
@@ -144,7 +144,9 @@ class Journal:
         places = self.places(names)
         first = next(iter(places))
         staged = staged_name(first, self.token)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(refusing(first, "put back", ReconstructError))
+            stack.callback(staged.unlink, missing_ok=True)
             if aside is None:
                 rebuild(first, staged, entry.mtime_ns)
             else:
@@ -155,10 +157,6 @@ class Journal:
                     f"{aside} changed while it was copied; run the command again"
                 )
             replace_all(staged, places, self.token)
-        except OSError as e:
-            raise ReconstructError(f"{first}: cannot be put back: {e.strerror}") from e
-        finally:
-            staged.unlink(missing_ok=True)
 
     def note_back(self, key: str, entry: SlimmedFile) -> None:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""

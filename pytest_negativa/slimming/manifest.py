@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, size_before
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.origin import reinstall_commands
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     Origin,
@@ -28,9 +27,9 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
+from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
 
-_VERSIONS = [str(version).encode() for version in range(1, MANIFEST_VERSION + 1)]
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # By the sorted keys.
@@ -51,16 +50,14 @@ def load_manifest(root: Path) -> SlimManifest:
     except OSError as e:
         hint = "" if path.is_file() else "; move it away"
         raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
-    try:
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
-        if version is not None and bytes(version) not in _VERSIONS:
-            raise StoreError(
-                f"{path}: format_version {bytes(version).decode()}, this release reads up to "
-                f"{MANIFEST_VERSION}; use the release of pytest-negativa that wrote it"
-            )
-        manifest = msgspec.json.decode(data, type=SlimManifest)
-    except UNDECODABLE as e:
-        raise StoreError(f"{path}: not a manifest of negativa slim: {e}") from e
+    manifest = decode_versioned(
+        data,
+        SlimManifest,
+        MANIFEST_VERSION,
+        origin=str(path),
+        what="a manifest of negativa slim",
+        remedy="use the release of pytest-negativa that wrote it",
+    )
     if _ZERO.search(data) is not None:
         # No path has one, and Python's functions raise ValueError for it.
         raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
@@ -69,7 +66,7 @@ def load_manifest(root: Path) -> SlimManifest:
             _check_name(path, name)
     for name in manifest.removed:
         _check_name(path, name)
-    return msgspec.structs.replace(manifest, left={})
+    return manifest
 
 
 def token_of(manifest: SlimManifest) -> str:
@@ -108,16 +105,13 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    manifest = msgspec.structs.replace(manifest, format_version=MANIFEST_VERSION)
     if manifest.slimmed or manifest.removed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return
-    try:
+    with refusing(path, "removed"):
         path.unlink(missing_ok=True)
         sync_folder(root)
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be removed: {e.strerror}") from e
 
 
 def other_manifest(root: Path, path: Path) -> Path | None:

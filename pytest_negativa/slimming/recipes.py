@@ -31,11 +31,7 @@ from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
 from pytest_negativa.rewriting.compact.cut import foresee_cut
-from pytest_negativa.rewriting.compact.records import (
-    CannotCompactError,
-    CompactOptions,
-    NotCompacted,
-)
+from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
@@ -74,13 +70,6 @@ class Removal:
     strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NotSlimmed:
-    """A library that is left as it is, and why."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +123,7 @@ class Recipe:
     kind: Kind
     source: str
     key: tuple[Any, ...]
-    plan: Callable[[Recipe, Path], Removal | NotSlimmed]
+    plan: Callable[[Recipe, Path], Removal]
     spare: SparePolicy | None = None
     strips_others: bool = False
     devices: tuple[ComputeCapability, ...] = ()
@@ -145,10 +134,11 @@ class Recipe:
         spare = () if self.spare is None else ("spare", *self.spare.key)
         return hashlib.sha256(msgspec.json.encode((*self.key, *spare))).hexdigest()
 
-    def plan_removal(self, path: Path) -> Removal | NotSlimmed:
+    def plan_removal(self, path: Path) -> Removal:
         """Read a library and find what to remove from it.
 
         Raises:
+            CannotCompactError: it is left as it is.
             NegativaError: it can't be done.
         """
         return self.plan(self, path)
@@ -212,10 +202,10 @@ def by_archs(
 ) -> Recipe:
     """Keep what devices can load."""
 
-    def plan(recipe: Recipe, path: Path) -> Removal | NotSlimmed:
+    def plan(recipe: Recipe, path: Path) -> Removal:
         plan_for = functools.partial(plan_for_devices, devices=devices, keep_ptx=keep_ptx)
         found = _plan_by_headers(plan_for, recipe, path)
-        if isinstance(found, NotSlimmed) or found.plan is None or not found.plan.decisions:
+        if found.plan is None or not found.plan.decisions:
             return found
         loadable = any(d.reason == KeepReason.ARCH_POLICY.value for d in found.plan.decisions)
         return found if loadable else replace(found, useless_for=devices)
@@ -254,7 +244,11 @@ def by_pages(spare: SparePolicy) -> Recipe:
 
 def keep_whole(reason: str) -> Recipe:
     """Keep all of a library, so that the original comes back if it was slimmed."""
-    return Recipe(Kind.WHOLE, reason, ("whole",), lambda _recipe, _path: NotSlimmed(reason))
+
+    def plan(_recipe: Recipe, path: Path) -> Removal:
+        raise CannotCompactError(path, reason)
+
+    return Recipe(Kind.WHOLE, reason, ("whole",), plan)
 
 
 def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:
@@ -269,7 +263,7 @@ def slim_library(
     *,
     strip: bool,
     unchecked: Path | None = None,
-) -> Result | NotSlimmed:
+) -> Result:
     """Write what a recipe makes of a library.
 
     Args:
@@ -281,11 +275,10 @@ def slim_library(
         unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
+        CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
     removal = recipe.plan_removal(path)
-    if isinstance(removal, NotSlimmed):
-        return removal
     if recipe.spare is not None and not removal.strips:
         assert unchecked is not None, "the folder of spares is held"
         return _cut(recipe, recipe.spare, removal, path, target, name, unchecked)
@@ -298,8 +291,6 @@ def slim_library(
         CompactOptions(strip=strip, takes_place=True),
         state=removal.state,
     )
-    if isinstance(compacted, NotCompacted):
-        return NotSlimmed(compacted.reason)
     return Result(
         removal,
         compacted.size_after,
@@ -319,12 +310,9 @@ def _cut(
     target: Path,
     name: str,
     unchecked: Path,
-) -> Result | NotSlimmed:
+) -> Result:
     planned = plan_cut(path, removal.library_map, removal.plan, spare)
-    try:
-        done = cut(path, target, planned, spare, name, recipe.source, unchecked)
-    except CannotCompactError as e:
-        return NotSlimmed(e.reason)
+    done = cut(path, target, planned, spare, name, recipe.source, unchecked)
     expected = None if removal.plan is None else removal.plan.library.sha256
     changed = removal.state is not None and state_of(path) != removal.state
     if changed or expected not in (None, done.original_sha256):
@@ -350,28 +338,21 @@ def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
     return size(intersection(((d.start, d.end) for d in plan.decisions if not d.kept), gaps))
 
 
-def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result | NotSlimmed:
+def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result:
     """What ``slim_library`` would write; loading is not tried.
 
     Raises:
+        CannotCompactError: it is left as it is.
         NegativaError: the library can't be read.
     """
     removal = recipe.plan_removal(path)
-    if isinstance(removal, NotSlimmed):
-        return removal
     if recipe.spare is not None and not removal.strips:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
         options = recipe.spare.options_for(name, recipe.source)
-        try:
-            return Result(removal, foresee_cut(path, planned.needed, options, planned.containers))
-        except CannotCompactError as e:
-            return NotSlimmed(e.reason)
-    forecast = foresee_compaction(
-        path, removal.library_map, removal.plan, removal.edits, CompactOptions(strip=strip)
-    )
-    if isinstance(forecast, NotCompacted):
-        return NotSlimmed(forecast.reason)
-    return Result(removal, forecast.size_after)
+        return Result(removal, foresee_cut(path, planned.needed, options, planned.containers))
+    compact = CompactOptions(strip=strip)
+    size = foresee_compaction(path, removal.library_map, removal.plan, removal.edits, compact)
+    return Result(removal, size)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
@@ -382,18 +363,19 @@ def _removed_from(cubin: RepackedCubin) -> int:
 
 def _plan_by_headers(
     plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, path: Path
-) -> Removal | NotSlimmed:
+) -> Removal:
     """What a plan that needs no cubin unpacked removes from a library."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
         try:
             library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
         except FormatError as e:
-            return NotSlimmed(e.problem)
+            raise CannotCompactError(path, e.problem) from e
     if not library_map.sections:
         traced = recipe.spare is not None and recipe.spare.may_know(state.size)
-        wanted = recipe.strips_others or traced
-        return Removal(state=state, strips=not traced) if wanted else NotSlimmed(NO_GPU_CODE)
+        if not (recipe.strips_others or traced):
+            raise CannotCompactError(path, NO_GPU_CODE)
+        return Removal(state=state, strips=not traced)
     return Removal(library_map, plan_for(library_map), state=state)
 
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError
+from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
@@ -261,7 +261,7 @@ def keep_original(
         TakenError: the library is no longer the file of that digest.
         ReconstructError: it can't be written.
     """
-    try:
+    with refusing(target.parent, "written", ReconstructError):
         make_folder(target.parent)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
@@ -285,8 +285,6 @@ def keep_original(
         if not one_of_many:
             sync_file(target)
             sync_folder(target.parent)
-    except OSError as e:
-        raise ReconstructError(f"{target.parent}: cannot be written: {e.strerror}") from e
     return state
 
 

@@ -327,5 +327,3 @@ def _check_aside(options: SlimOptions, root: Path) -> None:
             raise OptionError(
                 f"{aside}: {root} is in it, and is to be slimmed; name a folder for {what} alone"
             )
-        if not os.path.isabs(aside):  # noqa: PTH117
-            raise ValueError(f"{aside} is relative")

@@ -30,6 +30,7 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.slimming.code_files import forget_stale, remove_files
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import spares_of
@@ -37,7 +38,6 @@ from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
-    NotSlimmed,
     Result,
     foresee_library,
     names_of,
@@ -211,7 +211,7 @@ class Slimmer:
 
     def _process(
         self,
-        begin: Callable[[Task, Path], Result | NotSlimmed],
+        begin: Callable[[Task, Path], Result],
         finish: Callable[[Task, Path, Result], None],
         on_done: OnDone,
     ) -> None:
@@ -233,11 +233,12 @@ class Slimmer:
             for future in concurrent.futures.as_completed(pending):
                 task = pending[future]
                 try:
-                    outcome = future.result()
-                    if isinstance(outcome, NotSlimmed):
-                        self._leave(task, outcome.reason)
+                    try:
+                        made = future.result()
+                    except CannotCompactError as e:
+                        self._leave(task, e.reason)
                     else:
-                        finish(task, staged[task.name], outcome)
+                        finish(task, staged[task.name], made)
                 except NegativaError as e:
                     self._add_failed(task, str(e))
                 on_done(task.size)
@@ -262,16 +263,16 @@ class Slimmer:
     def _original_of(self, task: Task) -> Path:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
-    def _slim(self, task: Task, staged: Path) -> Result | NotSlimmed:
+    def _slim(self, task: Task, staged: Path) -> Result:
         if self._has_code.get(task.name) is False and not self._may_lose(task):
-            return NotSlimmed(NO_GPU_CODE)
+            raise CannotCompactError(task.source, NO_GPU_CODE)
         root, options = self.journal.root, self.options
         try:
             self.journal.places(task.names)
-        except ReconstructError:
+        except ReconstructError as e:
             # Nothing would be written there.
             if not self._may_lose(task) and self._code_in(task) is False:
-                return NotSlimmed(NO_GPU_CODE)
+                raise CannotCompactError(task.source, NO_GPU_CODE) from e
             raise
         original = self._original_of(task)
         if task.is_cut:
@@ -286,7 +287,7 @@ class Slimmer:
             unchecked=self._unchecked,
         )
 
-    def _foresee(self, task: Task, _staged: Path) -> Result | NotSlimmed:
+    def _foresee(self, task: Task, _staged: Path) -> Result:
         name, source = Path(task.name).name, task.source
         # A dry run writes nothing into the folder.
         with contextlib.ExitStack() as stack:

@@ -18,7 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
+from pytest_negativa.errors import (
+    FormatError,
+    NegativaError,
+    OptionError,
+    ReconstructError,
+    refusing,
+)
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
@@ -242,7 +248,7 @@ def cut(
 
     Args:
         path: the original.
-        target: the new file; nothing is left there on any failure.
+        target: the new file.
         planned: what may go.
         policy: where the spare goes.
         name: file name of the library.
@@ -254,7 +260,7 @@ def cut(
         NegativaError: it can't be done.
     """
     options = replace(policy.options_for(name, source), takes_place=True)
-    try:
+    with refusing(policy.folder, "written", ReconstructError):
         # A spare with its name is never removed: a copy of the library may use it already.
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):
@@ -266,11 +272,6 @@ def cut(
             done = cut_library(path, target, Path(own), planned.needed, options, planned.containers)
             spare = done.spare.replace(policy.folder / done.spare.name)
             sync_folder(policy.folder)
-    except BaseException as e:
-        target.unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            raise ReconstructError(f"{policy.folder}: cannot be written: {e.strerror}") from e
-        raise
     return replace(done, spare=spare)
 
 
@@ -338,13 +339,10 @@ def owners_of(folder: Path) -> list[Path]:
         ReconstructError: its note can't be read.
     """
     note = folder / ORIGINALS_MARK
-    try:
+    with refusing(note, "read", ReconstructError), contextlib.suppress(FileNotFoundError):
         found = read_regular(note, follow=False).split(b"\0")
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise ReconstructError(f"{note}: cannot be read: {e.strerror}") from e
-    return [Path(os.fsdecode(path)) for path in found if path]
+        return [Path(os.fsdecode(path)) for path in found if path]
+    return []
 
 
 def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
@@ -384,17 +382,14 @@ def is_spare(path: Path) -> bool:
     """Whether a file is a spare, by its name and its trailer.
 
     Raises:
-        ReconstructError: a file of such a name can't be read.
+        FormatError: a file of such a name can't be read.
     """
     match = _NAME.fullmatch(path.name)
     if match is None or path.is_symlink() or not path.is_file():
         return False
-    try:
-        with ByteSource(path) as source:
-            start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
-            tail = source.read(start, source.size - start)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
+    with ByteSource(path) as source:
+        start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
+        tail = source.read(start, source.size - start)
     for at in range(0, len(tail), PAGE_SIZE):
         if tail.startswith(MAGIC, at):
             try:

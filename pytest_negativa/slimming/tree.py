@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RECORD
@@ -286,10 +286,8 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
     by_folder: defaultdict[Path, set[tuple[int, int]]] = defaultdict(set)
     for file in files:
         real = file.resolve()
-        try:
+        with refusing(file, "read"):
             status = real.stat()
-        except OSError as e:
-            raise StoreError(f"{file}: cannot be read: {e.strerror}") from e
         by_folder[real.parent].add((status.st_dev, status.st_ino))
     return [_scan(folder, wanted) for folder, wanted in sorted(by_folder.items())]
 

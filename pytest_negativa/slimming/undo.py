@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.slimming import (
     SlimManifest,
@@ -149,10 +149,8 @@ def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) 
     # An earlier run was killed between the names of one file.
     behind = (name for name, one in found.items() if one.fate is Fate.ORIGINAL)
     for place, state in journal.places(behind).items():
-        try:
+        with refusing(place, "put back", ReconstructError):
             link(tree.root / way.names[0], place, state, journal.token)
-        except OSError as e:
-            raise ReconstructError(f"{place}: cannot be put back: {e.strerror}") from e
     return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
 
 

@@ -251,11 +251,8 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what, path = "the usage of a traced run", run.usage_file
-    usage = load_if_there(path, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
-    if usage is not None and (problem := usage.bad_index()) is not None:
-        raise StoreError(f"{path}: not {what} of this release: {problem}")
-    return usage
+    what = "the usage of a traced run"
+    return load_if_there(run.usage_file, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
 
 
 def load_report(run: Run) -> RunReport:

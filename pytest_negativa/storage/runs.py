@@ -690,10 +690,9 @@ def find_traces(folder: Path) -> tuple[Path, ...]:
 
 def _files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
     """The files with a suffix; none if there is no such folder."""
-    try:
-        found = sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as e:
-        raise StoreError(f"{folder}: cannot be listed: {e.strerror}") from e
-    return tuple(path for path in found if path.name.endswith(suffix))
+    with (
+        refusing(folder, "listed"),
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+    ):
+        return tuple(path for path in sorted(folder.iterdir()) if path.name.endswith(suffix))
+    return ()

@@ -19,6 +19,7 @@ from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions, named_functions
 from pytest_negativa.models.library import Scope
+from pytest_negativa.models.slimming import MANIFEST_VERSION
 from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 from tests.support.cutting import build_kit, needs_stub
@@ -281,7 +282,7 @@ def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) 
     (other := vex.folder / "other.so").write_bytes(MULTIARCH.read_bytes() + b"\0")
     for original in (other, MULTIARCH):
         kept = {path.name: {**entry, "original": str(original)}}
-        manifest = {"format_version": 1, "slimmed": kept, "left": {}}
+        manifest = {"format_version": MANIFEST_VERSION, "slimmed": kept}
         (vex.site / "negativa-slim.json").write_text(json.dumps(manifest))
         # By its digest: another file shows nothing.
         assert vex.lacks(library="lib*", kernels=gone[:1]) is (original == MULTIARCH)
@@ -364,7 +365,7 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
     )
     assert "its original has no misspelled" in kept
     # push sent the spare to a store, from which fetch brings it back.
-    sent = {"format_version": 1, "slimmed": {}, "left": {}, "spares": "s3://store/spares"}
+    sent = {"format_version": MANIFEST_VERSION, "slimmed": {}, "spares": "s3://store/spares"}
     (vex.site / "negativa-slim.json").write_text(json.dumps(sent))
     assert "its spare is at s3://store/spares" in vex.reason("--original", kit.library, **code)
 

@@ -11,7 +11,9 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.library import read_any_file, read_library
+from pytest_negativa.gpucode.files import read_tables
+from pytest_negativa.gpucode.library import map_library, read_library
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
@@ -44,7 +46,8 @@ TILE_FATBINS = [
 
 
 def read(path: Path, scope: Scope | None = None) -> LibraryMap:
-    library_map = read_any_file(path, scope or Scope())
+    with ByteSource(path) as source:
+        library_map = map_library(source, read_tables(source), scope or Scope())
     check_map(library_map)
     return library_map
 

@@ -24,6 +24,7 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.overwrite import overwrite
@@ -70,7 +71,7 @@ class TestFixtures:
         assert rows(after) == rows(before, plan)
         assert after.problems == before.problems
         assert removed.size_before == before.library.size
-        assert removed.gone_bytes == done.gpu_code_removed
+        assert removed.gone_bytes == span_size(done.gaps)
         assert removed.kernels == removed.device_functions == 0
         assert after.library.build_id == before.library.build_id
 
@@ -137,12 +138,12 @@ class TestHoles:
         before = read(library)
         plan = plan_of(before, kept.__contains__)
         done = compact(before, plan, tmp_path / "lib.so")
-        assert done.holes
+        assert len(done.gaps)
         after, removed = read_slimmed(tmp_path / "lib.so", ALL)
         check_slimmed(after)
         assert rows(after) == rows(before, plan)
         assert after.problems == ()
-        assert removed.gone_bytes == done.gpu_code_removed
+        assert removed.gone_bytes == span_size(done.gaps)
         assert removed.stored_bytes == sum(d.size for d in plan.decisions if d.kept)
         names = [section.name for section in after.sections]
         assert len(names) == len(set(names))
@@ -182,13 +183,13 @@ class TestHoles:
             [Fill(e.payload.start + 5000, e.payload.end, 0) for e in last],
         )
         done = compact(before, plan, tmp_path / "lib.so", edits)
-        assert done.holes == 2
+        assert len(done.gaps) == 2
         after, removed = read_slimmed(tmp_path / "lib.so", ALL)
         # The content is no cubin, here.
         assert {a: r[:12] for a, r in rows(after).items()} == {
             a: r[:12] for a, r in rows(before).items()
         }
-        assert removed.gone_bytes == done.gpu_code_removed > 40_000
+        assert removed.gone_bytes == span_size(done.gaps) > 40_000
         code = sum(decision.size for decision in plan.decisions)
         assert removed.stored_bytes == code - removed.gone_bytes
 
@@ -207,7 +208,7 @@ class TestHoles:
         done = compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
         after, removed = read_slimmed(tmp_path / "lib.so", ALL)
         assert rows(after) == {}
-        assert removed.gone_bytes == done.gpu_code_removed > 5 * 4096
+        assert removed.gone_bytes == span_size(done.gaps) > 5 * 4096
         assert (removed.elements, removed.stored_bytes) == (0, 0)
 
     @needs_stub

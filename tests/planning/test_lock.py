@@ -326,7 +326,6 @@ class TestPlanFromLock:
     @pytest.mark.parametrize(
         ("change", "problem"),
         [
-            ({"region": 1}, "in another region"),
             ({"offset": 1}, "where there is none"),
             ({"functions": ("missing",)}, "can't be read|no function missing"),
         ],

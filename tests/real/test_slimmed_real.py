@@ -9,6 +9,7 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
+from pytest_negativa.models.spans import size
 from pytest_negativa.planning.without_trace import plan_for_devices
 from tests.support.compacting import plan_of
 from tests.support.cutting import needs_stub
@@ -40,7 +41,7 @@ def test_what_devices_load(library: str, real_libs: Path, tmp_path: Path) -> Non
     check_slimmed(after)
     assert rows(after) == rows(before, plan)
     assert after.problems == before.problems
-    assert removed.gone_bytes == done.gpu_code_removed > 0
+    assert removed.gone_bytes == size(done.gaps) > 0
     assert (removed.kernels, removed.device_functions) == (0, 0)
     assert removed.size_before == before.library.size
 
@@ -52,7 +53,7 @@ def test_thousands_of_regions(real_libs: Path, tmp_path: Path) -> None:
     done = compact(before, plan, tmp_path / "lib.so")
     after, removed = read_slimmed(tmp_path / "lib.so", Scope())
     assert rows(after) == rows(before, plan)
-    assert removed.gone_bytes == done.gpu_code_removed
+    assert removed.gone_bytes == size(done.gaps)
 
 
 @needs_stub
@@ -73,6 +74,6 @@ def test_all_are_read_again_after_slimming_with_a_spare(
         done = cut(before, plan, tmp_path)
         removed = check_left(before, plan, done)
         # The dynamic strings have a new place.
-        assert 1 << 20 < removed.gone_bytes <= done.removed
+        assert 1 << 20 < removed.gone_bytes <= size(done.gaps)
         done.library.unlink()
         done.spare.unlink()

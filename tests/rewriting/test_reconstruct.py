@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.errors import ReconstructError
+from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -268,7 +268,7 @@ class TestReuse:
             (json.dumps({**sound, "format_version": 99}), "format_version 99"),
         ):
             manifest.write_text(text)
-            with pytest.raises(ReconstructError, match=reason):
+            with pytest.raises(StoreError, match=reason):
                 reconstruct(planned, Path(first.root))
 
 

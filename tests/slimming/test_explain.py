@@ -164,7 +164,7 @@ def test_kept_originals_are_no_slimmed_libraries(slim: Made) -> None:
 
 
 def test_a_nearer_manifest_that_does_not_list_it(slim: Made) -> None:
-    manifest = SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, left={})
+    manifest = SlimManifest(format_version=MANIFEST_VERSION, slimmed={})
     (slim.one.parent / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
     assert "lost GPU code here" in ask_in_program(slim.one)
 

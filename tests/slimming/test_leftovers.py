@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -35,8 +35,8 @@ def slim(site: Made) -> SlimReport:
 def kill(site: Made) -> None:
     """Let the manifest say that a run is at work."""
     path = site.folder / MANIFEST_NAME
-    manifest = json.loads(path.read_text()) if path.exists() else {"slimmed": {}, "left": {}}
-    path.write_text(json.dumps({**manifest, "format_version": 1, "run": RUN}))
+    manifest = json.loads(path.read_text()) if path.exists() else {"slimmed": {}}
+    path.write_text(json.dumps({**manifest, "format_version": MANIFEST_VERSION, "run": RUN}))
 
 
 def of_a_killed_run(site: Made, run: str) -> list[Path]:
@@ -93,7 +93,7 @@ def test_explain_does_not_take_them_for_libraries(site: Made) -> None:
 def test_the_first_manifest_of_a_killed_run(site: Made) -> None:
     """No manifest has its token: the run was killed before the file got its name."""
     ours = site.folder / f".{MANIFEST_NAME}.{RUN}.negativa-slim"
-    ours.write_text('{\n "format_version": 1,\n "left": {},\n "ru')
+    ours.write_text('{\n "format_version": 4,\n "ru')
     theirs = site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim"
     theirs.write_text("a note of the user")
     slim(site)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
+from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
@@ -73,7 +73,7 @@ def test_a_manifest_of_another_user(tmp_path: Path, fault: PlantedFault, linked:
         sha256=digest_of(Path("/bin/true")) or "", size=1, mtime_ns=0, mode=0o4755, source="x",
         original=str(Path("/bin/true").resolve()),
     )  # fmt: skip
-    manifest = SlimManifest(format_version=2, slimmed={}, left={}, removed={"gpu/k": removed})
+    manifest = SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, removed={"gpu/k": removed})
     write_record(place, manifest)
     os.chown(place, OTHER, OTHER)
     if linked:

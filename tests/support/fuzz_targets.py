@@ -14,8 +14,9 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, OptionError, StoreError
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget, parse_region
+from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.frames import parse_frame
-from pytest_negativa.gpucode.library import read_any_file
+from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
@@ -40,7 +41,8 @@ _SCRATCH = _FOLDER / "input"
 def _library(data: bytes) -> None:
     _SCRATCH.write_bytes(data)
     try:
-        library_map = read_any_file(_SCRATCH, Scope())
+        with ByteSource(_SCRATCH) as source:
+            library_map = map_library(source, read_tables(source), Scope())
     except FormatError:
         return
     check_map(library_map)

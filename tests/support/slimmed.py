@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import map_slimmed, read_library
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.slimmed import WHOLE, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
@@ -21,7 +22,12 @@ from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.original_tables import read_tables
+from pytest_negativa.rewriting.compact.records import (
+    CannotCompactError,
+    Compacted,
+    CompactOptions,
+)
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.slimming.spares import SparePolicy, plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
@@ -66,7 +72,6 @@ def compact(
     """Without what is never loaded, so that there is always something to gain."""
     options = CompactOptions(min_gain=-(1 << 30))
     done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
-    assert isinstance(done, Compacted), done
     assert is_slimmed(target)
     return done
 
@@ -138,3 +143,27 @@ def check_slimmed(library_map: LibraryMap) -> None:
     ordered = sorted(used)
     assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
     assert decode_map(encode_map(library_map), "memory") == library_map
+
+
+def refusal(
+    path: Path,
+    target: Path,
+    library_map: LibraryMap | None = None,
+    plan: LibraryPlan | None = None,
+    edits: Edits | None = None,
+    options: CompactOptions | None = None,
+) -> CannotCompactError:
+    """Why compaction leaves a library as it is."""
+    with pytest.raises(CannotCompactError) as found:
+        compact_library(path, target, library_map, plan, edits, options)
+    return found.value
+
+
+def dropped(path: Path, target: Path) -> set[str]:
+    """Names of the sections that compaction left out."""
+    found = []
+    for file in (path, target):
+        with ByteSource(file) as source:
+            names = (name.decode() for name in read_tables(source).names)
+            found.append({name.removeprefix(WHOLE) for name in names})
+    return found[0] - found[1]

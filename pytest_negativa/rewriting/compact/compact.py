@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
@@ -24,7 +24,7 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.spans import Range, intersection, size, union
+from pytest_negativa.models.spans import Range, Span, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import refuse_programs
 from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
@@ -46,8 +46,6 @@ from pytest_negativa.rewriting.compact.records import (
     CheckError,
     Compacted,
     CompactOptions,
-    Forecast,
-    NotCompacted,
 )
 from pytest_negativa.rewriting.compact.regions import plan_removal
 from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
@@ -68,7 +66,7 @@ def compact_library(
     options: CompactOptions | None = None,
     *,
     state: FileState | None = None,
-) -> Compacted | NotCompacted:
+) -> Compacted:
     """Write a compacted copy of a library to ``target``, replacing what was there.
 
     The same input and options make the same bytes. The result has the original's permissions
@@ -84,43 +82,35 @@ def compact_library(
         state: the file's state before its map was made. If the plan knows no digest, the state
             shows that the file is the same.
 
-    Returns:
-        What was done, or why the library is left as it is. A library that is left may not be the
-        one that was analyzed: it is not hashed.
-
     Raises:
+        CannotCompactError: the library is left as it is. It may not be the one that was analyzed:
+            it is not hashed.
         StaleLibraryError: the file is not the one that was analyzed.
-        ReconstructError: the file can't be read, or the result can't be written.
+        FormatError: the file can't be read.
+        ReconstructError: the result can't be written.
         ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
     if (library_map is None) != (plan is None) or (edits is not None and plan is None):
         raise ValueError("map and plan go together, and edits with them")
-    try:
-        with ByteSource(path) as source:
-            if library_map is not None and plan is not None:
-                if library_map.library != plan.library:
-                    raise ReconstructError(
-                        f"{source.path}: its map and its plan are not of the same file"
-                    )
-                _check_identity(source, plan.library, state)
-            if edits is not None and edits.size != source.size:
-                raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
-            try:
-                return _compact(
-                    source, target, library_map, plan, edits or Edits(source.size), options
+    with ByteSource(path) as source:
+        if library_map is not None and plan is not None:
+            if library_map.library != plan.library:
+                raise ReconstructError(
+                    f"{source.path}: its map and its plan are not of the same file"
                 )
-            except (CheckError, FormatError, ValueError):
-                # Another file than the one that was analyzed is the likelier cause.
-                if plan is not None and plan.library.sha256 is not None:
-                    check_sha256(plan.library, source.sha256())
-                raise
-    except CannotCompactError as e:
-        return NotCompacted(path=source.path, size=source.size, reason=e.reason)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+            _check_identity(source, plan.library, state)
+        if edits is not None and edits.size != source.size:
+            raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
+        edits = edits or Edits(source.size)
+        try:
+            with refusing(target, "written", ReconstructError):
+                return _compact(source, target, library_map, plan, edits, options)
+        except (CheckError, FormatError, ValueError):
+            # Another file than the one that was analyzed is the likelier cause.
+            if plan is not None and plan.library.sha256 is not None:
+                check_sha256(plan.library, source.sha256())
+            raise
 
 
 def foresee_compaction(
@@ -129,25 +119,19 @@ def foresee_compaction(
     plan: LibraryPlan | None = None,
     edits: Edits | None = None,
     options: CompactOptions | None = None,
-) -> Forecast | NotCompacted:
-    """Tell what ``compact_library`` would do, without writing, hashing or loading.
+) -> int:
+    """Size in bytes of what ``compact_library`` would write. Nothing is written or hashed.
 
     Args:
         path, library_map, plan, edits, options: see ``compact_library``.
 
     Raises:
-        ReconstructError: the file can't be read.
+        CannotCompactError: the library is left as it is.
+        FormatError: the file can't be read.
     """
-    try:
-        with ByteSource(path) as source:
-            edits = edits or Edits(source.size)
-            design = _design(source, library_map, plan, edits, options or CompactOptions())
-            size = design.layout.edits.size
-            return Forecast(path=source.path, size_before=source.size, size_after=size)
-    except CannotCompactError as e:
-        return NotCompacted(path=source.path, size=source.size, reason=e.reason)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
+    with ByteSource(path) as source:
+        edits = edits or Edits(source.size)
+        return _design(source, library_map, plan, edits, options or CompactOptions()).size
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +139,19 @@ class _Design:
     """The design of a compacted file.
 
     Attributes:
-        tables: those of the original.
-        page_size: bytes; whole pages leave the file.
-        removal: the edits that remove unused code.
         pages: the pages that stay.
         new_tables: those of the new file.
         layout: the new file.
     """
 
-    tables: ElfTables
-    page_size: int
-    removal: Edits
     pages: PageLayout
     new_tables: NewTables
     layout: FileLayout
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.layout.edits.size
 
 
 def _design(
@@ -219,7 +202,7 @@ def _design(
         layout = builder.build()
     except ValueError as e:
         raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
-    return _Design(tables, page_size, removal, pages, new_tables, layout)
+    return _Design(pages, new_tables, layout)
 
 
 def _page_size(tables: ElfTables, options: CompactOptions) -> int:
@@ -264,7 +247,6 @@ def _compact(
     options: CompactOptions,
 ) -> Compacted:
     design = _design(source, library_map, plan, edits, options)
-    removal, pages = design.removal, design.pages
     with new_file(target) as new:
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
@@ -284,19 +266,14 @@ def _compact(
         lost = copy_metadata(source.fileno(), new.fd) if options.takes_place else ()
         new.publish()
     return Compacted(
-        path=source.path,
-        target=os.fspath(target),
         size_before=source.size,
-        size_after=design.layout.edits.size,
+        size_after=design.size,
         original_sha256=original_sha256,
         sha256=sha256,
-        gpu_code_removed=size(pages.holes),
-        gpu_code_zeroed=size(intersection(removal.filled, pages.pages.kept)),
-        holes=len(pages.holes),
+        gaps=tuple(Span(*hole) for hole in design.pages.holes),
         load_segments=sum(s.p_type == PT_LOAD for s in design.new_tables.segments),
-        dropped_sections=design.new_tables.dropped,
         certificate=certificate,
-        notes=(*_notes(pages, options), *lost),
+        notes=(*_notes(design.pages, options), *lost),
         kept=design.layout.copies,
     )
 

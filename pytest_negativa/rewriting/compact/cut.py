@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.errors import ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.elf_tables import (
     DF_TEXTREL,
     DT_FLAGS,
@@ -66,7 +66,6 @@ from pytest_negativa.models.spans import (
     intersection,
     minus,
     round_up,
-    size,
     union,
     within,
 )
@@ -172,16 +171,6 @@ class Cut:
     certificate: str
     notes: tuple[str, ...] = ()
 
-    @property
-    def removed(self) -> int:
-        """Bytes that are gaps in memory."""
-        return size(self.gaps)
-
-    @property
-    def holes(self) -> int:
-        """Number of gaps."""
-        return len(self.gaps)
-
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
@@ -234,19 +223,16 @@ def cut_library(
 
     Raises:
         CannotCompactError: the library must stay as it is.
-        ReconstructError: the original can't be read, or a file can't be written.
+        FormatError: the original can't be read.
+        ReconstructError: a file can't be written.
     """
     options = options or CutOptions()
     options = dataclasses.replace(options, name=options.name or target.name)
-    try:
-        with ByteSource(path) as source:
-            design = _design(source, needed, options, containers)
-            named = Path(options.folders[0]) if options.folders else spares
+    with ByteSource(path) as source:
+        design = _design(source, needed, options, containers)
+        named = Path(options.folders[0]) if options.folders else spares
+        with refusing(target, "cut", ReconstructError):
             return _write(source, target, spares, design, named, options)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be cut: {e.strerror}") from e
 
 
 def foresee_cut(
@@ -262,13 +248,10 @@ def foresee_cut(
 
     Raises:
         CannotCompactError: the library must stay as it is.
-        ReconstructError: the original can't be read.
+        FormatError: the original can't be read.
     """
-    try:
-        with ByteSource(path) as source:
-            return _design(source, needed, options, containers).library.edits.size
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
+    with ByteSource(path) as source:
+        return _design(source, needed, options, containers).library.edits.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +325,7 @@ def _write(
     """Write both files; ``named`` is the folder of spares that users know."""
     spare = spares / design.note.spare_name
     with contextlib.ExitStack() as stack:
-        with _naming(named):
+        with refusing(named, "written", ReconstructError):
             new_spare = stack.enter_context(new_file(spare))
             write_layout(design.spare, source, new_spare.fd)
         new_library = stack.enter_context(new_file(target))
@@ -354,7 +337,7 @@ def _write(
         )
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
-        with _naming(named):
+        with refusing(named, "written", ReconstructError):
             new_spare.publish(durable=True)
         notes = copy_metadata(source.fileno(), new_library.fd) if options.takes_place else ()
         size = os.fstat(new_library.fd).st_size
@@ -369,19 +352,6 @@ def _write(
         certificate=certificate,
         notes=notes,
     )
-
-
-@contextlib.contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """Let errors tell that it is a folder of spares that can't be written.
-
-    Raises:
-        ReconstructError: it can't.
-    """
-    try:
-        yield
-    except OSError as e:
-        raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
 
 
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:

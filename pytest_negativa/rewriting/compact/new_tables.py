@@ -59,12 +59,10 @@ class NewTables:
     Attributes:
         segments: the program headers.
         sections: the section headers.
-        dropped: names of the sections that are gone.
     """
 
     segments: tuple[ProgramHeader, ...]
     sections: list[SectionHeader] = field(default_factory=list)
-    dropped: tuple[str, ...] = ()
 
 
 def append_headers(
@@ -155,7 +153,6 @@ def _add_sections(
     kept = _kept_unloaded(tables, strip=strip)
     names = list(tables.names)
     later: list[tuple[bytes, SectionHeader]] = []
-    dropped: list[str] = []
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_NULL or (
             index == tables.header.e_shstrndx and not section.loaded
@@ -181,13 +178,11 @@ def _add_sections(
             new = _copy_unloaded(builder, section)
         else:
             new = _NO_SECTION
-            dropped.append(names[index].decode(errors="replace"))
             names[index] = b""
         new_tables.sections.append(new)
     for name, piece in later:
         names.append(name)
         new_tables.sections.append(piece)
-    new_tables.dropped = tuple(dropped)
     names.append(MARKER)
     text = _marker_text(tables, new_tables, source.size, spare)
     new_tables.sections.append(_unloaded(SHT_PROGBITS, builder.append(text), len(text)))

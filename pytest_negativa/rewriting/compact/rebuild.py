@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError
+from pytest_negativa.errors import FormatError, ReconstructError, refusing
 from pytest_negativa.gpucode.elf_tables import PT_DYNAMIC
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.dynamic import read_dynamic
@@ -129,21 +129,18 @@ def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | N
         mtime_ns: the modification time that it gets instead, in ns since the epoch.
 
     Raises:
+        FormatError: a file can't be read.
         ReconstructError: the files are no pair, are damaged, or the target can't be written.
     """
-    try:
-        with (
-            ByteSource(library) as cut,
-            ByteSource(spare) as kept,
-            new_file(target) as new,
-        ):
-            with os.fdopen(os.dup(new.fd), "wb") as file:
-                file.writelines(_rebuilt(cut, kept))
-            copy_metadata(cut.fileno(), new.fd)
-            if mtime_ns is not None:
-                set_mtime(new.fd, mtime_ns)
-            new.publish(durable=True)
-    except FormatError as e:
-        raise ReconstructError(str(e)) from e
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+    with (
+        refusing(target, "written", ReconstructError),
+        ByteSource(library) as cut,
+        ByteSource(spare) as kept,
+        new_file(target) as new,
+    ):
+        with os.fdopen(os.dup(new.fd), "wb") as file:
+            file.writelines(_rebuilt(cut, kept))
+        copy_metadata(cut.fileno(), new.fd)
+        if mtime_ns is not None:
+            set_mtime(new.fd, mtime_ns)
+        new.publish(durable=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
-from pytest_negativa.models.spans import MovedSpan
+from pytest_negativa.models.spans import MovedSpan, Span
 
 
 class CannotCompactError(ReconstructError):
@@ -49,47 +49,21 @@ class Compacted(Record, frozen=True, kw_only=True):
     """A library that was compacted; sizes in bytes.
 
     Attributes:
-        path: the original.
-        target: the result.
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
-        gpu_code_removed: bytes of unused GPU code that are no longer in the file.
-        gpu_code_zeroed: bytes of unused GPU code that share a page with kept bytes, and are zeros.
-        holes: removed ranges; each reads as zeros at run time.
+        gaps: removed ranges of file offsets of the original; each reads as zeros at run time.
         load_segments: number of ``PT_LOAD`` headers.
-        dropped_sections: names of the sections that are gone.
         certificate: the word of the program that compared both files.
         notes: remarks for the report.
         kept: what of the original lies where in the result, by offset.
     """
 
-    path: str
-    target: str
     size_before: NonNegative
     size_after: NonNegative
     original_sha256: str
     sha256: str
-    gpu_code_removed: NonNegative
-    gpu_code_zeroed: NonNegative
-    holes: int
+    gaps: tuple[Span, ...]
     load_segments: int
-    dropped_sections: tuple[str, ...]
     certificate: str
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]
-
-
-class Forecast(Record, frozen=True, kw_only=True):
-    """The file sizes, in bytes, of a library that would be compacted. Nothing was written."""
-
-    path: str
-    size_before: NonNegative
-    size_after: NonNegative
-
-
-class NotCompacted(Record, frozen=True, kw_only=True):
-    """A library that stays as it is; nothing was written."""
-
-    path: str
-    size: NonNegative
-    reason: str
