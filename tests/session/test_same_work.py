@@ -250,8 +250,15 @@ def test_removed_code_is_touched(tmp_path: Path, fault: PlantedFault, searched: 
         # The loader finds it by a search then, and keeps the path of the original for its name.
         project.write("conftest.py", "import ctypes\nctypes.CDLL(__file__[:-11] + 'needs.so')\n")
         needs = project.folder / "needs.so"
-        subprocess.run([CC, "-shared", "-o", needs, "-xc", "/dev/null"], check=True)
-        patch = [PATCHELF, "--add-needed", "lib.so", "--set-rpath", "$ORIGIN", needs]
+        subprocess.run([str(CC), "-shared", "-o", needs, "-xc", "/dev/null"], check=True)
+        patch: list[str | Path] = [
+            PATCHELF,
+            "--add-needed",
+            "lib.so",
+            "--set-rpath",
+            "$ORIGIN",
+            needs,
+        ]
         subprocess.run(patch, check=True)
     project.trace()
     fault.check(project.verify(status=1))
