@@ -21,15 +21,16 @@ run() {
     "$1" "${@:3}"
 }
 
-archs=()
-for arch in 75 80 86 90 100; do archs+=(-gencode "arch=compute_$arch,code=sm_$arch"); done
-archs+=(-gencode "arch=compute_120,code=[sm_120,compute_120]")
-
-for region in vectors matrices statistics images; do
-    # --keep: without it intermediate files, whose names can get into the code, are named by process id.
-    run "$NVCC" nvcc --keep --keep-dir keep -fatbin --compress-mode=size -Xfatbin -compress-all "${archs[@]}" "$region.cu" -o "$region.fatbin"
+# One PTX gives the code for all archs. Its line information names files by their path here,
+# which becomes one below this folder.
+# --keep: without it intermediate files, whose names can get into the code, are named by process id.
+for module in vectors matrices statistics images signals fourier sorting; do
+    run "$NVCC" nvcc --keep --keep-dir keep -lineinfo -arch=compute_80 -ptx "$module.cu" -o "$module.ptx"
+    sed -i -E '/^\s*\.file/{s#"/.*/([^/"]+\.cu)"#"src/\1"#; s#"/.*/#"include/#}' "$module.ptx"
+    run "$NVCC" nvcc --keep --keep-dir keep -lineinfo -fatbin --compress-mode=size -Xfatbin -compress-all \
+        -gencode "arch=compute_80,code=[compute_80,sm_80,sm_90,sm_100,sm_120]" "$module.ptx" -o "$module.fatbin"
 done
-# Only cuda.h is needed of the toolkit, for types.
+# Of the toolkit, only headers are needed.
 export C_INCLUDE_PATH=$(cd "$toolkit/include" && pwd)
 run gcc gcc -shared -fPIC -O2 -Wall -Wextra -Wno-missing-field-initializers -fvisibility=hidden -s -Wl,--build-id=sha1,-soname,libquickstart.so,-z,defs \
     quickstart.c regions.S -o libquickstart.so

@@ -11,26 +11,29 @@ from pytest_negativa.reporting.text import printable
 
 
 def describe_session(
-    settings: Settings, *, gpus: Sequence[str], is_replay: bool, not_traced: str | None, root: Path
+    settings: Settings,
+    *,
+    gpus: Sequence[str],
+    recorded: TraceLevel | None,
+    not_traced: str | None,
+    root: Path,
 ) -> str:
     """The line.
 
     Args:
         settings: of the session.
         gpus: names of this machine's GPUs, if known.
-        is_replay: whether a recording stands in for a GPU.
+        recorded: level of the recording that stands in for a GPU.
         not_traced: why no GPU code is traced; None if it is.
         root: paths below this folder are shown relative to it.
     """
     if not_traced is not None:
         state = f"GPU code not traced: {not_traced}"
-    elif is_replay:
+    elif recorded is not None:
         state = f"no GPU, replaying {_shown(settings.trace.replay or '', root)}"
     else:
         state = f"tracing on {', '.join(dict.fromkeys(gpus)) or 'a GPU'}"
-    level = f"level {settings.trace.level.value}"
-    if is_replay and not_traced is None and settings.trace.level.counts_launches:
-        level = f"level {TraceLevel.LOOKUP.value}, for a replay counts no launches"
+    level = f"level {(recorded or settings.trace.level).value}"
     config = settings.config and _shown(settings.config, root)
     words = (state, level, config or "no configuration file")
     return printable(f"negativa: {', '.join(words)}")

@@ -81,14 +81,21 @@ class Reporter:
 
     def pytest_report_header(self, config: pytest.Config) -> str:
         """Line about what is traced, where, and by which settings."""
-        not_traced = self._traced.not_traced
+        not_traced, recording = self._traced.not_traced, self._traced.recording
         return describe_session(
             self._settings,
             gpus=gpu_names(),
-            is_replay=self._traced.is_replay,
+            recorded=None if recording is None else recording.level,
             not_traced=not_traced and not_traced.reason,
             root=config.rootpath,
         )
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Count a test that is skipped here as recorded, if the recording has what it used."""
+        recording = self._traced.recording
+        if recording is None or not report.skipped or hasattr(report, "wasxfail"):
+            return None
+        return ("recorded", "r", "RECORDED") if report.nodeid in recording.tests else None
 
     def pytest_keyboard_interrupt(self) -> None:
         # pytest.exit(returncode=0) leaves no other mark.

@@ -92,7 +92,7 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
             plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
     if not verified:
         is_round = round_spec is not None
-        if traced.not_traced is not None or traced.is_replay:
+        if traced.not_traced is not None or traced.recording is not None:
             files = None
         reporter = Reporter(config, settings, run, traced, pages, is_round=is_round, files=files)
         plugins.register(reporter, "negativa-reporter")

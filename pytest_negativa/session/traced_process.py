@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -16,6 +16,9 @@ from pytest_negativa.errors import describe_fault
 from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.tracing.start import Tracing
+
+if TYPE_CHECKING:
+    from pytest_negativa.tracing.replay import Recording
 
 SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
 
@@ -56,9 +59,9 @@ class TracedProcess:
         return str(self._current)
 
     @property
-    def is_replay(self) -> bool:
-        """Whether the records are those of an earlier run."""
-        return self._tracing is not None and self._tracing.is_replay
+    def recording(self) -> Recording | None:
+        """The recording that is replayed here, if any."""
+        return None if self._tracing is None else self._tracing.recording
 
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:
@@ -177,7 +180,7 @@ class TracedProcess:
             result = yield
         if self._tracing is not None:
             self._tracing.drain()
-            if self._tracing.is_replay:
+            if self._tracing.recording is not None:
                 # Nothing more can come, and it knows by now which recorded tests did not run.
                 self.stop()
         return result

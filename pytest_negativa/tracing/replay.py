@@ -8,6 +8,7 @@ by node id, and its libraries are searched on this machine.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import (
     Context,
     ContextRecord,
@@ -23,6 +25,7 @@ from pytest_negativa.models.trace import (
     EndRecord,
     Header,
     ImageRecord,
+    LaunchRecord,
     LibraryRecord,
     ProcessTrace,
     Replay,
@@ -70,15 +73,30 @@ class Recording:
         if not self.traces:
             raise TraceError(f"no recorded trace can be replayed: {'; '.join(self.unreadable)}")
 
+    @functools.cached_property
+    def tests(self) -> frozenset[str]:
+        """The node ids that something was recorded in."""
+        return frozenset(
+            record.context.nodeid
+            for record in self._records()
+            if isinstance(record, ContextRecord) and record.context.nodeid is not None
+        )
+
+    @property
+    def level(self) -> TraceLevel:
+        """How much the recording has of each kernel."""
+        launches = [record for record in self._records() if isinstance(record, LaunchRecord)]
+        if any(launch.ranges for launch in launches):
+            return TraceLevel.RANGE
+        return TraceLevel.LAUNCH if launches else TraceLevel.LOOKUP
+
+    def _records(self) -> Iterator[TraceRecord]:
+        return (record for trace in self.traces for record in trace.records)
+
     @property
     def replay(self) -> Replay:
         """Device and time of the recording."""
-        devices = [
-            record.device
-            for trace in self.traces
-            for record in trace.records
-            if isinstance(record, DeviceRecord)
-        ]
+        devices = [record.device for record in self._records() if isinstance(record, DeviceRecord)]
         return Replay(
             device=_describe(devices),
             recorded_ns=min(trace.header.start_ns for trace in self.traces if trace.header),
@@ -170,7 +188,7 @@ class ReplayDetector:
         if self._stopped:
             return
         self._stopped = True
-        absent = sorted(_tests(self._recording.traces) - self._tests_here)
+        absent = sorted(self._recording.tests - self._tests_here)
         # A worker runs a part of the tests by design; its controller hears of all of them.
         if absent and self._writer.header.role is not Role.WORKER:
             named = ", ".join(absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
@@ -197,15 +215,6 @@ def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
         isinstance(record, EndRecord) for record in trace.records
     ):
         yield "the recording has no end: it was interrupted, or its last lines are lost"
-
-
-def _tests(traces: Iterable[ProcessTrace]) -> set[str]:
-    return {
-        record.context.nodeid
-        for trace in traces
-        for record in trace.records
-        if isinstance(record, ContextRecord) and record.context.nodeid is not None
-    }
 
 
 def _move_ids(record: TraceRecord, first: int) -> tuple[TraceRecord, int]:

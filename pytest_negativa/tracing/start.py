@@ -95,7 +95,7 @@ class Tracing:
     """A process that is being traced. ``stop`` ends it and puts the environment back.
 
     Attributes:
-        is_replay: nothing is watched: the records are those of an earlier run.
+        recording: set if nothing is watched: the records are those of an earlier run.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class Tracing:
         before: Mapping[str, str | None],
         *,
         children: Children | None = None,
-        is_replay: bool = False,
+        recording: Recording | None = None,
     ) -> None:
-        self.is_replay = is_replay
+        self.recording = recording
         self._detector = detector
         self._environ = environ
         self._before = before
@@ -269,7 +269,7 @@ def _start_replay(
     )
     detector = ReplayDetector(writer, recording)
     detector.start()
-    return Tracing(detector, environ, {}, is_replay=True)
+    return Tracing(detector, environ, {}, recording=recording)
 
 
 def make_header(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.session.header import describe_session
 from pytest_negativa.tracing.gpu import gpu_names
 from tests.support.analyses import settings
@@ -23,10 +23,10 @@ def describe(
     root: Path,
     gpus: tuple[str, ...] = (),
     *,
-    is_replay: bool = False,
+    recorded: TraceLevel | None = None,
     not_traced: str | None = None,
 ) -> str:
-    return describe_session(found, gpus=gpus, is_replay=is_replay, not_traced=not_traced, root=root)
+    return describe_session(found, gpus=gpus, recorded=recorded, not_traced=not_traced, root=root)
 
 
 def test_the_line(replaying: Settings, tmp_path: Path) -> None:
@@ -34,12 +34,9 @@ def test_the_line(replaying: Settings, tmp_path: Path) -> None:
     two = ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3")
     assert describe(replaying, tmp_path, two) == f"negativa: tracing on {two[0]}{end}"
     assert describe(replaying, tmp_path) == f"negativa: tracing on a GPU{end}"
-    shown = describe(replaying, tmp_path, is_replay=True)
-    assert shown == (
-        "negativa: no GPU, replaying recorded, level lookup, for a replay counts no launches, "
-        "negativa.yaml"
-    )
-    elsewhere = describe(replaying, tmp_path / "below", is_replay=True)
+    shown = describe(replaying, tmp_path, recorded=TraceLevel.LOOKUP)
+    assert shown == "negativa: no GPU, replaying recorded, level lookup, negativa.yaml"
+    elsewhere = describe(replaying, tmp_path / "below", recorded=TraceLevel.RANGE)
     assert f"replaying {tmp_path}/recorded" in elsewhere
     shown = describe(replaying, tmp_path, not_traced="why\x1b")
     assert shown == f"negativa: GPU code not traced: why\\x1b{end}"

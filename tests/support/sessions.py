@@ -160,9 +160,14 @@ class Project:
 
 
 def copy_quickstart(target: Path) -> Path:
-    """The project as a clone of the repository has it."""
+    """The tests' own project as a clone of the repository has it."""
+    return copy_project(QUICKSTART, target)
+
+
+def copy_project(source: Path, target: Path) -> Path:
+    """A project as a clone of the repository has it."""
     ignored = shutil.ignore_patterns(".negativa", ".pytest_cache", "__pycache__")
-    shutil.copytree(QUICKSTART, target, ignore=ignored)
+    shutil.copytree(source, target, ignore=ignored)
     return target
 
 

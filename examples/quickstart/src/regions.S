@@ -19,5 +19,8 @@ region vectors
 region matrices
 region statistics
 region images
+region signals
+region fourier
+region sorting
 
 .section .note.GNU-stack, "", @progbits

@@ -1,29 +1,73 @@
-// Element by element, and the scalar product.
+// One value after the other. Each operation exists for float, double and int.
 
-extern "C" __global__ void vector_add(const float *a, const float *b, float *out, int count) {
+namespace vectors {
+
+#define BINARY(Name, expression) \
+    struct Name { \
+        template <class T> static __device__ T of(T a, T b) { return expression; } \
+    };
+BINARY(Add, a + b)
+BINARY(Subtract, a - b)
+BINARY(Multiply, a *b)
+BINARY(Divide, b == T(0) ? T(0) : a / b)
+BINARY(Minimum, a < b ? a : b)
+BINARY(Maximum, a < b ? b : a)
+
+#define UNARY(Name, expression) \
+    struct Name { \
+        template <class T> static __device__ T of(T x) { return expression; } \
+    };
+UNARY(Negate, -x)
+UNARY(Absolute, x < T(0) ? -x : x)
+UNARY(Relu, x < T(0) ? T(0) : x)
+UNARY(Root, T(sqrt(double(x))))
+UNARY(Exp, exp(x))
+UNARY(Log, log(x))
+UNARY(Sine, sin(x))
+UNARY(Cosine, cos(x))
+UNARY(Tangent, tan(x))
+UNARY(Tanh, tanh(x))
+UNARY(Sigmoid, T(1) / (T(1) + exp(-x)))
+UNARY(Gelu, x * (T(1) + erf(x * T(0.70710678118654752))) / T(2))
+
+template <class Operation, class T>
+__global__ void binary(const T *a, const T *b, T *out, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = a[i] + b[i];
+    if (i < count) out[i] = Operation::of(a[i], b[i]);
 }
 
-extern "C" __global__ void vector_scale(const float *values, float factor, float *out, int count) {
+template <class Operation, class T>
+__global__ void unary(const T *values, T *out, int count) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = Operation::of(values[i]);
+}
+
+template <class T>
+__global__ void scale(const T *values, T factor, T *out, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = values[i] * factor;
 }
 
-extern "C" __global__ void vector_clamp(const float *values, float low, float high, float *out, int count) {
+template <class T>
+__global__ void clamp(const T *values, T low, T high, T *out, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = fminf(fmaxf(values[i], low), high);
+    if (i < count) out[i] = values[i] < low ? low : values[i] > high ? high : values[i];
 }
 
-// One block; a grid would have to add its blocks' sums in an order that changes.
-extern "C" __global__ void vector_dot(const float *a, const float *b, float *out, int count) {
-    __shared__ float sums[256];
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += a[i] * b[i];
-    sums[threadIdx.x] = sum;
-    for (int half = blockDim.x / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    if (threadIdx.x == 0) *out = sums[0];
-}
+#define INSTANTIATE_BINARY(Name, T) template __global__ void binary<Name, T>(const T *, const T *, T *, int);
+#define INSTANTIATE_UNARY(Name, T) template __global__ void unary<Name, T>(const T *, T *, int);
+#define INSTANTIATE(T) \
+    INSTANTIATE_BINARY(Add, T) INSTANTIATE_BINARY(Subtract, T) INSTANTIATE_BINARY(Multiply, T) \
+    INSTANTIATE_BINARY(Divide, T) INSTANTIATE_BINARY(Minimum, T) INSTANTIATE_BINARY(Maximum, T) \
+    INSTANTIATE_UNARY(Negate, T) INSTANTIATE_UNARY(Absolute, T) INSTANTIATE_UNARY(Relu, T) \
+    template __global__ void scale<T>(const T *, T, T *, int); \
+    template __global__ void clamp<T>(const T *, T, T, T *, int);
+#define INSTANTIATE_REAL(T) \
+    INSTANTIATE(T) INSTANTIATE_UNARY(Root, T) INSTANTIATE_UNARY(Exp, T) INSTANTIATE_UNARY(Log, T) \
+    INSTANTIATE_UNARY(Sine, T) INSTANTIATE_UNARY(Cosine, T) INSTANTIATE_UNARY(Tangent, T) \
+    INSTANTIATE_UNARY(Tanh, T) INSTANTIATE_UNARY(Sigmoid, T) INSTANTIATE_UNARY(Gelu, T)
+INSTANTIATE_REAL(float)
+INSTANTIATE_REAL(double)
+INSTANTIATE(int)
+
+}  // namespace vectors

@@ -1,33 +1,34 @@
-"""``variance`` and ``histogram`` have no test."""
+"""``product``, ``histogram`` and double precision have no test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from array import array
 
 import pytest
 import quickstart
 
 
-@pytest.fixture
-def default_weights() -> Iterator[None]:
-    yield
-    quickstart.set_weights([1.0, 1.0, 1.0, 1.0])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 255, 2048])
-def test_sum_with_default_weights(count: int) -> None:
-    values = [float(i % 100) for i in range(count)]
-    assert quickstart.weighted_sum(values) == sum(values)
+def test_total(count: int) -> None:
+    values = array("f", [i % 100 for i in range(count)])
+    assert quickstart.total(values) == sum(values)
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("default_weights")
-def test_weights_are_used_in_turn() -> None:
-    quickstart.set_weights([1.0, -1.0, 0.0, 10.0])
-    assert quickstart.weighted_sum([1.0, 2.0, 3.0, 4.0, 5.0]) == 1 - 2 + 40 + 5
+def test_extremes() -> None:
+    values = array("f", [i * 7 % 13 - 6 for i in range(1000)])
+    assert (quickstart.smallest(values), quickstart.largest(values)) == (-6, 6)
 
 
-def test_four_weights_are_needed() -> None:
-    with pytest.raises(ValueError, match="3 weights"):
-        quickstart.set_weights([1.0, 2.0, 3.0])
+@pytest.mark.gpu
+def test_variance() -> None:
+    values = array("f", range(100))
+    assert quickstart.variance(values) == pytest.approx(statistics.pvariance(values))
+
+
+@pytest.mark.gpu
+def test_running_sum() -> None:
+    found = quickstart.running_sum(array("i", range(600)))
+    assert found.tolist() == [i * (i + 1) // 2 for i in range(600)]
