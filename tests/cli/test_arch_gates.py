@@ -154,7 +154,7 @@ class TestOnly:
         shutil.copy(BIN / "libframes.so", tmp_path)
         shutil.copy(PLAIN, tmp_path)
         done = inspect(tmp_path, "--only-arch", "sm_80,H100")
-        assert (done.exit_code, done.stderr) == (0, "")
+        assert (done.exit_code, done.stderr) == (0, "Next: pytest --negativa\n")
 
     @pytest.mark.parametrize(
         ("name", "archs", "others"),
