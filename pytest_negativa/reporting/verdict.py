@@ -169,12 +169,6 @@ def _conclusion(verdict: Verdict) -> str:
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({_small_share(left, code)}) is left."
         )
-        if watched := sum(r.watched_bytes for r in rows):
-            gone = sum(r.unused_bytes for r in rows)
-            text += (
-                f" Of what was removed, {format_bytes(watched)} ({format_share(watched, gone)}) "
-                "was watched, and no process touched it."
-            )
         elements = code - sum(r.unused_bytes for r in rows)
         if verdict.granularity == "kernel" and 0 < left < elements:
             text += (
@@ -187,6 +181,12 @@ def _conclusion(verdict: Verdict) -> str:
             text += (
                 f" The files: {format_bytes(before)} -> {format_bytes(after)} "
                 f"({format_share(before - after, before)} less)."
+            )
+        if watched := sum(r.watched_bytes for r in rows):
+            gone = sum(r.unused_bytes for r in rows)
+            text += (
+                f" Of what was removed, {format_bytes(watched)} ({format_share(watched, gone)}) "
+                "was watched, and no process touched it."
             )
         return text
     reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)

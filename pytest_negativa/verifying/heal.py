@@ -181,8 +181,9 @@ def search(
 ) -> SearchResult:
     """Find what must be given back for the tests that fail in an attempt."""
     if seen := list(_needed_parts(plans, verdict)):
+        # Locks repeat it, so it names no id of a process.
         spans = [
-            _span(plans.planned, part, work.nodeid or work.test, found_by=_FOUND_BY[work.kind])
+            _span(plans.planned, part, work.nodeid or "a process", found_by=_FOUND_BY[work.kind])
             for part, work in seen
         ]
         return SearchResult(_of_each_path(plans.planned, spans))

@@ -250,7 +250,9 @@ def test_a_limit_of_growth_needs_a_baseline(tmp_path: Path, text: str) -> None:
         for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
         for text in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
         # The others are jobs of CI services, and lists for negativa vex.
-        if not re.search(r"^ +(- uses|runs-on|script):|^(repos|vulnerabilities):", text, re.MULTILINE)
+        if not re.search(
+            r"^ +(- uses|runs-on|script):|^(repos|vulnerabilities):", text, re.MULTILINE
+        )
     ],
 )
 def test_examples_in_the_docs_are_read(tmp_path: Path, page: str, text: str) -> None:
