@@ -195,6 +195,7 @@ class Reporter:
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
         self._failure = self._why_failed(session)
+        self._traced.settle()
         usage = self._merge()
         self._run.mark_incomplete("its pytest process was not seen to end after the report")
         self._save_opened()

@@ -104,6 +104,14 @@ class TracedProcess:
         if self._tracing is not None:
             self._tracing.disregard_children()
 
+    def settle(self) -> None:
+        """All tests have ended: write what is known of them."""
+        if self._tracing is not None:
+            self._tracing.drain()
+            if self._tracing.recording is not None:
+                # Nothing more can come, and it knows by now which recorded tests did not run.
+                self.stop()
+
     def stop(self) -> None:
         """End tracing; the trace file is complete."""
         if self._tracing is not None:
@@ -178,11 +186,7 @@ class TracedProcess:
             output["negativa"] = self.not_traced.reason if self.not_traced else ""
         with self._hook("pytest_sessionfinish"):
             result = yield
-        if self._tracing is not None:
-            self._tracing.drain()
-            if self._tracing.recording is not None:
-                # Nothing more can come, and it knows by now which recorded tests did not run.
-                self.stop()
+        self.settle()
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

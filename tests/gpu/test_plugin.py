@@ -221,14 +221,14 @@ def _without_cub_probe(usage: dict[str, dict[int, set[str]]]) -> dict[str, dict[
     }
 
 
-def test_suite_without_gpu_use_says_so_in_one_line(tmp_path: Path) -> None:
+def test_suite_without_gpu_use_says_so_in_one_line_with_the_next_command(tmp_path: Path) -> None:
     (tmp_path / "test_cpu.py").write_text("def test_cpu():\n    assert 1 + 1 == 2\n")
 
     with_plugin = run_pytest(tmp_path, "-q", "--negativa").stdout.splitlines()
     without = run_pytest(tmp_path, "-q").stdout.splitlines()
 
-    assert len(with_plugin) == len(without) + 1
-    assert "no GPU code was used" in with_plugin[-1]
+    assert len(with_plugin) == len(without) + 2
+    assert "no GPU code was used" in with_plugin[-3] and with_plugin[-2].startswith("Next: ")
 
 
 def test_killed_worker(tmp_path: Path) -> None:
@@ -297,10 +297,14 @@ def test_eager_loading_is_said(tmp_path: Path) -> None:
     assert "CUDA_MODULE_LOADING=EAGER" in done.stdout
 
 
-def test_failed_session_plans_nothing(tmp_path: Path) -> None:
-    (tmp_path / "test_ops.py").write_text(OPERATIONS + "\n\ndef test_fails():\n    assert False\n")
+def test_stopped_session_plans_nothing(tmp_path: Path) -> None:
+    fails = "\n\ndef test_fails():\n    assert False\n\n\ndef test_left_out():\n    pass\n"
+    (tmp_path / "test_ops.py").write_text(OPERATIONS + fails)
 
-    done = run_pytest(tmp_path, "--negativa", status=1)
+    run_pytest(tmp_path, "--negativa", status=1)
+    assert (tmp_path / ".negativa" / "latest" / "plan").exists()
+
+    done = run_pytest(tmp_path, "--negativa", "-x", status=1)
 
     assert "nothing is planned from this run" in done.stdout
     assert not (tmp_path / ".negativa" / "latest" / "plan").exists()

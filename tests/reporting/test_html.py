@@ -328,7 +328,8 @@ def test_names_are_text(contents: ReportContents, name: str) -> None:
 def test_a_wheel_has_the_page(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     sources = tmp_path / "sources"
-    shutil.copytree(root / "pytest_negativa", sources / "pytest_negativa")
+    for name in ("pytest_negativa", "docs"):
+        shutil.copytree(root / name, sources / name)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(root / name, sources)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)]

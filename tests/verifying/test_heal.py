@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.cutting import needs_stub
 from tests.support.verified import VerifiedProject, spawn
 
 # Payloads of libquickstart.so that an H200 does not load: sm_75 and sm_80 of the first region,
@@ -84,24 +83,6 @@ def test_what_is_needed_is_found_and_kept(
     project.negativa("locate", "--run", project.run_folder)
     assert {library: project.plan(library) for library in LIBRARIES} == before
     healed(project)
-
-
-@pytest.mark.slow
-@needs_stub
-def test_pages_tell_at_once_what_is_needed(tmp_path: Path) -> None:
-    """20 elements, each first on its page: one run to see them, one to try them."""
-    starts = (20120, 30624, 35448, 39408, 43448, 46168, 51600, 57264, 60992, 64672)
-    project = project_with(tmp_path, {"a.so": starts, "c.so": starts})
-    shown = project.heal()
-    assert "\nPROVED" in shown
-    assert "on copies whose GPU code comes back touched 20 parts" in shown
-    assert healed(project) == {"a.so": set(starts), "c.so": set(starts)}
-    kinds = [r["kind"] for r in project.verdict["rounds"]]
-    assert (kinds.count("touch"), kinds.count("probe")) == (1, 1)
-    assert project.verdict["healing"]["complete"] and project.verdict["healing"]["runs"] == 1
-    [detail] = {span["test"] for span in project.verdict["healing"]["needed"]}
-    assert f"touched by tests that fail without it or other code, such as {detail}" in shown
-    assert not list(project.run_folder.rglob("touched-*"))
 
 
 @pytest.mark.nightly

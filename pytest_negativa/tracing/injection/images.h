@@ -275,13 +275,13 @@ static void record_refusal(const DriverCall *call, const uint64_t *slots, int co
         text_json(&rest, name.data, name.length);
     }
     text_format(&key, "refused %s ", call->name);
-    text_bytes(&key, rest.data, rest.length);
+    if (rest.length) text_bytes(&key, rest.data, rest.length);
     if (!text_get(&seen, &key)) {
         long context = context_id();
         Text line = {0};
         text_format(&line, "{\"record\":\"refusal\",\"code\":%d,\"context\":%ld", code, context);
         text_field(&line, "call", call->name);
-        text_bytes(&line, rest.data, rest.length);
+        if (rest.length) text_bytes(&line, rest.data, rest.length);
         text_string(&line, "}");
         write_line(&line);
         text_put(&seen, &key, 1);
