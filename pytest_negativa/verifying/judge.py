@@ -144,7 +144,9 @@ def _compare_work(
         [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
     )
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
-    work += attempt.touches.work
+    refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
+    # To refuse a kernel, the driver read the headers of its region; the refusal says more.
+    work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
     if needs_only:
         work = tuple(d for d in work if d.kind in NEEDS)
     named = name_holders(work, attempt.traced.planned)
