@@ -23,6 +23,6 @@ def doctor() -> None:
     rows = [(name, value) for name, value, _obstacle in findings]
     click.echo(format_table("ll", ("what", "found"), rows, width=0))
     obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
-    verdict = f"\nGPU code {'can not' if obstacles else 'can'} be traced here"
+    verdict = f"\nGPU code {'cannot' if obstacles else 'can'} be traced here"
     click.echo("\n".join((verdict, *obstacles)))
     click.get_current_context().exit(EXIT_FAILED if obstacles else 0)

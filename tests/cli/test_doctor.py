@@ -91,7 +91,7 @@ def test_a_machine_that_can_trace(machine: Path) -> None:
 )
 def test_an_obstacle_has_a_line(machine: Path, environ: dict[str, str], obstacle: str) -> None:
     page = doctor(machine, status=1, **environ)
-    _, _, obstacles = page.partition("GPU code can not be traced here\n")
+    _, _, obstacles = page.partition("GPU code cannot be traced here\n")
     assert obstacle in obstacles
     assert obstacles.count("\n") == 1
 
