@@ -120,7 +120,9 @@ def test_how_far_to_trust_it(stage: Stage, runs: int, chance: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_shown(stage: Stage) -> None:
-    done = stage.measure_code("data = b'1' * 1_000_000", "--runs=1", "--loading=eager")
+    # Long enough for its memory to be looked at.
+    code = "import time; time.sleep(.5); data = b'1' * 1_000_000"
+    done = stage.measure_code(code, "--runs=1", "--loading=eager")
     shown = done.stdout
     assert "original against slim, 1 library, 1 pair of runs in turns after one" in shown
     assert "CUDA_MODULE_LOADING=EAGER, medians with " in shown

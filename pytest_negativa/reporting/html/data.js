@@ -156,7 +156,7 @@ function withoutTypes(text) {
 }
 
 // A kernel's name and template arguments: without return type, parameters and namespaces.
-const shortName = (name) => withoutTypes(name.replaceAll("(anonymous namespace)::", "")).replace(/\b(?:\w+::)+(?=[\w{])/g, "");
+const shortName = (name) => withoutTypes(name.replaceAll("(anonymous namespace)::", "")).replace(/\b(?:\w+::)+(?=[\w{])/g, "").trim() || name;
 
 // What the instantiations of a template share.
 function templateOf(name) {

@@ -246,8 +246,9 @@ const libraryFilter = (data, column) => {
 // An element by its source file or largest kernel.
 const elementText = (data, i) => {
   const { elements, texts } = data;
-  if (elements.name[i] >= 0) return texts[elements.name[i]];
-  return elements.region[i] < 0 ? texts[elements.section[i]] : `region ${elements.region[i]}`;
+  // A name may be of spaces alone.
+  const named = elements.name[i] < 0 ? "" : texts[elements.name[i]].trim();
+  return named || (elements.region[i] < 0 && texts[elements.section[i]]) || `region ${elements.region[i]}`;
 };
 const codeOf = ({ elements, texts }, i) => `${texts[elements.arch[i]]} ${texts[elements.kind[i]]}`;
 
