@@ -207,7 +207,7 @@ ALL_MAJOR = tuple(
     for device in sorted(KNOWN_DEVICES)
     if device == _OLDEST or (device > _OLDEST and not device.minor)
 )
-"""What nvcc of the latest known CUDA compiles for with ``-arch=all-major``.
+"""Archs that nvcc of the latest known CUDA compiles for with ``-arch=all-major``.
 
 Source: the manual of nvcc, ``--gpu-architecture``: the oldest arch, and the first of each major
 version.

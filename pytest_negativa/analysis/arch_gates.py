@@ -89,7 +89,7 @@ def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]
 def other_code(
     inspected: Sequence[Inspected], devices: Sequence[ComputeCapability]
 ) -> Iterator[str]:
-    """Which libraries have more than machine code for the devices: other archs, PTX, LTO-IR."""
+    """Libraries with more than machine code for the devices: other archs, PTX, LTO-IR."""
     yield from _unchecked(inspected, "--only-arch")
     for _libraries, mapped_libraries in inspected:
         for summary in _loaded(mapped_libraries):
@@ -109,7 +109,7 @@ def other_code(
 
 
 def too_much_code(inspected: Sequence[Inspected], limit: int) -> Iterator[str]:
-    """Which arguments hold more GPU code that devices load than a limit in bytes."""
+    """Arguments whose GPU code is larger than a limit in bytes."""
     yield from _unchecked(inspected, "--max-size")
     for libraries, mapped_libraries in inspected:
         size = sum(summary.code_bytes for summary in _loaded(mapped_libraries))

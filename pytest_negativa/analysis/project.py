@@ -29,7 +29,7 @@ _MOST_TEXT = 1 << 20
 
 
 class Project(NamedTuple):
-    """What a project has to do with GPU code.
+    """GPU code of a project, and its use of it.
 
     Attributes:
         packages: GPU packages that it imports or requires, by import name.
@@ -45,7 +45,7 @@ class Project(NamedTuple):
 
 
 def look(root: Path) -> Project:
-    """What the files below ``root`` show; environments and hidden folders are left out."""
+    """Read the files below ``root``, but for environments and hidden folders."""
     packages: set[str] = set()
     libraries: set[str] = set()
     for path in _iter_files(root):

@@ -96,7 +96,7 @@ def judge(attempt: Attempt) -> Verdict:
             opened=attempt.opened,
             held=attempt.held,
             policy=attempt.settings.opened_originals,
-            armed={p: s for p, s in attempt.armed.items() if attempt.touches.processes.get(p)},
+            armed={p: s for p, s in attempt.armed.items() if p in attempt.touches.watched},
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -61,11 +61,11 @@ class Touches:
 
     Attributes:
         work: one difference for each element or region, the first process first.
-        processes: by real path of the original: how many processes had its copy armed to their end.
+        watched: real paths of the originals whose copies were armed in each process, to its end.
     """
 
     work: tuple[WorkDifference, ...] = ()
-    processes: Mapping[str, int] = field(default_factory=dict)
+    watched: frozenset[str] = frozenset()
 
 
 def arm(
@@ -173,20 +173,23 @@ def read_touches(
         StoreError: a log can't be read.
     """
     maps = {p.plan.library.path: p.library_map for p in planned}
+    places: dict[str, _Places] = {}
     by_content: dict[str | None, list[ReconstructedLibrary]] = defaultdict(list)
     for copy in reconstruction.libraries:
         by_content[copy.library.sha256].append(copy)
     work: dict[tuple[str, int], WorkDifference] = {}
-    processes: Counter[str] = Counter()
+    watched: dict[str, bool] = {}
     for process in chain.from_iterable(read_page_logs(r.run.touch_logs) for r in rounds):
         who = f"process {process.pid} ({Path(process.executable).name})"
         for misses in process.misses:
             for copy in by_content[misses.original.hex()]:
                 path = copy.library.path
-                processes[path] += not misses.unwatched
+                watched[path] = watched.get(path, True) and not misses.unwatched
+                if path not in places:
+                    places[path] = _Places(maps[path], copy.unused)
                 for miss in misses.pages.values():
                     if miss.times:
-                        image, kernel = _name(maps[path], copy.unused, miss.first)
+                        image, kernel = places[path].name(miss.first)
                         difference = WorkDifference(
                             kind=WorkKind.TOUCHED,
                             library=path,
@@ -195,16 +198,23 @@ def read_touches(
                             test=who,
                         )
                         work.setdefault((path, image), difference)
-    return Touches(tuple(work.values()), processes)
+    return Touches(tuple(work.values()), frozenset(path for path in watched if watched[path]))
 
 
-def _name(library_map: LibraryMap, unused: Sequence[Span], offset: int) -> tuple[int, str | None]:
-    """The removed element or frame at an offset, with its first kernel, or else the region."""
-    for block in library_map.iter_code():
-        if block.start <= offset < block.end and covers(unused, block.start, block.end):
-            kernels = library_map.kernels_of(block.content)
-            return block.start, kernels[0].name if kernels else None
-    for region in library_map.iter_regions():
-        if region.span.start <= offset < region.span.end:
-            return region.span.start, None
-    return offset, None
+class _Places:
+    """The removed code of one library by its file offsets."""
+
+    def __init__(self, library_map: LibraryMap, unused: Sequence[Span]) -> None:
+        self._map = library_map
+        blocks = (b for b in library_map.iter_code() if covers(unused, b.start, b.end))
+        self._blocks = sorted(blocks, key=lambda block: block.start)
+        self._regions = sorted(region.span for region in library_map.iter_regions())
+
+    def name(self, offset: int) -> tuple[int, str | None]:
+        """The element or frame that holds a byte, with its first kernel, or else the region."""
+        at = bisect_right(self._blocks, offset, key=lambda block: block.start) - 1
+        if at >= 0 and offset < self._blocks[at].end:
+            kernels = self._map.kernels_of(self._blocks[at].content)
+            return self._blocks[at].start, kernels[0].name if kernels else None
+        at = bisect_right(self._regions, offset, key=lambda span: span.start) - 1
+        return (self._regions[at].start if at >= 0 else offset), None
