@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
+from pytest_negativa.models.trace import EAGER_LOADING, UsageWarning
 from pytest_negativa.reporting.rows import proof_row
 from pytest_negativa.verifying import judge as judging
 from tests.support.attempts import read_recorded
@@ -40,3 +43,16 @@ def test_a_verdict_that_proves_nothing_proves_no_files() -> None:
         assert {row.status.value for row in found.libraries} == {status}
         assert any(row.path.endswith("(files)") for row in found.libraries)
     assert proof_row(verdict).proved_bytes == 0
+
+
+def test_eager_copies_of_a_lazy_trace_prove_nothing() -> None:
+    name = "tests/session/test_code_files.py::test_unused_files_are_proved_locked_and_removed"
+    [recorded] = read_recorded()[name]
+    attempt, traced = recorded.attempt, recorded.attempt.traced
+    warning = UsageWarning(code=EAGER_LOADING, text="", process=0)
+    eager = structs.replace(attempt.usage, warnings=(warning,))
+    [reason] = judging.judge(replace(attempt, usage=eager)).reasons
+    assert "compares outcomes, and proves nothing" in reason
+    # A trace that was eager, too, keeps all that fits.
+    both = replace(traced, usage=structs.replace(traced.usage, warnings=(warning,)))
+    assert judging.judge(replace(attempt, usage=eager, traced=both)).proved
