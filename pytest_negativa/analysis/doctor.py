@@ -87,8 +87,7 @@ def _driver() -> Iterator[Finding]:
         return
     for gpu in gpus:
         yield "GPU", f"{gpu.name}, compute capability {gpu.compute_capability}", ""
-    cuda = f"CUDA {gpu.cuda_version // 1000}.{gpu.cuda_version % 1000 // 10}"
-    yield "driver", f"{gpu.driver_version or 'unknown version'}, {cuda}", ""
+    yield "driver", f"{gpu.driver_version or 'unknown version'}, {gpu.cuda}", ""
     if is_eager:
         yield "loading", "eager", "so all code would count as used: unset CUDA_MODULE_LOADING"
 

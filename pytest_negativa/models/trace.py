@@ -193,6 +193,11 @@ class Device(Record, frozen=True, kw_only=True, omit_defaults=True):
     cuda_version: int
     driver_version: str | None = None
 
+    @property
+    def cuda(self) -> str:
+        """The interface of its driver, for people: ``CUDA 13.0``."""
+        return f"CUDA {self.cuda_version // 1000}.{self.cuda_version % 1000 // 10}"
+
 
 class Replay(Record, frozen=True, kw_only=True):
     """Tells that records come from an earlier run on another machine.

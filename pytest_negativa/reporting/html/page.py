@@ -289,9 +289,8 @@ def _facts(report: RunReport, usage: Usage) -> Iterator[tuple[str, str]]:
         program, *words = header.argv or (header.executable,)
         yield "Command", shlex.join([Path(program).name, *words])
     for device in usage.devices[:1]:
-        cuda = f"CUDA {device.cuda_version // 1000}.{device.cuda_version % 1000 // 10}"
         yield "GPU", ", ".join(report.devices)
-        yield "Driver", ", ".join(filter(None, (device.driver_version, cuda)))
+        yield "Driver", ", ".join(filter(None, (device.driver_version, device.cuda)))
     rows = [row for row in report.libraries if row.distribution is not None]
     if named := sorted({f"{row.distribution} {row.version or ''}".strip() for row in rows}):
         yield "Analysed", ", ".join(named)
