@@ -171,9 +171,9 @@ def looked_up(usage: Usage) -> set[str]:
 
 
 def proofs(folder: Path) -> list[Any]:
-    """Prove the last run lazily, and compare its outcomes eagerly; the rows of its libraries."""
+    """Compare the last run's outcomes eagerly, then prove it lazily; the rows of its libraries."""
     rows = []
-    for mode, status in (("LAZY", 0), ("EAGER", 1)):
+    for mode, status in (("EAGER", 1), ("LAZY", 0)):
         command = (sys.executable, "-m", "pytest_negativa", "verify")
         out = run(folder, *command, status=status, CUDA_MODULE_LOADING=mode).stdout
         verdict = json.loads((folder / ".negativa/latest/verdict.json").read_text())

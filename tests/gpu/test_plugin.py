@@ -245,15 +245,6 @@ def test_killed_worker(tmp_path: Path) -> None:
     assert "test_kill.py::test_first" in uses.values()
 
 
-def test_killed_worker_keeps_even_if_its_run_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "test_kill.py").write_text(KILLED)
-
-    run_pytest(tmp_path, "--negativa", "-n2", status=1)
-
-    plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
-    assert {d[3] for d in plan["decisions"]} == {"incomplete"}
-
-
 def test_profiler_in_a_marked_test(tmp_path: Path) -> None:
     (tmp_path / "test_profile.py").write_text(PROFILED)
 
