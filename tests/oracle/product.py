@@ -40,7 +40,7 @@ _PARAMETERS = 80
 
 # Of this run, this machine or this process; all other values are compared.
 _CHANGING_KEYS = re.compile(
-    r"(pid|ppid|inode|created|timestamp|duration|duration_s|seconds|executable|python|libc|platform"
+    r"(boot|pid|ppid|inode|created|timestamp|duration|duration_s|seconds|executable|python|libc|platform"
     r"|cpu_model|recipe|loaded_without_code|keywords|.*_ns)"
 )
 _FIXED_KEYS = {"gpu_ns"}
@@ -133,6 +133,9 @@ class Rules:
         if isinstance(value, list) and not _CHANGING_KEYS.fullmatch(key):
             return [self.value(v) for v in value if not self._is_foreign(v)]
         if key not in _FIXED_KEYS and _CHANGING_KEYS.fullmatch(key) and value is not None:
+            return "~"
+        if key == "device" and isinstance(value, int):
+            # A file system's, not a GPU.
             return "~"
         return self.text(value) if isinstance(value, str) else value
 
