@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind, SmArch
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
@@ -50,10 +50,9 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     unseen: str | None = None
 
 
-class OpenedFiles(Record, frozen=True, kw_only=True):
+class OpenedFiles(Versioned, Record, frozen=True, kw_only=True):
     """The file ``opened.json``, by distribution."""
 
-    format_version: int
     distributions: tuple[WatchedFiles, ...]
 
 

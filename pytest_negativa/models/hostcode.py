@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.spans import Span, size
 
 HOST_USAGE_VERSION = 2
@@ -56,10 +56,9 @@ class HostFile(Record, frozen=True, kw_only=True):
     ctime_ns: int | None = None
 
 
-class HostFiles(Record, frozen=True, kw_only=True):
+class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     """The file ``cpu/files.json``: what logs of touched pages refer to."""
 
-    format_version: int
     processor: Processor
     files: tuple[HostFile, ...] = ()
 
@@ -96,7 +95,7 @@ class HostLibrary(Record, frozen=True, kw_only=True):
         return size(self.touched)
 
 
-class HostUsage(Record, frozen=True, kw_only=True):
+class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     """What the processes of one or several runs touched.
 
     A library that is not listed was not traced. The main programs, libc and the dynamic loader
@@ -110,7 +109,6 @@ class HostUsage(Record, frozen=True, kw_only=True):
         failed: runs in which tests failed, though all ended; these tests may need more code.
     """
 
-    format_version: int
     processors: tuple[Processor, ...]
     processes: dict[str, int]
     libraries: tuple[HostLibrary, ...]
@@ -184,11 +182,10 @@ class HostVariant(Record, frozen=True, kw_only=True):
     runs_here: bool
 
 
-class HostReport(Record, frozen=True, kw_only=True):
+class HostReport(Versioned, Record, frozen=True, kw_only=True):
     """What a run touched of CPU code: for people and for ``negativa pages --json``.
 
     Attributes:
-        format_version: 1 in this release.
         run_ids: the runs.
         processors: models of the CPUs on which they ran.
         processes: how many processes were traced.
@@ -198,7 +195,6 @@ class HostReport(Record, frozen=True, kw_only=True):
         failed: see ``HostUsage``.
     """
 
-    format_version: int
     run_ids: tuple[str, ...]
     processors: tuple[str, ...]
     processes: int

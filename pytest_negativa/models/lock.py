@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.plan import KeepReason
 
 LOCK_VERSION = 4
@@ -177,11 +177,10 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     incomplete: tuple[str, ...] = ()
 
 
-class Lock(Record, frozen=True, kw_only=True):
+class Lock(Versioned, Record, frozen=True, kw_only=True):
     """The lock file.
 
     Attributes:
-        format_version: of the file; other versions are refused.
         digest: of all other fields, see ``digest_of``.
         proof: what the lock rests on.
         libraries: what stays of each library, by path.
@@ -194,7 +193,6 @@ class Lock(Record, frozen=True, kw_only=True):
             ``models.code_files``; its ``sha256`` is that of their rows in RECORD.
     """
 
-    format_version: int
     digest: Sha256
     proof: Proof
     libraries: tuple[LockedLibrary, ...]

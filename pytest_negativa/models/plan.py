@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import Span, size
@@ -103,7 +103,7 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
         return size(self.unused)
 
 
-class LibraryPlan(Record, frozen=True, kw_only=True):
+class LibraryPlan(Versioned, Record, frozen=True, kw_only=True):
     """The decisions for one library, one for each element and frame, by offset.
 
     Attributes:
@@ -116,7 +116,6 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
         granularity: ``element`` or ``kernel``.
     """
 
-    format_version: int
     library: LibraryIdentity
     devices: tuple[str, ...]
     decisions: tuple[Decision, ...]
@@ -172,13 +171,12 @@ class UnusedSpan(Record, frozen=True, kw_only=True):
     reason: UnusedReason
 
 
-class LibrarySpans(Record, frozen=True, kw_only=True):
+class LibrarySpans(Versioned, Record, frozen=True, kw_only=True):
     """The spans file, which a reader of Negativa-ML's ``spans/<library>.json`` can read too.
 
     ``so_path`` and the ``start`` and ``end`` of ``spans`` are theirs, the rest is new.
     """
 
-    format_version: int
     so_path: str
     size: NonNegative
     mtime_ns: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import MovedSpan, Span, size
 
@@ -123,7 +123,7 @@ class RefusedLibrary(Record, frozen=True, kw_only=True):
     reason: str
 
 
-class Reconstruction(Record, frozen=True, kw_only=True):
+class Reconstruction(Versioned, Record, frozen=True, kw_only=True):
     """All copies of a run. Libraries whose plan has nothing unused are not in it.
 
     Attributes:
@@ -132,7 +132,6 @@ class Reconstruction(Record, frozen=True, kw_only=True):
         libraries, refused: by path.
     """
 
-    format_version: int
     root: str
     fill: int
     libraries: tuple[ReconstructedLibrary, ...]
@@ -171,8 +170,7 @@ class CopyRecord(Record, frozen=True, kw_only=True):
     not_compacted: str | None = None
 
 
-class Manifest(Record, frozen=True, kw_only=True):
+class Manifest(Versioned, Record, frozen=True, kw_only=True):
     """What lies in a folder of copies, by path of the original; None: may be there, not checked."""
 
-    format_version: int
     copies: dict[str, CopyRecord | None]

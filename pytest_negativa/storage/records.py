@@ -12,7 +12,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError, refusing
-from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.base import UNDECODABLE, Versioned
 from pytest_negativa.storage.atomic import write_atomically
 
 _T = TypeVar("_T")
@@ -42,11 +42,7 @@ def decode_hook(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
 
-class _Versioned(msgspec.Struct):
-    format_version: int
-
-
-_VERSION_DECODER = msgspec.json.Decoder(_Versioned)
+_VERSION_DECODER = msgspec.json.Decoder(Versioned)
 
 
 def decode_versioned(
