@@ -14,9 +14,10 @@ RECONSTRUCTION_VERSION = 2
 FILL = 1
 """The byte that unused code becomes."""
 
-MANIFEST_VERSION = 4
-"""Of the manifest in the folder of copies. History: 4 has nothing spared; 3 has the places of kept
-bytes in compacted copies; 2 has what was spared, and which code."""
+MANIFEST_VERSION = 5
+"""Of the manifest in the folder of copies. History: 5 has each copy as a reconstruction has it; 4
+has nothing spared; 3 has the places of kept bytes in compacted copies; 2 has what was spared, and
+which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -153,21 +154,14 @@ class CopyRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         recipe: digest of what it was made from and how.
-        sha256: of the copy.
-        copy, original: the two files at that time.
         boot: which start of the system that was; after another one, states prove nothing: what
             had not reached the disk when power failed is gone.
-        not_compacted: see ``ReconstructedLibrary``.
+        library: what was made.
     """
 
     recipe: str
-    sha256: str
-    copy: FileState
-    original: FileState
     boot: str
-    repacked: tuple[RepackedCubin, ...] = ()
-    compaction: Compaction | None = None
-    not_compacted: str | None = None
+    library: ReconstructedLibrary
 
 
 class Manifest(Versioned, Record, frozen=True, kw_only=True):
