@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ElementKind, SmArch
-from pytest_negativa.models.base import NonNegative, Record, Versioned
+from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
@@ -25,8 +25,9 @@ from pytest_negativa.models.library import (
 )
 from pytest_negativa.models.spans import Span
 
-OPENED_VERSION = 2
-"""Of ``opened.json``. History: 2 has digest and size of a file as a list; 1 is the first."""
+OPENED_VERSION = 3
+"""Of ``opened.json``. History: 3 has ``rows``; 2 has digest and size of a file as a list; 1
+is the first."""
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,12 +49,6 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     files: dict[str, tuple[str, NonNegative]]
     opened: tuple[str, ...]
     unseen: str | None = None
-
-
-class OpenedFiles(Versioned, Record, frozen=True, kw_only=True):
-    """The file ``opened.json``, by distribution."""
-
-    distributions: tuple[WatchedFiles, ...]
 
 
 def name_of_files(holder: str) -> str:
