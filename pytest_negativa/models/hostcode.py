@@ -63,25 +63,31 @@ class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     files: tuple[HostFile, ...] = ()
 
 
-class HostLibrary(Record, frozen=True, kw_only=True):
-    """The code of one library, known by its content.
-
-    Spans are file offsets. Pages have 4 KiB.
+class LoadedContent(Record, frozen=True, kw_only=True):
+    """A library that was loaded, known by its content.
 
     Attributes:
         sha256: of the file.
         size: of the file in bytes.
         build_id: hex of the GNU build id, if it has one.
         paths: real paths where it was loaded from.
-        watched: what was traced: whole pages of code and of unwind tables.
-        touched: the touched pages of it.
-        unwatched: why it could not be traced, so that all of it counts as touched; else None.
     """
 
     sha256: str
     size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
+
+
+class HostLibrary(LoadedContent, frozen=True, kw_only=True):
+    """The code of one library. Spans are file offsets. Pages have 4 KiB.
+
+    Attributes:
+        watched: what was traced: whole pages of code and of unwind tables.
+        touched: the touched pages of it.
+        unwatched: why it could not be traced, so that all of it counts as touched; else None.
+    """
+
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
@@ -121,11 +127,10 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
         return tuple(sorted(self.processes))
 
 
-class TestedLibrary(Record, frozen=True, kw_only=True):
+class TestedLibrary(LoadedContent, frozen=True, kw_only=True):
     """What the tests of several runs touched of one library.
 
     Attributes:
-        sha256, size, build_id, paths: see ``HostLibrary``.
         ranges: first and end address, in the ELF file, of what was watched.
         tests: by name, the pages of the ranges, one range after the other: a number in hex, whose
             bit n is page n.
@@ -133,10 +138,6 @@ class TestedLibrary(Record, frozen=True, kw_only=True):
 
     __test__ = False
 
-    sha256: str
-    size: NonNegative
-    build_id: str | None
-    paths: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]
     tests: dict[str, str]
 
