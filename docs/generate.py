@@ -29,6 +29,10 @@ from pytest_negativa.tracing import detector
 _MARKER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
 _LISTS = re.compile(r"^(Attributes|Args|Returns|Raises):\n", re.MULTILINE)
 _FIELD = re.compile(r"^ {4}(\w[\w, ]*):\s+(.*(?:\n {5,}.*)*)", re.MULTILINE)
+_EVERYWHERE = {
+    "format_version": "of this form; other versions are refused",
+    "type": "tells the records apart",
+}
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -195,11 +199,7 @@ def generate_files() -> Iterator[str]:
                     (
                         f"`{field}`",
                         _type_of(value, name),
-                        _cell(
-                            described.get(
-                                field, "tells the records apart" if field == "type" else ""
-                            )
-                        ),
+                        _cell(described.get(field, _EVERYWHERE.get(field, ""))),
                     )
                     for field, value in record.get("properties", {}).items()
                 ),

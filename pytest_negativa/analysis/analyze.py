@@ -281,7 +281,7 @@ class _Analyzer:
         except FormatError:
             return {}  # it changed meanwhile
         roots = dict.fromkeys(process.header.root for process in self._usage.processes)
-        return {name: (_below(roots, place.file), place.line) for name, place in lines.items()}
+        return {name: (_below(roots, file), line) for name, (file, line) in lines.items()}
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """Why more of the library may have been used than is known, or None."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.code_files import OPENED_VERSION, OpenedFiles, WatchedFiles
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.trace import Usage
@@ -14,16 +14,6 @@ from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.storage.results import load_opened, save_opened
 from pytest_negativa.storage.runs import Run
-
-
-def watched_files(run: Run) -> tuple[WatchedFiles, ...]:
-    """What the watch of a run saw, by distribution; empty if nothing was watched.
-
-    Raises:
-        StoreError: it can't be read.
-    """
-    opened = load_opened(run)
-    return () if opened is None else opened.distributions
 
 
 def loaded_digests(usage: Usage) -> set[str]:
@@ -78,7 +68,6 @@ def combine_opened(run: Run, parts: Sequence[Run]) -> None:
     Raises:
         StoreError: a part's note can't be read, or the run's can't be written.
     """
-    found = [opened for part in parts if (opened := load_opened(part)) is not None]
-    if len(found) == len(parts) and found:
-        distributions = unite([opened.distributions for opened in found])
-        save_opened(run, OpenedFiles(format_version=OPENED_VERSION, distributions=distributions))
+    found = [load_opened(part) for part in parts]
+    if found and all(found):
+        save_opened(run, unite(found))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pytest_negativa.analysis.analyze import Hooks, analyze, with_warning
 from pytest_negativa.analysis.baseline import make_baseline
-from pytest_negativa.analysis.code_files import watched_files
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
@@ -26,6 +25,7 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_history,
+    load_opened,
     load_page_verdict,
     load_tests,
     write_run,
@@ -69,7 +69,7 @@ def plan_run(
         settings,
         hooks,
         healed=load_healed(run),
-        watched=watched_files(run),
+        watched=load_opened(run),
         workers=workers,
         on_done=on_done,
     )

@@ -179,8 +179,7 @@ def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) 
     """Keep in the lock what other runs used."""
     runs = [runs_of(settings).find(name) for name in names]
     traces = [trace for run in runs for trace in run.require_traces()]
-    found = filter(None, map(load_opened, runs))
-    opened = [one for files in found for one in files.distributions]
+    opened = [files for run in runs for files in load_opened(run)]
     done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings, opened)
     save_lock(done.lock, path)
     for name, count in done.added.items():

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.code_files import watched_files
 from pytest_negativa.analysis.finish import write_results
 from pytest_negativa.cli.common import (
     as_json_option,
@@ -31,7 +30,7 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.outcomes import copy_outcomes
-from pytest_negativa.storage.results import load_healed, load_plans
+from pytest_negativa.storage.results import load_healed, load_opened, load_plans
 from pytest_negativa.storage.runs import RunsFolder
 
 
@@ -81,7 +80,7 @@ def needs(
         usage_of_tests(usage, names),
         settings,
         healed=load_healed(run),
-        watched=watched_files(run),
+        watched=load_opened(run),
     )
     new = RunsFolder(Path(settings.directory)).new_run() if write else None
     listing = NeedList(

@@ -62,8 +62,8 @@ def _push_run(named: list[str], url: Url) -> None:
     settings = settings_of()
     run = runs_of(settings).find(named[0]) if named else run_of(settings)
     require_ended(run.trace_files())
-    done = run.publish(url)
-    sizes = f"{format_bytes(done.sent)} sent, {format_bytes(done.known)} there"
+    sent, known = run.publish(url)
+    sizes = f"{format_bytes(sent)} sent, {format_bytes(known)} there"
     click.echo(printable(f"{url}: {run.run_id}, {sizes}"))
 
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 from operator import itemgetter
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf, HostSection, HostSegment
+from pytest_negativa.gpucode.elf import HostElf, HostSection
+from pytest_negativa.gpucode.elf_tables import PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
 from pytest_negativa.gpucode.slimmed import WHOLE
 from pytest_negativa.gpucode.source import ByteSource
@@ -42,50 +43,50 @@ class AddressSpace:
     def __init__(
         self,
         source: ByteSource,
-        segments: Sequence[HostSegment],
+        segments: Sequence[ProgramHeader],
         sections: Sequence[HostSection] = (),
         max_zeros: int = _MAX_ZEROS_READ,
     ) -> None:
         self.path = source.path
         self._source = source
-        self._loads = [s for s in segments if s.kind == "PT_LOAD"]
+        self._loads = [s for s in segments if s.p_type == PT_LOAD]
         self._zeros_left = max_zeros
         for load in self._loads:
             self._check(load)
         for before, after in pairwise(self._loads):
-            if after.vaddr < before.vaddr + before.memory_size:
+            if after.p_vaddr < before.p_vaddr + before.p_memsz:
                 raise FormatError(
                     self.path,
-                    after.offset,
-                    f"PT_LOAD at address {after.vaddr:#x} begins before the one at "
-                    f"{before.vaddr:#x} ends; crafted or damaged",
+                    after.p_offset,
+                    f"PT_LOAD at address {after.p_vaddr:#x} begins before the one at "
+                    f"{before.p_vaddr:#x} ends; crafted or damaged",
                 )
         # (start, end, shift to the offset); segments that follow each other are united.
         self._stored: list[tuple[int, int, int]] = []
         for load in self._loads:
-            if load.file_size:
-                start, end = load.vaddr, load.vaddr + load.file_size
-                shift = load.offset - load.vaddr
+            if load.p_filesz:
+                start, end = load.p_vaddr, load.p_vaddr + load.p_filesz
+                shift = load.p_offset - load.p_vaddr
                 if self._stored and self._stored[-1][1:] == (start, shift):
                     start = self._stored.pop()[0]
                 self._stored.append((start, end, shift))
-        ends = [(load.vaddr, load.vaddr + load.memory_size) for load in self._loads]
+        ends = [(load.p_vaddr, load.p_vaddr + load.p_memsz) for load in self._loads]
         self._mapped = union((*ends, *((s.vaddr, s.vaddr + s.size) for s in sections)))
 
-    def _check(self, load: HostSegment) -> None:
-        if load.offset + load.file_size > self._source.size:
+    def _check(self, load: ProgramHeader) -> None:
+        if load.p_offset + load.p_filesz > self._source.size:
             raise FormatError(
                 self.path,
-                load.offset,
-                f"PT_LOAD at address {load.vaddr:#x} ends at {load.offset + load.file_size:#x}, "
+                load.p_offset,
+                f"PT_LOAD at address {load.p_vaddr:#x} ends at {load.p_offset + load.p_filesz:#x}, "
                 f"past the end of the file at {self._source.size:#x}; is it truncated?",
             )
-        if load.file_size > load.memory_size or load.vaddr + load.memory_size > 1 << 64:
+        if load.p_filesz > load.p_memsz or load.p_vaddr + load.p_memsz > 1 << 64:
             raise FormatError(
                 self.path,
-                load.offset,
-                f"PT_LOAD at address {load.vaddr:#x}: {load.file_size:#x} bytes of the file in "
-                f"{load.memory_size:#x} of memory; crafted or damaged",
+                load.p_offset,
+                f"PT_LOAD at address {load.p_vaddr:#x}: {load.p_filesz:#x} bytes of the file in "
+                f"{load.p_memsz:#x} of memory; crafted or damaged",
             )
 
     def read(self, offset: int, length: int) -> bytes:

@@ -29,22 +29,9 @@ from pytest_negativa.gpucode.elf_tables import (
     EM_NONE,
     EM_X86_64,
     ET_REL,
-    PF_W,
-    PF_X,
     PHDR,
     PHDR_32,
-    PT_DYNAMIC,
-    PT_GNU_EH_FRAME,
-    PT_GNU_PROPERTY,
-    PT_GNU_RELRO,
-    PT_GNU_SFRAME,
-    PT_GNU_STACK,
     PT_INTERP,
-    PT_LOAD,
-    PT_NOTE,
-    PT_NULL,
-    PT_PHDR,
-    PT_TLS,
     SHDR,
     SHF_ALLOC,
     SHF_EXECINSTR,
@@ -54,6 +41,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SHT_NOBITS,
     SHT_NOTE,
     ElfHeader,
+    ProgramHeader,
     SectionHeader,
     string_at,
 )
@@ -74,20 +62,6 @@ _READ_RATIO = 64
 
 # Names of machines and types that are not here have the number.
 _MACHINES = {EM_NONE: "EM_NONE", EM_X86_64: "EM_X86_64", EM_AARCH64: "EM_AARCH64"}
-_SEGMENT_KINDS = {
-    PT_NULL: "PT_NULL",
-    PT_LOAD: "PT_LOAD",
-    PT_DYNAMIC: "PT_DYNAMIC",
-    PT_INTERP: "PT_INTERP",
-    PT_NOTE: "PT_NOTE",
-    PT_PHDR: "PT_PHDR",
-    PT_TLS: "PT_TLS",
-    PT_GNU_EH_FRAME: "PT_GNU_EH_FRAME",
-    PT_GNU_STACK: "PT_GNU_STACK",
-    PT_GNU_RELRO: "PT_GNU_RELRO",
-    PT_GNU_PROPERTY: "PT_GNU_PROPERTY",
-    PT_GNU_SFRAME: "PT_GNU_SFRAME",
-}
 # n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
 # Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
 _STRING_STEP = 4096
@@ -110,19 +84,6 @@ class HostSection(NamedTuple):
     member: str | None = None
 
 
-class HostSegment(NamedTuple):
-    """A program header; ``kind`` is its type's name, such as ``PT_LOAD``."""
-
-    kind: str
-    offset: int
-    vaddr: int
-    file_size: int
-    memory_size: int
-    alignment: int
-    writable: bool
-    executable: bool
-
-
 class HostElf(NamedTuple):
     """The facts about a library apart from its GPU code.
 
@@ -142,7 +103,7 @@ class HostElf(NamedTuple):
     soname: str | None
     sections: tuple[HostSection, ...]
     zeros: tuple[HostSection, ...] = ()
-    segments: tuple[HostSegment, ...] = ()
+    segments: tuple[ProgramHeader, ...] = ()
     kind: FileKind = FileKind.LIBRARY
     faults: tuple[tuple[int, str], ...] = ()
 
@@ -157,7 +118,10 @@ def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf
     header = _check_header(source)
     tables = _Tables(source)
     host = _read(header, tables)
-    return host._replace(segments=_read_segments(header, tables)) if with_segments else host
+    if not with_segments:
+        return host
+    rows = PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size))
+    return host._replace(segments=tuple(rows))
 
 
 # By first bytes. What can be unpacked holds libraries that can be read.
@@ -306,23 +270,6 @@ def _host_section(row: SectionHeader, name: str) -> HostSection:
         size=row.sh_size,
         vaddr=row.sh_addr,
         executable=bool(row.sh_flags & SHF_EXECINSTR),
-    )
-
-
-def _read_segments(header: ElfHeader, tables: _Tables) -> tuple[HostSegment, ...]:
-    rows = PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size))
-    return tuple(
-        HostSegment(
-            kind=_SEGMENT_KINDS.get(row.p_type, str(row.p_type)),
-            offset=row.p_offset,
-            vaddr=row.p_vaddr,
-            file_size=row.p_filesz,
-            memory_size=row.p_memsz,
-            alignment=row.p_align,
-            writable=bool(row.p_flags & PF_W),
-            executable=bool(row.p_flags & PF_X),
-        )
-        for row in rows
     )
 
 

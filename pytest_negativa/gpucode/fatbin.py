@@ -40,15 +40,6 @@ _MAGIC_NUMBER = 0xBA55ED50
 MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")
 
 
-class RegionHeader(NamedTuple):
-    """The header of a region; sizes in bytes. For the layout see the module."""
-
-    magic: int
-    version: int
-    header_size: int
-    size: int
-
-
 class ElementHeader(NamedTuple):
     """The header of an element; sizes in bytes. For the layout see the module."""
 
@@ -68,7 +59,8 @@ class ElementHeader(NamedTuple):
     uncompressed_size: int = 0
 
 
-REGION_HEADER = RowLayout("<IHHQ", RegionHeader._make)
+# Magic, version, header size, and size of the elements.
+REGION_HEADER = struct.Struct("<IHHQ")
 ELEMENT_HEADER = RowLayout("<HHIQIIHHIIIQQQ", ElementHeader._make)
 
 REGION_SIZE_OFFSET = 0x08
@@ -180,7 +172,7 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
     budget.spend(offset)
     if offset + REGION_HEADER.size > end:
         raise RegionFault(offset, f"region header leaves its section, which ends at {end:#x}")
-    magic, version, header_size, size = REGION_HEADER.struct.unpack(
+    magic, version, header_size, size = REGION_HEADER.unpack(
         source.read(offset, REGION_HEADER.size)
     )
     if magic != _MAGIC_NUMBER:
@@ -264,17 +256,11 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
     )
 
 
-class _Traits(NamedTuple):
-    """Properties of an element that its kind, flags and arch alone decide."""
-
-    kind: ElementKind
-    arch: SmArch
-    compression: Compression
-    unreadable: str | None
-
-
 @functools.lru_cache(maxsize=1024)
-def _traits(kind_number: int, flags: int, arch: int) -> _Traits:
+def _traits(
+    kind_number: int, flags: int, arch: int
+) -> tuple[ElementKind, SmArch, Compression, str | None]:
+    """Kind, arch, compression and what is unreadable, which these numbers alone decide."""
     kind = _KINDS.get(kind_number, ElementKind.UNKNOWN)
     if flags & ~_KNOWN_FLAGS:
         # Such a flag may change the kind of the content, or the devices that load it: the flag for
@@ -297,7 +283,7 @@ def _traits(kind_number: int, flags: int, arch: int) -> _Traits:
         unreadable = f"element kind {kind_number} is not known"
     elif flags & _FLAG_LZ4 and flags & _FLAG_ZSTD:
         unreadable = f"flags {flags:#x} state both LZ4 and zstd"
-    return _Traits(kind, SmArch.from_number(arch, suffix), compression, unreadable)
+    return kind, SmArch.from_number(arch, suffix), compression, unreadable
 
 
 def is_removed(element: Element) -> bool:

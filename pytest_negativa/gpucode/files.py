@@ -7,7 +7,6 @@ end. Its table is one section without a name. The sections of an archive are tho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pytest_negativa.arch import NO_ARCH, ElementKind, SmArch
 from pytest_negativa.errors import FormatError
@@ -16,6 +15,7 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
 from pytest_negativa.gpucode.scan import may_have_containers
 from pytest_negativa.gpucode.source import ByteSource, Readable
+from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import (
     ARCHIVE_MAGIC,
     HEAD_SIZE,
@@ -145,14 +145,6 @@ def _encoded_triples() -> Iterator[bytes]:
         yield (bits >> skipped & (1 << 8 * whole) - 1).to_bytes(whole, "little")
 
 
-class ArchiveMember(NamedTuple):
-    """A file in an archive of ``ar``, and where its bytes lie."""
-
-    name: str
-    start: int
-    size: int
-
-
 _MEMBER_HEADER = 60
 # Bytes. A crafted archive could have many tables of long names, each as large as the file, and
 # many members with one name that fills the table.
@@ -190,7 +182,7 @@ def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
     )
 
 
-def _read_member(source: ByteSource, window: ByteSource, member: ArchiveMember) -> HostElf | None:
+def _read_member(source: ByteSource, window: ByteSource, member: Member) -> HostElf | None:
     """The tables of a member with offsets of the archive; None if it is of no known kind."""
     head = window.read(0, min(HEAD_SIZE, window.size))
     kind = kind_of(head)
@@ -216,7 +208,7 @@ def _read_member(source: ByteSource, window: ByteSource, member: ArchiveMember) 
     )
 
 
-def iter_members(source: ByteSource) -> Iterator[ArchiveMember]:
+def iter_members(source: ByteSource) -> Iterator[Member]:
     """The members of an archive; a thin one has none, because its members are other files.
 
     Source: ar(5) of FreeBSD for the header and names in front of the data; the manual of GNU
@@ -255,4 +247,4 @@ def iter_members(source: ByteSource) -> Iterator[ArchiveMember]:
             name = long_names[at : at + _MAX_NAME].split(b"\n", 1)[0]
         shown = (name.removesuffix(b"/") or name).decode("utf-8", "backslashreplace")
         if shown not in _NO_OBJECTS:
-            yield ArchiveMember(shown, start, size)
+            yield Member(archive=source.path, name=shown, size=size, start=start, packed_size=size)

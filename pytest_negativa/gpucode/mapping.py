@@ -427,23 +427,12 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 
-class _Answer(NamedTuple):
-    """A worker's result for a library.
-
-    Attributes:
-        encoded: its map; JSON crosses to the parent faster than pickled records.
-        problem: why the worker does not have the file, instead of a result.
-    """
-
-    mapped: MappedLibrary
-    encoded: bytes | None = None
-    problem: str | None = None
-
-
 def _map_batch(
     wanted: str | None, request: MapRequest, cache: MapCache | None, batch: _Batch
-) -> list[_Answer]:
-    """Map in a worker.
+) -> list[tuple[MappedLibrary, bytes | None, str | None]]:
+    """Map in a worker: each result, its encoded map, and why the worker does not have the file.
+
+    JSON crosses to the parent faster than pickled records.
 
     Args:
         wanted: see ``_release``; None in a process of the command's own.
@@ -452,17 +441,17 @@ def _map_batch(
         require_release(wanted)
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
-    answers = []
+    answers: list[tuple[MappedLibrary, bytes | None, str | None]] = []
     try:
         for where, (known, seen) in batch.items():
             path = _path_of(where)
             problem = None if wanted is None or seen is None else _why_another(where, seen)
             if problem is not None:
-                answers.append(_Answer(MappedLibrary(path), problem=problem))
+                answers.append((MappedLibrary(path), None, problem))
                 continue
             mapped = _map(where, request, cache, known)
             encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
-            answers.append(_Answer(mapped._replace(library_map=None), encoded))
+            answers.append((mapped._replace(library_map=None), encoded, None))
     finally:
         # The process of a cluster has other tasks, too.
         if wanted is not None:

@@ -53,11 +53,8 @@ _MOST_OPCODES = 1000
 _MOST_LEB_BYTES = 10  # of 64 bits
 
 
-class SourceLine(NamedTuple):
-    """A line of a source file, from 1; the path is as the compiler wrote it."""
-
-    file: str
-    line: int
+SourceLine = tuple[str, int]
+"""A source file, with its path as the compiler wrote it, and a line of it, from 1."""
 
 
 def read_source_lines(library_map: LibraryMap) -> dict[str, SourceLine]:
@@ -257,7 +254,7 @@ class _Unit(NamedTuple):
             # A row.
             if not inlined and line > 0 and 0 < file <= len(self.files):
                 folder, name = self.files[file - 1]
-                return SourceLine(f"{folder}/{name}" if folder else name, line)
+                return f"{folder}/{name}" if folder else name, line
         return None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx, Section
@@ -14,36 +14,9 @@ FRAME = "frame"
 """The ``kind`` of a ``CodeRow`` for bare frames."""
 
 
-@dataclass(slots=True)
-class _Sums:
-    blocks: int = 0
-    stored: int = 0
-    unpacked: int = 0
-    unreadable: int = 0
-    loaded: int = 0
-    loaded_bytes: int = 0
-    read: bool = False
-    kernels: set[int] = field(default_factory=set)
-
-    def add(self, block: CodeBlock, loaded: bool) -> None:
-        self.blocks += 1
-        self.stored += block.size
-        self.unpacked += block.unpacked_size
-        self.unreadable += block.unreadable is not None
-        if loaded:
-            self.loaded += 1
-            self.loaded_bytes += block.size
-        if isinstance(block.content, Cubin):
-            self.read = True
-            self.kernels.update(kernel.name for kernel in block.content.kernels)
-        elif isinstance(block.content, Ptx):
-            self.read = True
-            self.kernels.update(block.content.kernels)
-
-
 def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()) -> LibrarySummary:
     """Add up a map; with ``devices``, also the code that at least one of them loads."""
-    sums: dict[tuple[SmArch, str], _Sums] = defaultdict(_Sums)
+    blocks: defaultdict[tuple[SmArch, str], list[CodeBlock]] = defaultdict(list)
     library = library_map.library
     if library.file_kind.is_link_time:
         devices = ()
@@ -54,8 +27,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
         code_bytes = 0
         for block in section.iter_code():
             kind = FRAME if block.is_frame else block.kind.value
-            # The device may load an opaque kind.
-            sums[block.arch, kind].add(block, block.start in loaded or block.kind.is_opaque)
+            blocks[block.arch, kind].append(block)
             code_bytes += block.size
             if block.unreadable is not None:
                 what = "frame" if block.is_frame else "element"
@@ -63,7 +35,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
                     f"{what} at offset {block.header_offset:#x}: {block.unreadable}; kept"
                 )
         sections.append(_section_row(section, code_bytes))
-    all_kernels: set[int] = set().union(*(row.kernels for row in sums.values()))
+    all_kernels = _kernels(chain.from_iterable(blocks.values()))
     return LibrarySummary(
         path=library.path,
         file_kind=library.file_kind,
@@ -74,22 +46,46 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
         devices=tuple(map(str, devices)),
         sections=tuple(sections),
         code=tuple(
-            CodeRow(
-                arch=str(arch),
-                kind=kind,
-                elements=row.blocks,
-                stored_bytes=row.stored,
-                unpacked_bytes=row.unpacked,
-                kernels=len(row.kernels) if row.read else None,
-                unreadable=row.unreadable,
-                loaded=row.loaded if devices else None,
-                loaded_bytes=row.loaded_bytes if devices else None,
-            )
-            for (arch, kind), row in sorted(sums.items())
+            _code_row(arch, kind, same, loaded if devices else None)
+            for (arch, kind), same in sorted(blocks.items())
         ),
         kernels=None if library_map.scope.headers_only else len(all_kernels),
         problems=tuple(problems),
     )
+
+
+def _code_row(
+    arch: SmArch, kind: str, blocks: Sequence[CodeBlock], starts: frozenset[int] | None
+) -> CodeRow:
+    """The sums; ``starts`` are those of the code that devices load, None without devices."""
+    # The device may load an opaque kind.
+    loaded = [b.size for b in blocks if (starts and b.start in starts) or b.kind.is_opaque]
+    return CodeRow(
+        arch=str(arch),
+        kind=kind,
+        elements=len(blocks),
+        stored_bytes=sum(block.size for block in blocks),
+        unpacked_bytes=sum(block.unpacked_size for block in blocks),
+        kernels=(
+            len(_kernels(blocks))
+            if any(isinstance(block.content, Cubin | Ptx) for block in blocks)
+            else None
+        ),
+        unreadable=sum(block.unreadable is not None for block in blocks),
+        loaded=None if starts is None else len(loaded),
+        loaded_bytes=None if starts is None else sum(loaded),
+    )
+
+
+def _kernels(blocks: Iterable[CodeBlock]) -> set[int]:
+    """Indices of the names of all kernels in the code that was read."""
+    found: set[int] = set()
+    for block in blocks:
+        if isinstance(content := block.content, Cubin):
+            found.update(kernel.name for kernel in content.kernels)
+        elif isinstance(content, Ptx):
+            found.update(content.kernels)
+    return found
 
 
 def _section_row(section: Section, code_bytes: int) -> SectionRow:

@@ -22,6 +22,8 @@ from pytest_negativa.models.spans import intersection, union
 from pytest_negativa.settings.globs import PathRules
 
 _Ranges = tuple[tuple[int, int], ...]
+# Digest, size, build id and paths.
+_File = tuple[str, int, str | None, tuple[str, ...]]
 
 
 class PagesOfTest(NamedTuple):
@@ -98,30 +100,24 @@ def functions_by_group(
     pages = defaultdict(lambda: defaultdict(int))
     for one in touched:
         for group in groups_of(one.test):
-            pages[_File(*one[1:5]), one.ranges][group] |= one.pages
+            file = one.sha256, one.size, one.build_id, one.paths
+            pages[file, one.ranges][group] |= one.pages
     found: defaultdict[str, int] = defaultdict(int)
     first_bits: dict[str, int] = {}
     free = 0
-    for (file, ranges), by_group in pages.items():
+    for ((sha256, size, build_id, paths), ranges), by_group in pages.items():
         with (
             contextlib.suppress(FormatError),
-            open_traced(file.paths, file.size, file.build_id) as (source, elf),
+            open_traced(paths, size, build_id) as (source, elf),
         ):
             starts = function_starts(source, elf) or FunctionStarts()
-            if file.sha256 not in first_bits:
-                first_bits[file.sha256] = free
+            if sha256 not in first_bits:
+                first_bits[sha256] = free
                 free += len(starts)
             for group, bits in by_group.items():
                 spans = _in_code(elf, touched_spans(ranges, bits))
-                found[group] |= _functions(starts, spans) << first_bits[file.sha256]
+                found[group] |= _functions(starts, spans) << first_bits[sha256]
     return dict(found)
-
-
-class _File(NamedTuple):
-    sha256: str
-    size: int
-    build_id: str | None
-    paths: tuple[str, ...]
 
 
 def _in_code(elf: HostElf, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
@@ -121,9 +122,9 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
                 return f"{key.path}: was replaced after it was loaded"
             elf = read_headers(source)
             segments = tuple(
-                (segment.vaddr, segment.offset, segment.file_size)
+                (segment.p_vaddr, segment.p_offset, segment.p_filesz)
                 for segment in elf.segments
-                if segment.kind == "PT_LOAD"
+                if segment.p_type == PT_LOAD
             )
             is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
             # A library without a build id, too: to hash it again takes longer than the rest.

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import re
 from collections.abc import Collection, Iterator
 
+import msgspec
+
 from pytest_negativa.images.tree import Tree, name_and_version
+from pytest_negativa.installed.origin import CondaPackage
 from pytest_negativa.installed.record import RECORD, iter_rows
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.image import Manager, Package
 
 _DPKG = "var/lib/dpkg"
@@ -78,16 +81,10 @@ def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:
 def _iter_conda(tree: Tree, path: str) -> Iterator[tuple[str, Package]]:
     """Files of conda-meta/NAME.json, listed in "files", relative to the environment."""
     base = path.rpartition("/")[0].rpartition("/")[0]
-    try:
-        record = json.loads(tree.read_list(path) or "{}")
-        package = Package(
-            name=str(record["name"]), version=str(record["version"]), manager=Manager.CONDA
-        )
-        files = [str(file) for file in record["files"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return
-    for file in files:
-        yield f"{base}/{file}", package
+    with contextlib.suppress(*UNDECODABLE):
+        listed = msgspec.json.decode(tree.read_list(path), type=CondaPackage)
+        package = Package(name=listed.name, version=listed.version, manager=Manager.CONDA)
+        yield from ((f"{base}/{file}", package) for file in listed.files)
 
 
 def _iter_dpkg(tree: Tree, path: str, versions: dict[str, str]) -> Iterator[tuple[str, Package]]:

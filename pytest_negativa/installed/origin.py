@@ -24,7 +24,9 @@ from pytest_negativa.storage.system import read_regular
 _CONDA_LISTS = "conda-meta"
 
 
-class _CondaPackage(msgspec.Struct):
+class CondaPackage(msgspec.Struct):
+    """A file of ``conda-meta``; ``files`` are below the environment."""
+
     name: str
     version: str
     files: list[str]
@@ -130,7 +132,7 @@ def _url_of(path: Path) -> str | None:
 def _read_conda(prefix: Path) -> Iterator[tuple[str, Origin]]:
     for path in sorted((prefix / _CONDA_LISTS).glob("*.json")):
         try:
-            package = msgspec.json.decode(read_regular(path), type=_CondaPackage)
+            package = msgspec.json.decode(read_regular(path), type=CondaPackage)
         except (OSError, *UNDECODABLE):
             continue
         origin = Origin(name=package.name, version=package.version, installer="conda")

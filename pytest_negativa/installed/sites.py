@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
     find_distributions,
@@ -131,7 +133,7 @@ class Places:
         place, root = self.of(path), Path(os.path.realpath(folder))
         if not Path(place.path).is_relative_to(root):
             return place
-        return place._replace(path=Path(place.path).relative_to(root).as_posix())
+        return replace(place, path=Path(place.path).relative_to(root).as_posix())
 
     def _owners_in(self, site: Path) -> dict[str, Installed]:
         if site not in self._owners:

@@ -16,21 +16,25 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of the records: immutable, so without cycles; checked when read from a file."""
 
 
+class Versioned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The first base of the records that are files; alone it reads the version of any of them."""
+
+    format_version: int
+
+
 _T = TypeVar("_T")
 
 
-class Listing(Record, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
+class Listing(Versioned, Record, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
     """Rows of one kind: a file of a run, or what a command prints with ``--json``.
 
     Attributes:
-        format_version: of this form.
         rows: in an order that their writer chooses.
         run_id: the run that they are of.
         listed: which rows these are, for people: ``unused`` kernels, or tests compared by
             ``module``.
     """
 
-    format_version: int
     rows: tuple[_T, ...]
     run_id: str | None = None
     listed: str | None = None

@@ -25,8 +25,9 @@ from pytest_negativa.models.library import (
 )
 from pytest_negativa.models.spans import Span
 
-OPENED_VERSION = 2
-"""Of ``opened.json``. History: 2 has digest and size of a file as a list; 1 is the first."""
+OPENED_VERSION = 3
+"""Of ``opened.json``. History: 3 has ``rows``; 2 has digest and size of a file as a list; 1
+is the first."""
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,13 +49,6 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     files: dict[str, tuple[str, NonNegative]]
     opened: tuple[str, ...]
     unseen: str | None = None
-
-
-class OpenedFiles(Record, frozen=True, kw_only=True):
-    """The file ``opened.json``, by distribution."""
-
-    format_version: int
-    distributions: tuple[WatchedFiles, ...]
 
 
 def name_of_files(holder: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.spans import Span, size
 
 HOST_USAGE_VERSION = 2
@@ -56,33 +56,38 @@ class HostFile(Record, frozen=True, kw_only=True):
     ctime_ns: int | None = None
 
 
-class HostFiles(Record, frozen=True, kw_only=True):
+class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     """The file ``cpu/files.json``: what logs of touched pages refer to."""
 
-    format_version: int
     processor: Processor
     files: tuple[HostFile, ...] = ()
 
 
-class HostLibrary(Record, frozen=True, kw_only=True):
-    """The code of one library, known by its content.
-
-    Spans are file offsets. Pages have 4 KiB.
+class LoadedContent(Record, frozen=True, kw_only=True):
+    """A library that was loaded, known by its content.
 
     Attributes:
         sha256: of the file.
         size: of the file in bytes.
         build_id: hex of the GNU build id, if it has one.
         paths: real paths where it was loaded from.
-        watched: what was traced: whole pages of code and of unwind tables.
-        touched: the touched pages of it.
-        unwatched: why it could not be traced, so that all of it counts as touched; else None.
     """
 
     sha256: str
     size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
+
+
+class HostLibrary(LoadedContent, frozen=True, kw_only=True):
+    """The code of one library. Spans are file offsets. Pages have 4 KiB.
+
+    Attributes:
+        watched: what was traced: whole pages of code and of unwind tables.
+        touched: the touched pages of it.
+        unwatched: why it could not be traced, so that all of it counts as touched; else None.
+    """
+
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
@@ -96,7 +101,7 @@ class HostLibrary(Record, frozen=True, kw_only=True):
         return size(self.touched)
 
 
-class HostUsage(Record, frozen=True, kw_only=True):
+class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     """What the processes of one or several runs touched.
 
     A library that is not listed was not traced. The main programs, libc and the dynamic loader
@@ -110,7 +115,6 @@ class HostUsage(Record, frozen=True, kw_only=True):
         failed: runs in which tests failed, though all ended; these tests may need more code.
     """
 
-    format_version: int
     processors: tuple[Processor, ...]
     processes: dict[str, int]
     libraries: tuple[HostLibrary, ...]
@@ -123,11 +127,10 @@ class HostUsage(Record, frozen=True, kw_only=True):
         return tuple(sorted(self.processes))
 
 
-class TestedLibrary(Record, frozen=True, kw_only=True):
+class TestedLibrary(LoadedContent, frozen=True, kw_only=True):
     """What the tests of several runs touched of one library.
 
     Attributes:
-        sha256, size, build_id, paths: see ``HostLibrary``.
         ranges: first and end address, in the ELF file, of what was watched.
         tests: by name, the pages of the ranges, one range after the other: a number in hex, whose
             bit n is page n.
@@ -135,10 +138,6 @@ class TestedLibrary(Record, frozen=True, kw_only=True):
 
     __test__ = False
 
-    sha256: str
-    size: NonNegative
-    build_id: str | None
-    paths: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]
     tests: dict[str, str]
 
@@ -184,11 +183,10 @@ class HostVariant(Record, frozen=True, kw_only=True):
     runs_here: bool
 
 
-class HostReport(Record, frozen=True, kw_only=True):
+class HostReport(Versioned, Record, frozen=True, kw_only=True):
     """What a run touched of CPU code: for people and for ``negativa pages --json``.
 
     Attributes:
-        format_version: 1 in this release.
         run_ids: the runs.
         processors: models of the CPUs on which they ran.
         processes: how many processes were traced.
@@ -198,7 +196,6 @@ class HostReport(Record, frozen=True, kw_only=True):
         failed: see ``HostUsage``.
     """
 
-    format_version: int
     run_ids: tuple[str, ...]
     processors: tuple[str, ...]
     processes: int

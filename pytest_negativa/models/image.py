@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.library import ForeignCode
 
 IMAGE_REPORT_VERSION = 3
@@ -112,11 +112,10 @@ class PackageRow(Record, frozen=True, kw_only=True):
     never_loaded_bytes: int
 
 
-class ImageReport(Record, frozen=True, kw_only=True):
+class ImageReport(Versioned, Record, frozen=True, kw_only=True):
     """What ``inspect`` shows by package.
 
     Attributes:
-        format_version: see ``IMAGE_REPORT_VERSION``.
         root: real path of the tree, or of the archive or image that holds it.
         run_id: the run that was given, or that the lock rests on.
         devices: compute capabilities that slimmable code by arch is judged for.
@@ -134,7 +133,6 @@ class ImageReport(Record, frozen=True, kw_only=True):
         foreign: the code for GPUs of other vendors in all files, which is not read.
     """
 
-    format_version: int
     root: str
     run_id: str | None
     devices: tuple[str, ...]

@@ -21,7 +21,7 @@ from pytest_negativa.arch import (
     choose_elements,
     cubin_runs_on,
 )
-from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.spans import Span
 
@@ -428,11 +428,10 @@ class Kernel(NamedTuple):
     code_size: int | None
 
 
-class LibraryMap(Record, frozen=True, kw_only=True):
+class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
     """All GPU code of one library: which bytes, for which arch, with which kernels.
 
     Attributes:
-        format_version: of the file; other versions are refused.
         library: which library it is.
         scope: how much of it was read.
         sections: the sections with GPU code.
@@ -441,7 +440,6 @@ class LibraryMap(Record, frozen=True, kw_only=True):
         foreign: the code for GPUs of other vendors.
     """
 
-    format_version: int
     library: LibraryIdentity
     scope: Scope
     sections: tuple[Section, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.slimming import SlimRow
 
 LISTING_VERSION = 2
@@ -66,30 +66,26 @@ class RunRow(Record, frozen=True, kw_only=True):
     size: NonNegative
 
 
-class RunList(Record, frozen=True, kw_only=True):
+class RunList(Versioned, Record, frozen=True, kw_only=True):
     """The traced runs of a folder.
 
     Attributes:
-        format_version: of this form.
         runs: the newest first.
         copies_size: bytes of the copies of libraries; None without copies.
     """
 
-    format_version: int
     runs: tuple[RunRow, ...]
     copies_size: NonNegative | None
 
 
-class SlimList(Record, frozen=True, kw_only=True):
+class SlimList(Versioned, Record, frozen=True, kw_only=True):
     """What became of libraries, or what they are.
 
     Attributes:
-        format_version: of this form.
         libraries: a row for each.
         stopped: nothing was done, because libraries of the lock are missing (``--require``).
     """
 
-    format_version: int
     libraries: tuple[SlimRow, ...]
     stopped: bool = False
 
@@ -159,11 +155,10 @@ class NeededLibrary(Record, frozen=True, kw_only=True):
     used_kernels: NonNegative
 
 
-class NeedList(Record, frozen=True, kw_only=True):
+class NeedList(Versioned, Record, frozen=True, kw_only=True):
     """What some of the tests need of the libraries of a run.
 
     Attributes:
-        format_version: of this form.
         run_id: the run.
         chosen: how many tests are chosen.
         tests: how many the run has.
@@ -172,7 +167,6 @@ class NeedList(Record, frozen=True, kw_only=True):
         plan: the folder of the plan for these tests (``--plan``); None without one.
     """
 
-    format_version: int
     run_id: str
     chosen: NonNegative
     tests: NonNegative

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
 from pytest_negativa.arch import SmArch
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.plan import KeepReason
 
 LOCK_VERSION = 4
@@ -50,13 +50,25 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("functions: not sorted, or one is there twice")
 
 
-class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A library and what of its GPU code is kept; all else of its GPU code is unused.
+class Place(Record, frozen=True, omit_defaults=True):
+    """Where a library belongs.
 
     Attributes:
         path: below ``site-packages`` or the folder in which it was locked, with ``/``; absolute for
             a library that is elsewhere.
         distribution, version: what installed it, if a distribution did.
+    """
+
+    path: str
+    distribution: str | None = None
+    version: str | None = None
+
+
+class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
+    """A library and what of its GPU code is kept; all else of its GPU code is unused.
+
+    Attributes:
+        path, distribution, version: see ``Place``.
         soname, build_id: of the library, if it has them.
         sha256, size: of the file. Offsets are valid for exactly this content.
         devices: compute capabilities that the run was traced on.
@@ -73,9 +85,6 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         kept: by offset.
     """
 
-    path: str
-    distribution: str | None = None
-    version: str | None = None
     soname: str | None = None
     build_id: str | None = None
     sha256: Sha256
@@ -108,27 +117,15 @@ class LockedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         return self.path.rpartition("/")[2]
 
 
-class Place(NamedTuple):
-    """Where a library belongs; the fields are those of ``LockedLibrary``."""
-
-    path: str
-    distribution: str | None = None
-    version: str | None = None
-
-
-class LeftOut(Record, frozen=True, kw_only=True, omit_defaults=True):
+class LeftOut(Place, frozen=True, kw_only=True, omit_defaults=True):
     """A library with GPU code that the run loaded and that is not in the lock.
 
     Attributes:
-        path: as that of a locked library.
-        distribution, version: what installed it, if a distribution did.
+        path, distribution, version: see ``Place``.
         soname: ``DT_SONAME``, if it has one.
         reason: why it is not in the lock.
     """
 
-    path: str
-    distribution: str | None = None
-    version: str | None = None
     soname: str | None = None
     reason: str
 
@@ -177,11 +174,10 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     incomplete: tuple[str, ...] = ()
 
 
-class Lock(Record, frozen=True, kw_only=True):
+class Lock(Versioned, Record, frozen=True, kw_only=True):
     """The lock file.
 
     Attributes:
-        format_version: of the file; other versions are refused.
         digest: of all other fields, see ``digest_of``.
         proof: what the lock rests on.
         libraries: what stays of each library, by path.
@@ -194,7 +190,6 @@ class Lock(Record, frozen=True, kw_only=True):
             ``models.code_files``; its ``sha256`` is that of their rows in RECORD.
     """
 
-    format_version: int
     digest: Sha256
     proof: Proof
     libraries: tuple[LockedLibrary, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 
 MEASUREMENT_VERSION = 1
 """Of the measurement file. History: 1 is the first."""
@@ -155,11 +155,10 @@ class FileSizes(Record, frozen=True, kw_only=True):
     tar_zstd_bytes: int
 
 
-class Measurement(Record, frozen=True, kw_only=True):
+class Measurement(Versioned, Record, frozen=True, kw_only=True):
     """What ``negativa measure`` found.
 
     Attributes:
-        format_version: 1 is the first.
         command: what was run.
         copies_root: the folder with the copies; the copy of ``/a/b.so`` is ``ROOT/a/b.so``.
         libraries: real paths of the originals.
@@ -174,7 +173,6 @@ class Measurement(Record, frozen=True, kw_only=True):
         notes: what a reader should know.
     """
 
-    format_version: int
     command: tuple[str, ...]
     copies_root: str
     libraries: tuple[str, ...]

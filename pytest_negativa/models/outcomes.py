@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 
 OUTCOMES_VERSION = 5
 """Of the file. History: 5 has CUDA errors instead of reasons; 4 tells markers and keywords; 3 tells
@@ -58,10 +58,9 @@ class OutcomeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """Base of the lines."""
 
 
-class SessionStarted(OutcomeRecord, frozen=True, kw_only=True, tag="session"):
+class SessionStarted(Versioned, OutcomeRecord, frozen=True, kw_only=True, tag="session"):
     """The first line. ``command`` are the words that started the session."""
 
-    format_version: int
     command: tuple[str, ...]
     time_ns: int
     kind: SessionKind = SessionKind.PYTEST

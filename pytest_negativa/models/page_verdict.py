@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import RoundFacts, TestVerdict
@@ -33,11 +33,10 @@ class ForbiddenPages(Record, frozen=True, kw_only=True):
     left_out: bool = False
 
 
-class PageVerdict(Record, frozen=True, kw_only=True):
+class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
     """What a run of the tests without the untouched pages showed.
 
     Attributes:
-        format_version: 1 is the first.
         run_id: the traced run.
         proved: nothing that was inaccessible is needed by the tests, on this CPU.
         reasons: why it is not proved; empty if it is.
@@ -48,7 +47,6 @@ class PageVerdict(Record, frozen=True, kw_only=True):
         rounds: every start of the program.
     """
 
-    format_version: int
     run_id: str
     proved: bool
     reasons: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import Span, size
@@ -12,9 +12,6 @@ from pytest_negativa.models.trace import Context
 
 PLAN_VERSION = 2
 """Of the plan file. History: 2 says where each used kernel was used first; 1 is the first."""
-
-SPANS_VERSION = 2
-"""Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
 
 
 class KeepReason(str, enum.Enum):
@@ -103,7 +100,7 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
         return size(self.unused)
 
 
-class LibraryPlan(Record, frozen=True, kw_only=True):
+class LibraryPlan(Versioned, Record, frozen=True, kw_only=True):
     """The decisions for one library, one for each element and frame, by offset.
 
     Attributes:
@@ -116,7 +113,6 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
         granularity: ``element`` or ``kernel``.
     """
 
-    format_version: int
     library: LibraryIdentity
     devices: tuple[str, ...]
     decisions: tuple[Decision, ...]
@@ -145,44 +141,3 @@ class LibraryPlan(Record, frozen=True, kw_only=True):
     def kept_bytes(self) -> int:
         """Bytes of the elements and frames that stay."""
         return self.code_bytes - self.unused_bytes
-
-    def spans(self) -> LibrarySpans:
-        """The unused spans, neighbours apart: each has its own reason."""
-        return LibrarySpans(
-            format_version=SPANS_VERSION,
-            so_path=self.library.path,
-            size=self.library.size,
-            mtime_ns=self.library.mtime_ns,
-            build_id=self.library.build_id,
-            sha256=self.library.sha256,
-            used_kernels=self.used_kernels,
-            spans=tuple(
-                UnusedSpan(start=d.start, end=d.end, reason=UnusedReason(d.reason))
-                for d in self.decisions
-                if not d.kept and d.size
-            ),
-        )
-
-
-class UnusedSpan(Record, frozen=True, kw_only=True):
-    """A span of the spans file."""
-
-    start: NonNegative
-    end: NonNegative
-    reason: UnusedReason
-
-
-class LibrarySpans(Record, frozen=True, kw_only=True):
-    """The spans file, which a reader of Negativa-ML's ``spans/<library>.json`` can read too.
-
-    ``so_path`` and the ``start`` and ``end`` of ``spans`` are theirs, the rest is new.
-    """
-
-    format_version: int
-    so_path: str
-    size: NonNegative
-    mtime_ns: int
-    build_id: str | None
-    spans: tuple[UnusedSpan, ...]
-    sha256: str | None = None
-    used_kernels: tuple[KernelUse, ...] = ()

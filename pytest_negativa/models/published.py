@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
 PUBLISHED_VERSION = 1
@@ -23,7 +23,7 @@ class PublishedFile(Record, frozen=True, kw_only=True):
     sha256: Sha256
 
 
-class Published(Record, frozen=True, kw_only=True):
+class Published(Versioned, Record, frozen=True, kw_only=True):
     """``manifest.json`` of a published folder.
 
     Attributes:
@@ -31,6 +31,5 @@ class Published(Record, frozen=True, kw_only=True):
         files: by path.
     """
 
-    format_version: int
     name: str
     files: tuple[PublishedFile, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import MovedSpan, Span, size
 
@@ -14,9 +14,10 @@ RECONSTRUCTION_VERSION = 2
 FILL = 1
 """The byte that unused code becomes."""
 
-MANIFEST_VERSION = 4
-"""Of the manifest in the folder of copies. History: 4 has nothing spared; 3 has the places of kept
-bytes in compacted copies; 2 has what was spared, and which code."""
+MANIFEST_VERSION = 5
+"""Of the manifest in the folder of copies. History: 5 has each copy as a reconstruction has it; 4
+has nothing spared; 3 has the places of kept bytes in compacted copies; 2 has what was spared, and
+which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ class RefusedLibrary(Record, frozen=True, kw_only=True):
     reason: str
 
 
-class Reconstruction(Record, frozen=True, kw_only=True):
+class Reconstruction(Versioned, Record, frozen=True, kw_only=True):
     """All copies of a run. Libraries whose plan has nothing unused are not in it.
 
     Attributes:
@@ -132,7 +133,6 @@ class Reconstruction(Record, frozen=True, kw_only=True):
         libraries, refused: by path.
     """
 
-    format_version: int
     root: str
     fill: int
     libraries: tuple[ReconstructedLibrary, ...]
@@ -154,25 +154,17 @@ class CopyRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         recipe: digest of what it was made from and how.
-        sha256: of the copy.
-        copy, original: the two files at that time.
         boot: which start of the system that was; after another one, states prove nothing: what
             had not reached the disk when power failed is gone.
-        not_compacted: see ``ReconstructedLibrary``.
+        library: what was made.
     """
 
     recipe: str
-    sha256: str
-    copy: FileState
-    original: FileState
     boot: str
-    repacked: tuple[RepackedCubin, ...] = ()
-    compaction: Compaction | None = None
-    not_compacted: str | None = None
+    library: ReconstructedLibrary
 
 
-class Manifest(Record, frozen=True, kw_only=True):
+class Manifest(Versioned, Record, frozen=True, kw_only=True):
     """What lies in a folder of copies, by path of the original; None: may be there, not checked."""
 
-    format_version: int
     copies: dict[str, CopyRecord | None]

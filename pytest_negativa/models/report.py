@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
@@ -116,11 +116,10 @@ class ProofRow(Record, frozen=True, kw_only=True):
     evidence: str = ""
 
 
-class RunReport(Record, frozen=True, kw_only=True):
+class RunReport(Versioned, Record, frozen=True, kw_only=True):
     """What a run found.
 
     Attributes:
-        format_version: of the file; other versions are refused.
         run_id: of the run.
         directory: the run's folder.
         devices: e.g. ``"NVIDIA H200 (9.0)"``.
@@ -140,7 +139,6 @@ class RunReport(Record, frozen=True, kw_only=True):
         unchecked: why limits check less than the settings ask for; any limit is then crossed.
     """
 
-    format_version: int
     run_id: str
     directory: str
     devices: tuple[str, ...]

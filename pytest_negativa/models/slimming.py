@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 4
@@ -121,7 +121,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     recorded: bool = False
 
 
-class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
+class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
     """``negativa-slim.json`` in the folder that was slimmed; by the first name of each library.
 
     Attributes:
@@ -134,7 +134,6 @@ class SlimManifest(Record, frozen=True, kw_only=True, omit_defaults=True):
         spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
-    format_version: int
     slimmed: dict[str, SlimmedFile]
     records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 
 SNAPSHOT_VERSION = 1
 """Of the file of a baseline. History: 1 is the first."""
@@ -65,17 +65,15 @@ class SnapshotLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         return sum(row.bytes for row in self.rows if row.is_unused)
 
 
-class Snapshot(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Snapshot(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
     """Libraries by name.
 
     Attributes:
-        format_version: of this form.
         libraries: those with GPU code.
         title: what it is of. In a history: id of the run, or date and revision of the lock file.
         problem: why its libraries are left out of a history; None if they are here.
     """
 
-    format_version: int
     title: str
     libraries: tuple[SnapshotLibrary, ...]
     problem: str | None = None
@@ -158,18 +156,16 @@ class LibraryChange(msgspec.Struct, frozen=True):
     size: Change
 
 
-class SnapshotDifference(Record, frozen=True, kw_only=True):
+class SnapshotDifference(Versioned, Record, frozen=True, kw_only=True):
     """How two snapshots differ; each list has the largest changes first.
 
     Attributes:
-        format_version: of this form.
         before, after: titles.
         libraries: all of them.
         code: what changed by library, arch and reason.
         kernels: by library.
     """
 
-    format_version: int
     before: str
     after: str
     libraries: tuple[LibraryChange, ...]

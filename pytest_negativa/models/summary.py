@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_negativa.arch import ElementKind
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import ForeignCode, LibraryMap
 from pytest_negativa.models.slimmed import Removed
@@ -196,17 +196,15 @@ class InspectedLibrary(Record, frozen=True, kw_only=True):
     loadable: tuple[LoadableCode, ...] = ()
 
 
-class Inspection(Record, frozen=True, kw_only=True):
+class Inspection(Versioned, Record, frozen=True, kw_only=True):
     """The JSON output of ``negativa inspect``.
 
     Attributes:
-        format_version: see ``analysis.inspect.JSON_VERSION``.
         libraries: those that could be read, in the order asked for.
         errors: one message for each file that could not be read.
         dead: with ``--dead``, the code that no device loads, by distribution.
     """
 
-    format_version: int
     libraries: tuple[InspectedLibrary, ...]
     errors: tuple[str, ...]
     dead: tuple[DeadCode, ...] = ()

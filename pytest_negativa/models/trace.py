@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_negativa.models.base import NonNegative, Record, Row
+from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
@@ -215,7 +215,7 @@ class TraceRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """Base of the lines of a trace file."""
 
 
-class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
+class Header(Versioned, TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
     """The first line: which process of which run this is.
 
     Attributes:
@@ -229,7 +229,6 @@ class Header(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="he
             no space on the disk.
     """
 
-    format_version: int
     run_id: str
     pid: int
     ppid: int
@@ -565,7 +564,7 @@ class UsageWarning(Record, frozen=True, kw_only=True):
     process: NonNegative | None
 
 
-class Usage(Record, frozen=True, kw_only=True):
+class Usage(Versioned, Record, frozen=True, kw_only=True):
     """The union of all traces of a run: what was used, and what isn't known.
 
     Attributes:
@@ -582,7 +581,6 @@ class Usage(Record, frozen=True, kw_only=True):
         replay: set where the records come from an earlier run on another machine.
     """
 
-    format_version: int
     run_ids: tuple[str, ...]
     devices: tuple[Device, ...]
     libraries: tuple[LibraryUsage, ...]

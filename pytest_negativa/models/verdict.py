@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from pytest_negativa.models.base import NonNegative, Record
+from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
@@ -285,11 +285,10 @@ class Healing(Record, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Verdict(Record, frozen=True, kw_only=True):
+class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
     Attributes:
-        format_version: 1 is the first.
         run_id: the traced run whose plan was verified.
         proved: nothing of what was overwritten is needed by the tests.
         reasons: why it is not proved; empty if it is.
@@ -312,7 +311,6 @@ class Verdict(Record, frozen=True, kw_only=True):
             the driver refused.
     """
 
-    format_version: int
     run_id: str
     proved: bool
     reasons: tuple[str, ...]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 
 VULNERABILITIES_VERSION = 1
 """Of the list of vulnerabilities. History: 1 is the first."""
@@ -47,13 +47,11 @@ class Vulnerability(Record, frozen=True, kw_only=True):
     code: Annotated[tuple[VulnerableCode, ...], msgspec.Meta(min_length=1)]
 
 
-class Vulnerabilities(Record, frozen=True, kw_only=True):
+class Vulnerabilities(Versioned, Record, frozen=True, kw_only=True):
     """The list of vulnerabilities, a YAML or JSON file of the user.
 
     Attributes:
-        format_version: 1.
         vulnerabilities: each with its code.
     """
 
-    format_version: int
     vulnerabilities: Annotated[tuple[Vulnerability, ...], msgspec.Meta(min_length=1)]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -86,7 +86,7 @@ def make_lock(
             "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
         )
     locked: list[LockedLibrary] = []
-    left_out = [replace(one, **place_of(one.path)._asdict()) for one in unplanned]
+    left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
     of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
     spared: dict[str | None, str] = {}
@@ -136,7 +136,7 @@ def lock_or_leave(
     plan = _with_all_that_stays(plan, one.library_map)
     reason = _why_never(plan) or (None if unproved else doubt)
     if reason is not None:
-        return LeftOut(**place._asdict(), soname=plan.library.soname, reason=reason)
+        return LeftOut(**asdict(place), soname=plan.library.soname, reason=reason)
     return _lock_library(plan, one.library_map, place, doubt)
 
 
@@ -349,7 +349,7 @@ def _lock_library(
     library = plan.library
     assert library.sha256 is not None
     return LockedLibrary(
-        **place._asdict(),
+        **asdict(place),
         soname=library.soname,
         build_id=library.build_id,
         sha256=library.sha256,

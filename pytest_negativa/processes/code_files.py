@@ -8,8 +8,6 @@ from typing import Any
 
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import (
-    OPENED_VERSION,
-    OpenedFiles,
     WatchedFiles,
 )
 from pytest_negativa.processes.open_watch import OpenWatch
@@ -46,12 +44,12 @@ class CodeFileWatch:
     def __exit__(self, *exception: Any) -> None:
         self._watch.__exit__(*exception)
 
-    def finish(self) -> OpenedFiles:
+    def finish(self) -> tuple[WatchedFiles, ...]:
         """End the watch; what was opened until now."""
         self._watch.finish()
         return self.opened()
 
-    def opened(self) -> OpenedFiles:
+    def opened(self) -> tuple[WatchedFiles, ...]:
         """What was opened until now."""
         self._watch.check()
         opens = self._watch.opens
@@ -74,4 +72,4 @@ class CodeFileWatch:
                     unseen=next(iter(unseen), None),
                 )
             )
-        return OpenedFiles(format_version=OPENED_VERSION, distributions=tuple(found))
+        return tuple(found)

@@ -9,7 +9,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
@@ -24,21 +23,12 @@ STEP = 512 << 10
 """Bytes that are compared in one go. Buffers that fit a processor's cache take half the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyFacts:
-    """The copy's SHA-256 in hex, and the states of both files when the copy was checked."""
-
-    sha256: str
-    copy: FileState
-    original: FileState
-
-
 def write_copy(
     original: LibraryIdentity,
     target: Path,
     edits: Edits,
     should_stop: Callable[[], bool] = lambda: False,
-) -> CopyFacts:
+) -> tuple[str, FileState, FileState]:
     """Write ``original`` with ``edits`` to ``target``, replacing what was there.
 
     The copy has the original's permissions without setuid, setgid and the sticky bit. Its times are
@@ -49,6 +39,9 @@ def write_copy(
         target: the copy; its folder must exist.
         edits: what differs from the original.
         should_stop: asked before each step.
+
+    Returns:
+        The copy's SHA-256 in hex, and the states of copy and original when the copy was checked.
 
     Raises:
         StaleLibraryError: the original is not the file that was analyzed.
@@ -68,7 +61,7 @@ def write_copy(
             sha256 = _check(source, new.fd, edits, original, should_stop)
             os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
             new.publish()
-            return CopyFacts(sha256, copy=state_of(new.fd), original=state)
+            return sha256, state_of(new.fd), state
 
 
 def check_digest(original: LibraryIdentity) -> FileState:

@@ -57,8 +57,6 @@ MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
 _WRITER_VERSION = 3
 
-_Made = tuple[ReconstructedLibrary, CopyRecord]
-
 
 def reconstruct(
     planned: Sequence[AnalyzedLibrary],
@@ -145,10 +143,9 @@ class _Reconstructor:
                 if isinstance(outcome, NegativaError):
                     refused.append(RefusedLibrary(path=library.path, reason=str(outcome)))
                 else:
-                    made, record = outcome
-                    if record != self._known[library.path]:
-                        self._save({**self._known, library.path: record})
-                    libraries.append(made)
+                    if outcome != self._known[library.path]:
+                        self._save({**self._known, library.path: outcome})
+                    libraries.append(outcome.library)
                 done += library.size
                 if on_done is not None:
                     on_done(done, total)
@@ -163,7 +160,7 @@ class _Reconstructor:
 
     def _make_all(
         self, wanted: Sequence[AnalyzedLibrary], jobs: int
-    ) -> Generator[tuple[LibraryIdentity, _Made | NegativaError], None, None]:
+    ) -> Generator[tuple[LibraryIdentity, CopyRecord | NegativaError], None, None]:
         """Threads are enough: reading, writing and hashing release the GIL."""
         with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
             pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
@@ -179,7 +176,7 @@ class _Reconstructor:
                 for future in pending:
                     future.cancel()
 
-    def _make(self, planned: AnalyzedLibrary) -> _Made:
+    def _make(self, planned: AnalyzedLibrary) -> CopyRecord:
         if self._stop.is_set():
             raise StoppedError
         plan = planned.plan
@@ -187,30 +184,12 @@ class _Reconstructor:
         edits = overwrite(planned.library_map, plan, self._fill)
         recipe = _recipe(library, edits, plan, self._fill, self._compact)
         target = self._target(library.path)
-        record = self._reusable(library, target, recipe)
-        reused = record is not None
-        if record is None:
+        if (made := self._reusable(library, target, recipe)) is None:
             remove_abandoned(target)
-            record = self._write(planned, edits, target, recipe)
-        made = ReconstructedLibrary(
-            library=library,
-            copy=os.fspath(target),
-            copy_sha256=record.sha256,
-            unused=edits.filled,
-            unused_bytes=size(edits.filled),
-            elements=len(edits.fills),
-            reused=reused,
-            repacked=record.repacked,
-            compaction=record.compaction,
-            not_compacted=record.not_compacted,
-            copy_state=record.copy,
-            original_state=record.original,
-        )
-        return made, record
+            made = self._write(planned, edits, target)
+        return CopyRecord(recipe=recipe, boot=self._boot, library=made)
 
-    def _write(
-        self, planned: AnalyzedLibrary, unused: Edits, target: Path, recipe: str
-    ) -> CopyRecord:
+    def _write(self, planned: AnalyzedLibrary, unused: Edits, target: Path) -> ReconstructedLibrary:
         """Write a copy, compacted if that was asked for and compaction does not refuse.
 
         Args:
@@ -218,7 +197,7 @@ class _Reconstructor:
         """
         plan = planned.plan
         trimmed, cubins = self._trim(planned)
-        not_compacted = None
+        not_compacted = compaction = None
         if self._compact is not None:
             original = Path(plan.library.path)
             before = state_of(original)
@@ -229,30 +208,29 @@ class _Reconstructor:
             except CannotCompactError as e:
                 not_compacted = e.reason
             else:
-                return CopyRecord(
-                    recipe=recipe,
-                    sha256=made.sha256,
-                    copy=state_of(target),
-                    original=before,
-                    boot=self._boot,
-                    repacked=cubins,
-                    compaction=Compaction(
-                        size=made.size_after,
-                        load_segments=made.load_segments,
-                        notes=made.notes,
-                        kept=made.kept,
-                    ),
+                sha256, state = made.sha256, state_of(target)
+                compaction = Compaction(
+                    size=made.size_after,
+                    load_segments=made.load_segments,
+                    notes=made.notes,
+                    kept=made.kept,
                 )
-        edits = merge_edits(unused, trimmed)
-        facts = write_copy(plan.library, target, edits, self._stop.is_set)
-        return CopyRecord(
-            recipe=recipe,
-            sha256=facts.sha256,
-            copy=facts.copy,
-            original=facts.original,
-            boot=self._boot,
+        if compaction is None:
+            edits = merge_edits(unused, trimmed)
+            sha256, state, before = write_copy(plan.library, target, edits, self._stop.is_set)
+        return ReconstructedLibrary(
+            library=plan.library,
+            copy=os.fspath(target),
+            copy_sha256=sha256,
+            unused=unused.filled,
+            unused_bytes=size(unused.filled),
+            elements=len(unused.fills),
+            reused=False,
             repacked=cubins,
+            compaction=compaction,
             not_compacted=not_compacted,
+            copy_state=state,
+            original_state=before,
         )
 
     def _trim(self, planned: AnalyzedLibrary) -> tuple[Edits, tuple[RepackedCubin, ...]]:
@@ -276,22 +254,26 @@ class _Reconstructor:
             raise ReconstructError(f"{target}: leads to {real}; remove the link, or use {path}")
         return target
 
-    def _reusable(self, library: LibraryIdentity, target: Path, recipe: str) -> CopyRecord | None:
-        """The record of the copy at ``target`` if the copy is what would be written."""
+    def _reusable(
+        self, library: LibraryIdentity, target: Path, recipe: str
+    ) -> ReconstructedLibrary | None:
+        """The copy at ``target`` if it is what would be written."""
         known = self._known.get(library.path)
         if known is None or known.recipe != recipe:
             return None
-        same_boot = known.boot == self._boot
+        made, same_boot = known.library, known.boot == self._boot
         copy = _state(target)
-        if copy is None or copy.size != known.copy.size:
+        if copy is None or copy.size != made.copy_state.size:
             return None
-        unproved = not same_boot or copy != known.copy
-        if unproved and _sha256(target) != known.sha256:
+        unproved = not same_boot or copy != made.copy_state
+        if unproved and _sha256(target) != made.copy_sha256:
             return None
         original = _state(Path(library.path))
-        if not same_boot or original != known.original:
+        if not same_boot or original != made.original_state:
             original = check_digest(library)
-        return msgspec.structs.replace(known, copy=copy, original=original, boot=self._boot)
+        return msgspec.structs.replace(
+            made, library=library, reused=True, copy_state=copy, original_state=original
+        )
 
     def _remove_others(self, wanted: set[str]) -> None:
         """Remove the copies that the manifest names and this reconstruction doesn't."""

@@ -28,7 +28,7 @@ from pytest_negativa.tracing.gpu import gpu_names
 if TYPE_CHECKING:
     from pytest_negativa.analysis.analyze import Hooks
     from pytest_negativa.models.analysis import ReportContents
-    from pytest_negativa.models.code_files import OpenedFiles
+    from pytest_negativa.models.code_files import WatchedFiles
     from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.processes.code_files import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
@@ -72,7 +72,7 @@ class Reporter:
         # All tests and the hooks of other plugins at their end.
         self._is_over = False
         self._process = process_mark()
-        self._opened: OpenedFiles | None = None
+        self._opened: tuple[WatchedFiles, ...] | None = None
         # What the report was made from.
         self._reported: Usage | None = None
         self._failure: str | None = None

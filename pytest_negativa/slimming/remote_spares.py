@@ -74,10 +74,10 @@ def _push_one(tree: Tree, name: str, url: Url) -> SlimRow:
         spare = find_spare(tree.root / name)
         # The one that is here may be removed once it is there.
         check_pair(tree.root / name, spare)
-        sent = publish(spare.name, {spare.name: spare}, url / spare.name)
+        sent, _ = publish(spare.name, {spare.name: spare}, url / spare.name)
     except (NegativaError, OSError) as e:
         return _row(tree, name, SlimStatus.FAILED, str(e))
-    detail = "its spare was sent" if sent.sent else "its spare was there"
+    detail = "its spare was sent" if sent else "its spare was there"
     return _row(tree, name, SlimStatus.SOUND, detail)
 
 

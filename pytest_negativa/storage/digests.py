@@ -12,9 +12,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.base import Listing
 from pytest_negativa.models.trace import DIGESTS_VERSION, TracedLibrary
-from pytest_negativa.storage.records import load_if_there, write_record
+from pytest_negativa.storage.records import load_rows, write_rows
 from pytest_negativa.storage.runs import digests_in
 
 
@@ -29,8 +28,7 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     """
     what = "digests of libraries"
     remedy = "remove it, and trace again if libraries have changed since"
-    found = load_if_there(digests_in(folder), Listing[TracedLibrary], DIGESTS_VERSION, what, remedy)
-    libraries = () if found is None else found.rows
+    libraries = load_rows(digests_in(folder), TracedLibrary, DIGESTS_VERSION, what, remedy)
     return {replace(library, sha256=None): library for library in libraries}
 
 
@@ -40,6 +38,5 @@ def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:
     Raises:
         StoreError: the file can't be written.
     """
-    known = tuple(library for library in libraries if library.sha256 is not None)
-    record = Listing(format_version=DIGESTS_VERSION, rows=known)
-    write_record(digests_in(folder), record)
+    known = (library for library in libraries if library.sha256 is not None)
+    write_rows(digests_in(folder), known, DIGESTS_VERSION)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,25 +29,16 @@ _MAX_MANIFEST = 64 << 20
 _THREADS = 8
 
 
-class Sent(NamedTuple):
-    """What publishing a folder took; bytes.
-
-    Attributes:
-        sent: of files that were not there.
-        known: of files that were.
-    """
-
-    sent: int
-    known: int
-
-
-def publish(name: str, files: Mapping[str, Path], url: Url) -> Sent:
+def publish(name: str, files: Mapping[str, Path], url: Url) -> tuple[int, int]:
     """Send files, then the manifest that names them.
 
     Args:
         name: of the folder.
         files: by path below the folder.
         url: of the folder.
+
+    Returns:
+        Bytes of files that were sent, and of files that were there.
 
     Raises:
         StoreError: a file can't be read or sent.
@@ -63,7 +53,7 @@ def publish(name: str, files: Mapping[str, Path], url: Url) -> Sent:
         (url / _MANIFEST).write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     total = sum(file.size for file, _ in done)
     sent = sum(file.size for file, is_new in done if is_new)
-    return Sent(sent, total - sent)
+    return sent, total - sent
 
 
 def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool]:

@@ -5,6 +5,7 @@ The first key of each JSON file is ``format_version``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError, refusing
-from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.base import UNDECODABLE, Listing, Versioned
 from pytest_negativa.storage.atomic import write_atomically
 
 _T = TypeVar("_T")
@@ -42,11 +43,7 @@ def decode_hook(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
 
-class _Versioned(msgspec.Struct):
-    format_version: int
-
-
-_VERSION_DECODER = msgspec.json.Decoder(_Versioned)
+_VERSION_DECODER = msgspec.json.Decoder(Versioned)
 
 
 def decode_versioned(
@@ -73,7 +70,7 @@ def decode_versioned(
             )
         return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
     except (*UNDECODABLE, ValueError) as e:
-        raise StoreError(f"{origin}: not {what} of this release: {e}") from e
+        raise StoreError(f"{origin}: not {what} of this release: {e}; {remedy}") from e
 
 
 def read_own(path: Path) -> bytes:
@@ -99,6 +96,18 @@ def load_record(path: Path, kind: type[_T], version: int, what: str, remedy: str
 def load_if_there(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T | None:
     """As ``load_record``; None if there is no file."""
     return load_record(path, kind, version, what, remedy) if path.exists() else None
+
+
+def load_rows(path: Path, row: type[_T], version: int, what: str, remedy: str) -> tuple[_T, ...]:
+    """As ``load_record``: the rows of a ``Listing``; none if there is no file."""
+    listing = Listing[row]  # type: ignore[valid-type]
+    found = load_if_there(path, listing, version, what, remedy)
+    return () if found is None else found.rows
+
+
+def write_rows(path: Path, rows: Iterable[object], version: int, *, indent: int = 0) -> None:
+    """Write what ``load_rows`` reads; see ``write_record``."""
+    write_record(path, Listing(format_version=version, rows=tuple(rows)), indent=indent)
 
 
 def write_record(path: Path, record: object, *, indent: int = 0) -> None:

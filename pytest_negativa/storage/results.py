@@ -7,14 +7,11 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
-from pytest_negativa.models.base import UNDECODABLE, Listing
-from pytest_negativa.models.code_files import OPENED_VERSION, OpenedFiles
+from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
 from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
@@ -30,8 +27,9 @@ from pytest_negativa.storage.records import (
     decode_versioned,
     load_if_there,
     load_record,
-    read_own,
+    load_rows,
     write_record,
+    write_rows,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.urls import Url, read_input
@@ -39,12 +37,17 @@ from pytest_negativa.storage.urls import Url, read_input
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""
 
+_SPANS_VERSION = 2
+"""Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
+
+_HEALED_VERSION = 1
+"""Of ``healed.json`` and ``unhealed.json``. History: 1 is the first."""
+
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
 
 _PLAN_AGAIN = "plan again (negativa locate)"
-
-_T = TypeVar("_T")
+_REMOVE = "remove it, or trace again"
 
 
 def write_run(
@@ -95,6 +98,28 @@ def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
         ),
         "devices": [device.compute_capability for device in usage.devices],
         "run_ids": list(usage.run_ids),
+    }
+
+
+def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
+    """What Negativa-ML's ``spans/<library>.json`` holds (``so_path``, ``spans``), and what is new.
+
+    Spans with different reasons stay apart.
+    """
+    library = plan.library
+    return {
+        "format_version": _SPANS_VERSION,
+        "so_path": library.path,
+        "size": library.size,
+        "mtime_ns": library.mtime_ns,
+        "build_id": library.build_id,
+        "spans": [
+            {"start": decision.start, "end": decision.end, "reason": decision.reason}
+            for decision in plan.decisions
+            if not decision.kept and decision.size
+        ],
+        "sha256": library.sha256,
+        "used_kernels": plan.used_kernels,
     }
 
 
@@ -166,7 +191,7 @@ def _save_plan(run: Run, name: str, plan: LibraryPlan) -> None:
     write_record(run.plan_dir / name, plan)
     # Spans are of one file.
     if not plan.is_files:
-        write_record(run.spans_dir / name, plan.spans(), indent=1)
+        write_record(run.spans_dir / name, negativa_ml_spans(plan), indent=1)
 
 
 def _plan_files(run: Run) -> tuple[Path, ...]:
@@ -186,7 +211,8 @@ def load_healed(run: Run) -> tuple[NeededSpan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    return _load_rows(run.healed_file, NeededSpan, "not a list of healed spans")
+    what = "a list of healed spans"
+    return load_rows(run.healed_file, NeededSpan, _HEALED_VERSION, what, _REMOVE)
 
 
 def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]) -> None:
@@ -201,8 +227,8 @@ def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[Librar
     """
     path = run.unhealed_file
     if unhealed:
-        write_record(path, tuple(unhealed))
-    write_record(run.healed_file, tuple(dict.fromkeys(spans)), indent=1)
+        write_rows(path, unhealed, _HEALED_VERSION)
+    write_rows(run.healed_file, dict.fromkeys(spans), _HEALED_VERSION, indent=1)
     if not unhealed:
         remove_file(path)
 
@@ -213,37 +239,28 @@ def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    return _load_rows(run.unhealed_file, LibraryPlan, "not a list of plans")
+    what = "a list of plans"
+    return load_rows(run.unhealed_file, LibraryPlan, _HEALED_VERSION, what, _REMOVE)
 
 
-def _load_rows(path: Path, row: type[_T], problem: str) -> tuple[_T, ...]:
-    """The records of a file; none if there is no file."""
-    if not path.exists():
-        return ()
-    try:
-        return msgspec.json.decode(read_own(path), type=tuple[row, ...])  # type: ignore[valid-type]
-    except UNDECODABLE as e:
-        raise StoreError(f"{path}: {problem}: {e}; remove it, or trace again") from e
-
-
-def save_opened(run: Run, opened: OpenedFiles) -> None:
+def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
     """Write which files of distributions that are GPU code were opened; nothing if there are none.
 
     Raises:
         StoreError: it can't be written.
     """
-    if opened.distributions:
-        write_record(run.opened_file, opened)
+    if opened:
+        write_rows(run.opened_file, opened, OPENED_VERSION)
 
 
-def load_opened(run: Run) -> OpenedFiles | None:
-    """Which files of distributions that are GPU code were opened; None if nothing tells.
+def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
+    """Which files of distributions that are GPU code were opened; empty if nothing tells.
 
     Raises:
         StoreError: the file can't be read.
     """
     what = "a list of opened files"
-    return load_if_there(run.opened_file, OpenedFiles, OPENED_VERSION, what, "trace again")
+    return load_rows(run.opened_file, WatchedFiles, OPENED_VERSION, what, "trace again")
 
 
 def load_usage(run: Run) -> Usage | None:
@@ -291,14 +308,8 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     """
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
-    combined = load_if_there(
-        run.combined_tests_file,
-        Listing[TestResult],
-        COMBINED_TESTS_VERSION,
-        "tests",
-        "combine again",
-    )
-    return () if combined is None else combined.rows
+    path = run.combined_tests_file
+    return load_rows(path, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again")
 
 
 def combine_tests(run: Run, parts: Iterable[Run]) -> None:
@@ -308,8 +319,7 @@ def combine_tests(run: Run, parts: Iterable[Run]) -> None:
         StoreError: a file can't be read or written.
     """
     if tests := unite_tests(map(load_tests, parts)):
-        record = Listing(format_version=COMBINED_TESTS_VERSION, rows=tests)
-        write_record(run.combined_tests_file, record)
+        write_rows(run.combined_tests_file, tests, COMBINED_TESTS_VERSION)
 
 
 def load_verdict(run: Run) -> Verdict | None:

@@ -51,8 +51,6 @@ from pytest_negativa.storage.urls import Url, is_url
 if TYPE_CHECKING:
     from collections.abc import Set
 
-    from pytest_negativa.storage.published import Sent
-
 TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""
 
@@ -206,7 +204,7 @@ class Run:
             runs.repair_latest()
             shutil.rmtree(doomed)
 
-    def publish(self, url: Url) -> Sent:
+    def publish(self, url: Url) -> tuple[int, int]:
         """Send the run to a URL; see ``storage.published``.
 
         Raises:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError, refusing
-from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.base import UNDECODABLE, Versioned
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
     AnyTraceRecord,
@@ -223,13 +223,9 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-class _Versioned(msgspec.Struct):
-    format_version: int
-
-
 def _version(line: bytes) -> int | None:
     """The format version alone: the rest of another version's header may look any way."""
     try:
-        return msgspec.json.decode(line, type=_Versioned).format_version
+        return msgspec.json.decode(line, type=Versioned).format_version
     except UNDECODABLE:
         return None

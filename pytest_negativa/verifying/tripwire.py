@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from pytest_negativa.gpucode.elf import HostSegment, read_host_elf
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -134,16 +135,17 @@ def removed_spans(
     return union(spans)
 
 
-def holes_in(segments: Iterable[HostSegment], spans: Sequence[Span]) -> Iterator[Hole]:
+def holes_in(segments: Iterable[ProgramHeader], spans: Sequence[Span]) -> Iterator[Hole]:
     """The whole pages of the spans, by segment; none that the loader protects later."""
     segments = tuple(segments)
-    relro = union((s.vaddr, s.vaddr + s.memory_size) for s in segments if s.kind == "PT_GNU_RELRO")
+    relro = union((s.p_vaddr, s.p_vaddr + s.p_memsz) for s in segments if s.p_type == PT_GNU_RELRO)
     for segment in segments:
-        if segment.kind != "PT_LOAD":
+        if segment.p_type != PT_LOAD:
             continue
-        moved = segment.vaddr - segment.offset
-        own = intersection([(segment.offset, segment.offset + segment.file_size)], spans)
-        protection = _READ | _WRITE * segment.writable | _EXECUTE * segment.executable
+        moved = segment.p_vaddr - segment.p_offset
+        own = intersection([(segment.p_offset, segment.file_end)], spans)
+        flags = segment.p_flags
+        protection = _READ | _WRITE * bool(flags & PF_W) | _EXECUTE * bool(flags & PF_X)
         addresses = minus(((start + moved, end + moved) for start, end in own), relro)
         for start, end in within(addresses, PAGE_SIZE):
             yield Hole(start, end, start - moved, protection)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import local_functions, named_functions
@@ -253,10 +254,10 @@ def test_code_that_cannot_be_read(
     [load] = [
         s
         for s in space.segments
-        if s.kind == "PT_LOAD" and s.vaddr <= start < s.vaddr + s.file_size
+        if s.p_type == PT_LOAD and s.p_vaddr <= start < s.p_vaddr + s.p_filesz
     ]
     with path.open("r+b") as file:
-        file.seek(start - load.vaddr + load.offset)
+        file.seek(start - load.p_vaddr + load.p_offset)
         file.write(damage)
     fault.check(vex.reason(library="lib*", kernels=gone))
 

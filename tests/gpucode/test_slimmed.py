@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
-from pytest_negativa.gpucode.elf import HostSegment, read_host_elf
-from pytest_negativa.gpucode.elf_tables import SHT_SYMTAB, STT_FUNC, SYM
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import PT_LOAD, SHT_SYMTAB, STT_FUNC, SYM, ProgramHeader
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import is_slimmed
@@ -398,17 +398,8 @@ def symbol_of(image: bytearray, name: bytes) -> int:
     raise AssertionError(name)
 
 
-def load(vaddr: int, offset: int, file_size: int, memory_size: int) -> HostSegment:
-    return HostSegment(
-        kind="PT_LOAD",
-        offset=offset,
-        vaddr=vaddr,
-        file_size=file_size,
-        memory_size=memory_size,
-        alignment=4096,
-        writable=False,
-        executable=False,
-    )
+def load(vaddr: int, offset: int, file_size: int, memory_size: int) -> ProgramHeader:
+    return ProgramHeader(PT_LOAD, 0, offset, vaddr, 0, file_size, memory_size, 4096)
 
 
 class TestAddresses:

@@ -17,7 +17,6 @@ from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, string_at
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.source_lines import (
-    SourceLine,
     iter_function_lines,
     read_source_lines,
 )
@@ -25,7 +24,7 @@ from pytest_negativa.models.library import Scope
 from tests.support.libraries import BIN, TESTS
 
 KERNELS = "/tmp/pytest-negativa-fixtures/kernels.cu"
-LINES = {"scale": SourceLine(KERNELS, 2), "shift": SourceLine(KERNELS, 3)}
+LINES = {"scale": (KERNELS, 2), "shift": (KERNELS, 3)}
 
 
 @pytest.mark.parametrize("name", ["liblineinfo.so", "libdebug.so"])
@@ -53,10 +52,10 @@ CUBIN = (TESTS / "data" / "lines" / "lines.sm_90.cubin").read_bytes()
 def test_templates_and_inlined_functions() -> None:
     """A kernel that begins with inlined code of a header still has its own line."""
     assert dict(iter_function_lines(CUBIN)) == {
-        "_ZN1n3mulILi1EEEvPf": SourceLine(f"{FOLDER}/lines.cu", 6),
-        "_ZN1n3mulILi2EEEvPf": SourceLine(f"{FOLDER}/lines.cu", 6),
-        "_ZN1n5otherEPf": SourceLine(f"{FOLDER}/lines.cu", 9),
-        "plain": SourceLine(f"{FOLDER}/lines.cu", 17),
+        "_ZN1n3mulILi1EEEvPf": (f"{FOLDER}/lines.cu", 6),
+        "_ZN1n3mulILi2EEEvPf": (f"{FOLDER}/lines.cu", 6),
+        "_ZN1n5otherEPf": (f"{FOLDER}/lines.cu", 9),
+        "plain": (f"{FOLDER}/lines.cu", 17),
     }
 
 
@@ -68,7 +67,7 @@ def test_damaged_line_information_is_no_fault(data: st.DataObject) -> None:
         at = data.draw(st.integers(start, start + 0x140))
         damaged[at] = data.draw(st.integers(0, 255))
     for _name, line in iter_function_lines(bytes(damaged)):
-        assert line.line > 0
+        assert line[1] > 0
 
 
 def line_unit(folder: bytes, files: int) -> bytes:

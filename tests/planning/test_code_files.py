@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.code_files import combine_opened
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.code_files import OPENED_VERSION, OpenedFiles, WatchedFiles
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import LibraryStatus
@@ -169,12 +169,12 @@ def test_a_watch_that_lost_a_file_of_one_distribution_proves_the_others() -> Non
 
 def test_a_run_without_a_watch_may_need_all_files(tmp_path: Path) -> None:
     first, second, both = (Run(tmp_path / name) for name in ("first", "second", "both"))
-    seen = OpenedFiles(format_version=OPENED_VERSION, distributions=(WATCHED,))
+    seen = (WATCHED,)
     for run in first, second, both:
         run.make()
     save_opened(first, seen)
     combine_opened(both, [first, second])
-    assert load_opened(both) is None
+    assert not load_opened(both)
     save_opened(second, seen)
     combine_opened(both, [first, second])
     assert load_opened(both) == seen

@@ -17,6 +17,7 @@ from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
+from pytest_negativa.storage.results import negativa_ml_spans
 from tests.support.libraries import BIN
 from tests.support.usages import TEST, library_usage, usage_of
 
@@ -253,7 +254,7 @@ def test_missing_data_means_keep(
     assert reasons(found) == {reason.value: 21}
     assert found.unused_bytes == 0
     assert len(found.notes) == 1
-    assert found.spans().spans == ()
+    assert negativa_ml_spans(found)["spans"] == []
 
 
 def test_used_kernel_that_no_chosen_element_has_keeps_its_region(multiarch: LibraryMap) -> None:
@@ -352,10 +353,10 @@ def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
     used = library_usage(multiarch, {region.span.start: kernels_for(multiarch, region)})
     found = plan(multiarch, usage_of(used))
 
-    spans = found.spans()
+    spans = negativa_ml_spans(found)
 
-    assert spans.so_path == multiarch.library.path
-    assert [(s.start, s.end, s.reason.value) for s in spans.spans] == [
+    assert spans["so_path"] == multiarch.library.path
+    assert [(s["start"], s["end"], s["reason"]) for s in spans["spans"]] == [
         (d.start, d.end, d.reason) for d in found.decisions if not d.kept
     ]
-    assert len(spans.spans) == 20
+    assert len(spans["spans"]) == 20

@@ -23,7 +23,6 @@ from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryEr
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.rewriting.copies import (
-    CopyFacts,
     state_of,
     write_copy,
 )
@@ -62,9 +61,7 @@ def test_content(original: Path, target: Path, edits: Edits) -> None:
 
     expected = apply(before[0], edits)
     assert target.read_bytes() == expected
-    assert facts == CopyFacts(
-        sha256=hashlib.sha256(expected).hexdigest(), copy=state_of(target), original=before[1]
-    )
+    assert facts == (hashlib.sha256(expected).hexdigest(), state_of(target), before[1])
     assert (original.read_bytes(), state_of(original)) == before
     assert os.listdir(target.parent) == [target.name]
 

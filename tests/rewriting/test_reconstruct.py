@@ -219,7 +219,7 @@ class TestReuse:
         for path, record in noted["copies"].items():
             record["boot"] = "an earlier one"
             if path == first.libraries[0].library.path:
-                record["copy"] = msgspec.to_builtins(state_of(copy))
+                record["library"]["copy_state"] = msgspec.to_builtins(state_of(copy))
         manifest.write_text(json.dumps(noted))
         self.again(planned, first, {copy.name})
         self.test_only_states_are_read(planned, first, monkeypatch)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.published import Sent, fetch, load_manifest, publish
+from pytest_negativa.storage.published import fetch, load_manifest, publish
 from pytest_negativa.storage.urls import Url
 from tests.support.faults import PlantedFault
 from tests.support.stores import memory_url
@@ -60,9 +60,9 @@ def test_what_is_there_is_not_sent_again(
     files["e"] = files["a"].with_name("e")
     files["e"].write_text("more")
     # Of another folder in the same place.
-    assert publish("second", files, first.parent / "second") == Sent(sent=4, known=9)
+    assert publish("second", files, first.parent / "second") == (4, 9)
     monkeypatch.setattr(Url, "send", None)
-    assert publish("third", files, first.parent / "third") == Sent(sent=0, known=13)
+    assert publish("third", files, first.parent / "third") == (0, 13)
 
 
 def test_what_is_here_is_not_fetched_again(files: dict[str, Path], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_half_a_blob_is_sent_again(files: dict[str, Path], tmp_path: Path) -> No
     url = memory_url()
     publish("name", files, url)
     blob(url, "b/c").write(b"t")
-    assert publish("name", files, url) == Sent(sent=3, known=6)
+    assert publish("name", files, url) == (3, 6)
     assert fetched(url, tmp_path / "a")["b/c"] == "two"
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_changes_meanwhile_is_not_published(
     monkeypatch.undo()
     # Not even a blob is there, whose name might be wrong.
     path.write_text("one")
-    assert publish("name", {"a": path}, url) == Sent(sent=3, known=0)
+    assert publish("name", {"a": path}, url) == (3, 0)
     size = Url.size
 
     def look_and_grow(self: Url) -> int | None:

@@ -315,9 +315,9 @@ def test_what_healing_has_left(tmp_path: Path, run: Run) -> None:
     assert load_unhealed(run) == ()
     run.unhealed_file.write_text("[1]")
     run.healed_file.write_text("{")
-    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans: .*; remove it"):
+    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans of .*; remove it"):
         load_unhealed(run)
-    with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans: .*; remove"):
+    with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans of .*; remove"):
         load_healed(run)
 
 

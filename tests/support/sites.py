@@ -96,7 +96,7 @@ def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
         trimmed_code_bytes=sum(t.unused_size for t in plan.trimmed),
         left_bytes=plan.code_bytes - plan.unused_bytes,
         processes=1,
-        spans=tuple(Span(s.start, s.end) for s in plan.spans().spans),
+        spans=tuple(Span(d.start, d.end) for d in plan.decisions if not d.kept and d.size),
         trimmed={t.start: t.unused for t in plan.trimmed},
     )
 

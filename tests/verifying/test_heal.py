@@ -41,7 +41,7 @@ def test_need(library, start):
 def healed(project: VerifiedProject) -> dict[str, set[int]]:
     """Spans that the verdict, ``healed.json`` and the plans say were given back."""
     found: dict[str, set[int]] = {}
-    spans: list[Any] = json.loads((project.run_folder / "healed.json").read_text())
+    spans: list[Any] = json.loads((project.run_folder / "healed.json").read_text())["rows"]
     for span in spans:
         found.setdefault(Path(span["library"]).name, set()).add(span["start"])
     for library in LIBRARIES:
@@ -142,7 +142,7 @@ def test_a_limit_leaves_a_plan_that_is_proved_and_healing_goes_on(tmp_path: Path
     assert f"{kept} parts kept for now: the search for what is needed is not finished" in shown
     reasons = {d[4] for library in LIBRARIES for d in project.plan(library) if d[3] == "healed"}
     assert reasons == {"kept: the search for what is needed is not finished"}
-    spans = json.loads((project.run_folder / "healed.json").read_text())
+    spans = json.loads((project.run_folder / "healed.json").read_text())["rows"]
     assert {span["complete"] for span in spans} == {False}
     # Planning again keeps it all the same.
     project.negativa("locate", "--run", project.run_folder)
