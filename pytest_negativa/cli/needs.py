@@ -18,8 +18,8 @@ from pytest_negativa.cli.common import (
     run_of,
     settings_of,
     show,
-    warn_of_hooks,
 )
+from pytest_negativa.cli.plan_run import warn_of_hooks
 from pytest_negativa.cli.run_facts import recorded_tests, require_launches, usage_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, NeededLibrary, NeedList
