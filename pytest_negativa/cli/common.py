@@ -24,8 +24,7 @@ from pytest_negativa.installed.active import find_active
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.text import fit, print_warning, printable
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.settings.flags import pick_flags
-from pytest_negativa.settings.overlooked import find_variables
+from pytest_negativa.settings.flags import find_variables, pick_flags
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.records import encode_hook, utf8
 from pytest_negativa.storage.runs import Run, RunsFolder, run_at

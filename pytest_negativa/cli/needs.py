@@ -11,7 +11,7 @@ import click
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.code_files import watched_files
-from pytest_negativa.analysis.finish import write_results
+from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,

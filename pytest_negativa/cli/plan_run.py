@@ -14,7 +14,7 @@ from pytest_negativa.analysis.combine import (
     describe_parts,
     is_used_here,
 )
-from pytest_negativa.analysis.finish import killed_process, plan_run
+from pytest_negativa.analysis.report import killed_process, plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
     say_next,

@@ -45,7 +45,7 @@ def test_without_a_topic_it_is_the_help_of_the_command() -> None:
         text = CliRunner().invoke(main, [flag]).stdout
         assert text.startswith("Usage: ")
         assert "-h, --help [TOPIC]" in text
-    assert CliRunner().invoke(main, ["init", "-h"]).stdout.startswith("Usage: main init")
+    assert CliRunner().invoke(main, ["init", "--help"]).stdout.startswith("Usage: main init")
 
 
 def test_a_wrong_topic_has_a_hint() -> None:
