@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_negativa.analysis.finish import plan_run
+from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces

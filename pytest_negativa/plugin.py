@@ -24,9 +24,13 @@ from pytest_negativa.models.environment import (
     ROUND_VARIABLE,
     SESSION_VARIABLE,
 )
-from pytest_negativa.settings.flags import add_pytest_options, flag_without_effect, pick_flags
+from pytest_negativa.settings.flags import (
+    add_pytest_options,
+    find_variables,
+    flag_without_effect,
+    pick_flags,
+)
 from pytest_negativa.settings.options import BY_NAME
-from pytest_negativa.settings.overlooked import find_variables
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "

@@ -1,23 +1,46 @@
-"""An analysis to the ``RunReport`` that all renderers share."""
+"""The end of a run, and reports of runs that exist: usage or a run's folder to files and a report.
+
+``RunReport`` is what all renderers share.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import LIMIT_OPTIONS, library_candidates
-from pytest_negativa.analysis.baseline import BaselineComparison, compare_with_baseline, names_of
+from pytest_negativa.analysis.analyze import (
+    LIMIT_OPTIONS,
+    Hooks,
+    analyze,
+    library_candidates,
+    with_warning,
+)
+from pytest_negativa.analysis.baseline import (
+    BaselineComparison,
+    compare_with_baseline,
+    make_baseline,
+    names_of,
+)
+from pytest_negativa.errors import StoreError
+from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.hostcode.by_tests import functions_by_group
+from pytest_negativa.hostcode.gather import gather_by_test
 from pytest_negativa.installed.sites import Places, is_installed
-from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
+from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
-from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Usage
-from pytest_negativa.reporting.rows import library_row
+from pytest_negativa.models.settings import ReportFormat, Reports, Settings, SourceKind
+from pytest_negativa.models.trace import ImageUse, Usage
+from pytest_negativa.reporting.formats import render_to_files, render_to_screen
+from pytest_negativa.reporting.next_command import next_line
+from pytest_negativa.reporting.rows import library_row, proof_row
+from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.settings.globs import (
     LibraryNames,
     globs_of,
@@ -25,6 +48,206 @@ from pytest_negativa.settings.globs import (
     matches_library,
     unmatched_globs,
 )
+from pytest_negativa.storage.output import append_output, write_output
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_history,
+    load_opened,
+    load_page_verdict,
+    load_planned,
+    load_report,
+    load_tests,
+    load_usage,
+    load_verdict,
+    write_run,
+)
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.urls import Url
+
+_NOT_PLANNED = "nothing is planned from this run: {failure}"
+
+
+def plan_run(
+    usage: Usage,
+    settings: Settings,
+    run: Run,
+    *,
+    failure: str | None,
+    hooks: Hooks | None = None,
+    workers: Workers | None = None,
+    anew: bool = False,
+    appends: bool = True,
+    latest: bool = True,
+    on_done: Callable[[int, int], None] | None = None,
+) -> ReportContents:
+    """Analyze a run, write its files and reports, and return what there is to show.
+
+    Args:
+        run: the run.
+        failure: why no plans and spans are written; None if the run ended well.
+        hooks: what plugins contribute.
+        workers: who reads libraries; see ``map_libraries``.
+        anew, appends: see ``write_reports``.
+        latest: see ``write_run``.
+
+    Raises:
+        NegativaError: something could not be written.
+    """
+    if failure is not None:
+        run.mark_failed(failure)
+    analysis = analyze(
+        usage,
+        settings,
+        hooks,
+        healed=load_healed(run),
+        watched=load_opened(run),
+        workers=workers,
+        on_done=on_done,
+    )
+    if failure is not None:
+        analysis = with_warning(analysis, _NOT_PLANNED.format(failure=failure))
+    if (partial := run.partial_reason) is not None:
+        analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
+    report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
+    contents = ReportContents(report, analysis.libraries, analysis.usage)
+    write_reports(contents, settings.reports, run, anew=anew, appends=appends)
+    return contents
+
+
+def write_results(
+    run: Run,
+    analysis: Analysis,
+    settings: Settings,
+    *,
+    with_plans: bool = True,
+    latest: bool = True,
+    part: str | None = None,
+) -> RunReport:
+    """Write what was found into a run's folder, with its report.
+
+    Args:
+        with_plans, latest: see ``write_run``.
+        part: see ``RunReport``.
+
+    Raises:
+        StoreError: a file can't be written.
+    """
+    files = write_run(run, analysis, with_plans=with_plans, latest=latest)
+    report = build_report(
+        analysis,
+        settings,
+        run_id=run.run_id,
+        directory=path_for_people(run.folder),
+        files=(*files, run.report_file.name),
+        part=part,
+    )
+    write_record(run.report_file, report, indent=1)
+    return report
+
+
+def write_reports(
+    contents: ReportContents,
+    options: Reports,
+    run: Run,
+    *,
+    anew: bool = False,
+    appends: bool = True,
+) -> None:
+    """Write the reports that are files.
+
+    Args:
+        contents: what they show.
+        options: which ones.
+        run: the run, whose tests and forerunners a page shows.
+        anew: they were written before. Devices, pipes and files that reports are appended to have
+            had theirs.
+        appends: whether to write reports that go to the end of a file.
+
+    Raises:
+        StoreError: one can't be written.
+    """
+    if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
+        contents = dataclasses.replace(
+            contents,
+            tests=load_tests(run),
+            history=load_history(run),
+            next_command=next_line(run).removeprefix("Next: "),
+        )
+        if (pages := gather_by_test(run)) is not None:
+            contents = dataclasses.replace(
+                contents,
+                host=pages.usage,
+                functions=functions_by_group(pages.by_test, lambda test: (test,)),
+                host_verdict=load_page_verdict(run),
+            )
+    if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
+        if not contents.libraries:
+            raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
+        baseline = make_baseline(run.run_id, contents.libraries)
+        contents = dataclasses.replace(contents, baseline=baseline)
+    for file in render_to_files(contents, options):
+        if file.is_appended:
+            if appends and not anew:
+                append_output(file.path, file.make)
+        elif not anew or _can_be_replaced(file.path):
+            write_output(file.path, file.make(0))
+
+
+def _can_be_replaced(path: Path | Url) -> bool:
+    return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
+
+
+def killed_process(usage: Usage) -> str | None:
+    """Why a run failed that a signal ended; None if each process ended by itself.
+
+    A test may kill a child process, so the children of the session don't count.
+    """
+    for process in usage.processes:
+        if not process.ended and process.header.role.runs_tests:
+            return f"process {process.header.pid} did not end by itself"
+    return None
+
+
+def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
+    """What the complete trace has, and the trace of the report had not."""
+    known = _describe_uses(reported)
+    return tuple(text for use, text in _describe_uses(complete).items() if use not in known)
+
+
+def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
+    """All uses: in words, by what they are."""
+    images: list[tuple[str, object, ImageUse]] = [
+        (library.library.path, (library.library.path, image.offset), image)
+        for library in usage.libraries
+        for image in library.images
+    ]
+    images += [("memory", i.sha256, i) for i in (*usage.memory_images, *usage.compiled)]
+    uses: dict[tuple[object, ...], str] = {
+        (
+            "device",
+            device.compute_capability,
+        ): f"a GPU of compute capability {device.compute_capability}"
+        for device in usage.devices
+    }
+    uses |= {
+        (library.library.path, image.offset, "prelinked", offset): f"code in {library.library.path}"
+        for library in usage.libraries
+        for image in library.images
+        for offset in image.prelinked
+    }
+    for name, place, image in images:
+        if image.whole:
+            uses[place, "image"] = f"code in {name}"
+        for kernel, first in image.kernels.items():
+            uses[place, "kernel", kernel] = f"kernel {kernel} ({usage.context_of(first)})"
+        for data in image.data:
+            uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
+        for call in image.enumerated_by:
+            uses[place, "call", call] = f"all code of an image in {name} ({call})"
+    uses.update({("incomplete", warning.text): warning.text for warning in usage.incomplete})
+    return uses
+
 
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.
 _OF_KERNELS = (
@@ -182,3 +405,99 @@ def _limits_of_nothing(
         globs = globs_of(settings, option)
         matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
         yield from unmatched_globs(settings, option, matched, library_candidates(names))
+
+
+_NO_PLAN = "the limits can't be checked: this run has no plan"
+
+
+def load_contents(run: Run) -> ReportContents:
+    """What the reports of a run show. Rows are of the plans, which healing may have changed.
+
+    Raises:
+        StoreError: the run isn't located yet, has no trace of GPU code, or one of its files can't
+            be read.
+    """
+    run.require_gpu_trace()
+    report = load_report(run)
+    verdict = load_verdict(run)
+    report = replace(
+        report,
+        directory=path_for_people(run.folder),
+        proof=None if verdict is None else proof_row(verdict),
+    )
+    if (usage := load_usage(run)) is None:
+        raise StoreError(f"{run.usage_file}: not found; make it with {run.locate_command}")
+    if (reason := run.incomplete_reason) is not None:
+        text = f"this run's plans may lack code that was used after the report: {reason}"
+        return ReportContents(replace(report, warnings=(*report.warnings, text)), (), usage)
+    if not run.plan_files():
+        return ReportContents(report, (), usage)
+    covered = {one.path: one for one in report.coverage}
+    planned = tuple(
+        dataclasses.replace(one, coverage=covered.get(one.plan.library.path))
+        for one in load_planned(run)
+    )
+    known = {row.path: row for row in report.libraries}
+    rows = tuple(with_owner(row, known.get(row.path, row)) for row in rows_of(planned))
+    return ReportContents(replace(report, libraries=rows), planned, usage)
+
+
+def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
+    """The same, with the limits of these settings in the place of those that the run was made with.
+
+    Without any limit, the crossed limits stay as the run has them. Without a plan, the run crosses
+    each limit, for nothing can be compared with it.
+    """
+    if not settings.has_limits:
+        return contents
+    if contents.report.libraries and not contents.libraries:
+        crossed = (*contents.report.crossed, _NO_PLAN)
+        return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
+    places = Places()
+    libraries = []
+    for one in contents.libraries:
+        named = dataclasses.replace(one, distribution=places.of(one.plan.library.path).distribution)
+        limit = limit_of(settings.coverage.fail_under.libraries, names_of(named))
+        covered = None if one.coverage is None else replace(one.coverage, limit=limit)
+        if limit is not None and covered is None:
+            raise StoreError(
+                f"coverage.fail_under: the run has no coverage of "
+                f"{one.plan.library.path}; plan it again with negativa locate"
+            )
+        libraries.append(dataclasses.replace(named, coverage=covered))
+    report = contents.report
+    checked = check_limits(settings, contents.usage, libraries, unchecked=report.unchecked)
+    warnings = tuple(text for text in report.warnings if text not in checked.crossed)
+    report = replace(report, crossed=checked.crossed, compared=checked.lines, warnings=warnings)
+    return dataclasses.replace(contents, report=report)
+
+
+def crossed_limits(run: Run, settings: Settings) -> tuple[str, ...]:
+    """The limits of the settings that a planned run crosses, a sentence each.
+
+    Raises:
+        StoreError: the run can't be read.
+    """
+    return with_limits(load_contents(run), settings).report.crossed if settings.has_limits else ()
+
+
+def report_verified(run: Run, settings: Settings) -> None:
+    """Make the reports of a run that was verified, with the verdict.
+
+    A report goes to the screen only if a flag asks for it. A session that traced the run has
+    printed it before.
+
+    Raises:
+        StoreError: the run can't be read, or a report can't be written.
+    """
+    options = settings.reports
+    is_asked = settings.sources["reports.formats"].kind is SourceKind.FLAG
+    prints = is_asked and not settings.enabled
+    if not run.report_file.exists() or not (prints or any(w.path for w in options.formats)):
+        return
+    contents = with_limits(load_contents(run), settings)
+    write_reports(contents, options, run)
+    if prints:
+        for paragraph in render_to_screen(contents, options):
+            sys.stdout.write(f"{paragraph}\n\n")
+        sys.stdout.flush()

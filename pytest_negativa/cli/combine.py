@@ -23,9 +23,8 @@ from pytest_negativa.analysis.combine import (
 from pytest_negativa.cli.common import (
     EXECUTOR,
     settings_of,
-    warn_of_hooks,
 )
-from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report
+from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.models.settings import FailureMode, Settings

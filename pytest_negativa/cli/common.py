@@ -1,35 +1,36 @@
-"""What several commands of ``negativa`` share: options, settings, the run, exit statuses."""
+"""What several commands of ``negativa`` share: options, settings, the run, what they print."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import msgspec
 
-from pytest_negativa.errors import OptionError, Stopped, StoreError
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.cli.exits import EXIT_FAILED as EXIT_FAILED
+from pytest_negativa.cli.exits import interruptible as interruptible
+from pytest_negativa.devices import parse_archs
+from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
+from pytest_negativa.images.containers import count_archives
+from pytest_negativa.installed.active import find_active
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.reporting.text import fit, print_warning, printable
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.settings.flags import find_variables, pick_flags
+from pytest_negativa.settings.resolve import load_settings
+from pytest_negativa.storage.records import encode_hook, utf8
+from pytest_negativa.storage.runs import Run, RunsFolder, run_at
 from pytest_negativa.storage.urls import Url, is_url
 
-if TYPE_CHECKING:
-    from pytest_negativa.arch import ComputeCapability
-    from pytest_negativa.gpucode.workers import Workers
-    from pytest_negativa.models.plan import LibraryPlan
-    from pytest_negativa.models.settings import Settings
-    from pytest_negativa.storage.runs import Run, RunsFolder
-
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-EXIT_FAILED = 1
-"""A file could not be read or written, or the answer is no."""
-
-EXIT_USAGE = 2
-"""Wrong usage; click's own, too."""
 
 
 COMMAND = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -54,33 +55,32 @@ JOBS = click.option(
 )
 
 
-def _check_executor(ctx: click.Context, param: click.Parameter, given: str | None) -> str | None:
-    if given is None:
-        return None
-    from pytest_negativa.gpucode.workers import DaskCluster
-    from pytest_negativa.reporting.text import print_warning
+def parsed(read: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A callback that reads the value of an option; an ``OptionError`` is one of its usage."""
 
-    try:
-        DaskCluster(given, print_warning)
-    except OptionError as e:
-        raise click.BadParameter(str(e), ctx, param) from None
+    def callback(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        try:
+            return None if given is None else read(given)
+        except OptionError as e:
+            raise click.BadParameter(str(e), ctx, param) from None
+
+    return callback
+
+
+def _executor(given: str) -> str:
+    DaskCluster(given, print_warning)
     return given
 
 
-def workers_for(
-    executor: str | None, jobs: int | None = None
-) -> contextlib.AbstractContextManager[Workers]:
+def workers_for(executor: str | None, jobs: int | None = None) -> AbstractContextManager[Workers]:
     """Who reads libraries, by ``--executor`` and ``--jobs``."""
-    from pytest_negativa.gpucode.workers import open_workers
-    from pytest_negativa.reporting.text import print_warning
-
     return open_workers(executor, jobs, warn=print_warning)
 
 
 EXECUTOR = click.option(
     "--executor",
     metavar="URL",
-    callback=_check_executor,
+    callback=parsed(_executor),
     help="Read the libraries on a Dask cluster: dask://HOST:PORT.",
 )
 MATCH = click.option(
@@ -119,17 +119,8 @@ def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _C
         help_text: a sentence for ``--help``.
     """
     return click.option(
-        flag, name, metavar=ARCH_LIST, multiple=True, help=help_text, callback=_parse_archs
+        flag, name, metavar=ARCH_LIST, multiple=True, help=help_text, callback=parsed(parse_devices)
     )
-
-
-def _parse_archs(
-    ctx: click.Context, param: click.Parameter, given: Sequence[str]
-) -> tuple[ComputeCapability, ...]:
-    try:
-        return parse_devices(given)
-    except OptionError as e:
-        raise click.BadParameter(str(e), ctx, param) from None
 
 
 def parse_devices(
@@ -140,18 +131,12 @@ def parse_devices(
     Raises:
         OptionError: see there.
     """
-    from pytest_negativa.arch import ComputeCapability
-    from pytest_negativa.devices import parse_archs
-
     archs = parse_archs(given, also_unknown=also_unknown)
     return tuple(sorted({ComputeCapability(arch.major, arch.minor) for arch in archs}))
 
 
 def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
     """Print variables of the environment for a shell, or as a JSON object."""
-    import json
-    import shlex
-
     if as_json:
         click.echo(json.dumps(variables, indent=1))
         return
@@ -161,10 +146,6 @@ def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
 
 def encode_json(record: object) -> bytes:
     """A record as ``--json`` prints it, with escapes in paths that are not UTF-8."""
-    import msgspec
-
-    from pytest_negativa.storage.records import encode_hook
-
     try:
         data = msgspec.json.encode(record, enc_hook=encode_hook)
     except UnicodeEncodeError:
@@ -174,7 +155,6 @@ def encode_json(record: object) -> bytes:
 
 
 def _escaped(value: Any) -> Any:
-    from pytest_negativa.storage.records import utf8
 
     if isinstance(value, dict):
         return {_escaped(key): _escaped(one) for key, one in value.items()}
@@ -189,11 +169,6 @@ def settings_of(flags: Mapping[str, Any] | None = None) -> Settings:
     Raises:
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.settings.flags import pick_flags
-    from pytest_negativa.settings.overlooked import find_variables
-    from pytest_negativa.settings.resolve import load_settings
-
     here = Path.cwd()
     for warning in find_variables(os.environ):
         print_warning(warning)
@@ -209,15 +184,11 @@ def run_of(settings: Settings) -> Run:
         OptionError: there is no such run.
         StoreError: it can't be fetched.
     """
-    from pytest_negativa.storage.runs import run_at
-
     return run_at(runs_of(settings).find(settings.run).folder)
 
 
 def runs_of(settings: Settings) -> RunsFolder:
     """The folder of all runs."""
-    from pytest_negativa.storage.runs import RunsFolder
-
     return RunsFolder(Path(settings.directory))
 
 
@@ -230,9 +201,6 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
     Raises:
         OptionError: there is none.
     """
-    from pytest_negativa.installed.active import find_active
-    from pytest_negativa.reporting.text import printable
-
     folders, named_by = find_active(os.environ, Path.cwd(), or_own=or_own)
     listed = printable(", ".join(map(str, folders)))
     click.echo(f"negativa: {listed} ({named_by})", err=True)
@@ -241,25 +209,26 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
 
 def show(text: str) -> None:
     """Print text for people, in the width of the terminal."""
-    from pytest_negativa.reporting.text import fit
-
     click.echo(fit(text))
+
+
+def answer(record: object, paragraphs: Iterable[str], *, as_json: bool) -> None:
+    """Print a record: as JSON, or in paragraphs for people."""
+    if as_json:
+        click.echo(encode_json(record), nl=False)
+    else:
+        show("\n\n".join(paragraphs))
 
 
 def say_next(after: Run | str) -> None:
     """End a report with the next command, on standard error: no part of what a pipe reads."""
     from pytest_negativa.reporting.next_command import next_line
-    from pytest_negativa.reporting.text import printable
 
     click.echo(printable(next_line(after)), err=True)
 
 
 def note_unopened(folder: Path) -> None:
     """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
-    from pytest_negativa.images.containers import count_archives
-    from pytest_negativa.reporting.text import printable
-    from pytest_negativa.reporting.units import format_items
-
     if count := count_archives(folder):
         were = format_items(count, "archive was", "archives were")
         note = f"{printable(str(folder))}: {were} not opened: name them"
@@ -272,60 +241,7 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
     Args:
         status: that of the command without its limits.
     """
-    from pytest_negativa.reporting.text import printable
-
     for limit in crossed:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
-
-
-def warn_of_hooks(runs: Sequence[Run]) -> None:
-    """Warn if a plan of the runs kept code for a hook, which no command calls."""
-    from pytest_negativa.models.plan import KeepReason
-    from pytest_negativa.reporting.text import print_warning
-    from pytest_negativa.reporting.units import format_items
-    from pytest_negativa.storage.results import load_plans
-
-    for run in runs:
-        plans: tuple[LibraryPlan, ...] = ()
-        # None are there yet, or an earlier release wrote them.
-        with contextlib.suppress(StoreError):
-            plans = load_plans(run)
-        kept = sum(d.reason == KeepReason.HOOK.value for plan in plans for d in plan.decisions)
-        if kept:
-            print_warning(
-                f"{run}: its plan kept {format_items(kept, 'element', 'elements')} for the hook "
-                "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
-                "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
-            )
-
-
-@contextlib.contextmanager
-def interruptible(state: str | None = None) -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon: one line, and status 128 + N.
-
-    Args:
-        state: how things are then, for the line. The process then ends at once, although threads
-            may still be in a library. None: as Python ends it.
-    """
-    # nohup has SIGHUP ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, _stop)
-    try:
-        yield
-    except KeyboardInterrupt as e:
-        click.echo(f"negativa: interrupted{f': {state}' if state else ''}", err=True)
-        status = 128 + (e.number if isinstance(e, Stopped) else signal.SIGINT)
-        if state is None:
-            sys.exit(status)
-        sys.stdout.flush()
-        os._exit(status)
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _stop(number: int, _frame: object) -> None:
-    raise Stopped(number)

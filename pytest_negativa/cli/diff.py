@@ -13,10 +13,9 @@ from pytest_negativa.analysis.snapshots import load_snapshot
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     MATCH,
+    answer,
     as_json_option,
-    encode_json,
     settings_of,
-    show,
 )
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
@@ -114,12 +113,9 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    if as_json:
-        click.echo(encode_json(difference), nl=False)
-    else:
-        show("\n\n".join(render_difference(difference, shown_as, top)))
-        if globs and not difference.kernels:
-            click.echo(f"\n0 of {changed:,} changed kernels match")
+    answer(difference, render_difference(difference, shown_as, top), as_json=as_json)
+    if globs and not difference.kernels and not as_json:
+        click.echo(f"\n0 of {changed:,} changed kernels match")
     if unread:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -133,11 +129,8 @@ def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_jso
             f"{glob!r} is no library of the history; it has {', '.join(names) or 'none'}",
             param_hint="--library",
         )
-    if as_json:
-        listing = Listing(format_version=LISTING_VERSION, rows=_only(glob, points))
-        click.echo(encode_json(listing), nl=False)
-    else:
-        show("\n\n".join(render_history(points, glob)))
+    listing = Listing(format_version=LISTING_VERSION, rows=_only(glob, points))
+    answer(listing, render_history(points, glob), as_json=as_json)
 
 
 def _only(glob: str | None, points: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:

@@ -1,4 +1,4 @@
-"""The command that prints pages of the documentation: help."""
+"""Pages of the documentation, for ``negativa --help TOPIC``."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ _COMMENT = re.compile(r"<!--.*?-->\n", re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\((?:[\w./-]*/)?([\w-]+)\.md[^)]*\)")
 
 
-@click.command()
-@click.argument("topic", required=False)
-def help(topic: str | None) -> None:
-    """Print a page of the documentation.
+def show_page(topic: str) -> None:
+    """Print a page, or the list of the pages for the topic ``topics``.
 
-    Without TOPIC, list the topics. For the options of a command: negativa COMMAND --help.
+    Raises:
+        click.BadParameter: there is no such page.
     """
     pages = {path.stem: path.read_text("utf-8") for path in _pages()}
-    if topic is None:
+    if topic == "topics":
         width = max(map(len, pages))
         titles = ((name, text.partition("\n")[0].lstrip("# ")) for name, text in pages.items())
         click.echo("\n".join(f"{name:{width}}  {title}" for name, title in titles))
     elif topic in pages:
         text = _LINK.sub(
-            lambda link: f"{link[1]} (negativa help {link[2]})" if link[2] in pages else link[1],
+            lambda link: f"{link[1]} (negativa --help {link[2]})" if link[2] in pages else link[1],
             _COMMENT.sub("", pages[topic]),
         )
         click.echo_via_pager(text)
     else:
         hint = did_you_mean(topic, pages)
         raise click.BadParameter(
-            f"no page {topic!r}{hint}; negativa help lists the pages", param_hint="TOPIC"
+            f"no page {topic!r}{hint}; negativa --help topics lists the pages", param_hint="--help"
         )
 
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from pytest_negativa.analysis.arch_gates import (
+    missing_archs,
+    other_code,
+    too_much_code,
+    too_much_dead,
+)
+from pytest_negativa.analysis.inspect import (
+    InspectionRequest,
+    JsonTexts,
+    errors_of,
+    inspect_libraries,
+    render_json,
+    render_text,
+)
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     EXECUTOR,
     EXIT_FAILED,
@@ -22,31 +35,20 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     note_unopened,
+    parsed,
     say_next,
     settings_of,
     show,
     workers_for,
 )
 from pytest_negativa.cli.packages import show_packages
-from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode.cache import open_cache
+from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.urls import Url
 
-if TYPE_CHECKING:
-    from pytest_negativa.arch import ComputeCapability
-
-
 _ROWS = 20
-
-
-def _parse_limit(
-    read: Callable[[str], float], ctx: click.Context, param: click.Parameter, given: str | None
-) -> float | None:
-    try:
-        return None if given is None else read(given)
-    except OptionError as e:
-        raise click.BadParameter(str(e), ctx, param) from None
 
 
 @click.command()
@@ -61,7 +63,7 @@ def _parse_limit(
 @click.option(
     "--max-dead",
     metavar="PERCENT",
-    callback=partial(_parse_limit, read_percent),
+    callback=parsed(read_percent),
     help="Fail (exit 1) if more of a distribution is so (with --dead).",
 )
 @arch_option(
@@ -72,7 +74,7 @@ def _parse_limit(
 @click.option(
     "--max-size",
     metavar="SIZE",
-    callback=partial(_parse_limit, read_size),
+    callback=parsed(read_size),
     help="Fail (exit 1) if a PATH holds more GPU code than this (500 MB).",
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
@@ -185,22 +187,6 @@ def inspect(
         raise click.UsageError(
             "--match and --demangle go with --kernels; --top with --kernels or --packages"
         )
-    from pytest_negativa.analysis.arch_gates import (
-        missing_archs,
-        other_code,
-        too_much_code,
-        too_much_dead,
-    )
-    from pytest_negativa.analysis.inspect import (
-        InspectionRequest,
-        JsonTexts,
-        errors_of,
-        inspect_libraries,
-        render_json,
-        render_text,
-    )
-    from pytest_negativa.reporting.progress import ByteProgress
-
     request = InspectionRequest(
         arguments=libraries,
         devices=devices,
@@ -214,11 +200,7 @@ def inspect(
         required=required,
         dead=dead,
     )
-    cache = None
-    if not no_cache:
-        from pytest_negativa.gpucode.cache import open_cache
-
-        cache = open_cache(settings_of().cache)
+    cache = None if no_cache else open_cache(settings_of().cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         if as_json:
             texts = click.get_current_context().with_resource(JsonTexts(request))

@@ -10,9 +10,8 @@ from pytest_negativa.cli.common import (
     EXECUTOR,
     run_of,
     settings_of,
-    warn_of_hooks,
 )
-from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report
+from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.settings.flags import click_options
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
-from pytest_negativa.cli.common import EXIT_FAILED, EXIT_USAGE, interruptible
+from pytest_negativa.cli.exits import EXIT_FAILED, EXIT_USAGE, interruptible
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
 from pytest_negativa.settings.flags import click_options
 
@@ -49,7 +49,6 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     },
     "More": {
-        "help": ("help", "Print a page of the documentation."),
         "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
         "push": ("stores", "Send a run to a URL, or the spares of slimmed libraries."),
@@ -68,6 +67,19 @@ _COMMANDS = {name: row for commands in _GROUPS.values() for name, row in command
 
 class _Group(click.Group):
     """A group that imports a command when it runs."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option:
+        """``--help`` with a topic prints a page of the documentation."""
+        return click.Option(
+            ["-h", "--help"],
+            is_flag=False,
+            flag_value="",
+            metavar="[TOPIC]",
+            is_eager=True,
+            expose_value=False,
+            callback=_show_help,
+            help='Show this, or a page of the documentation; "topics" lists the pages.',
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -91,8 +103,8 @@ class _Group(click.Group):
         word = args[0]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            # Below that, "heal" is like "help".
-            hint = did_you_mean(word, _COMMANDS, at_least=0.8)
+            # Below that, "heal" is like "--help".
+            hint = did_you_mean(word, (*_COMMANDS, "--help"), at_least=0.8)
             ctx.fail(f"No such command {word!r}{hint or '.'}")
         return super().resolve_command(ctx, args)
 
@@ -123,6 +135,16 @@ class _Group(click.Group):
             else:
                 print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
+
+
+def _show_help(ctx: click.Context, _param: click.Parameter, topic: str | None) -> None:
+    if topic is None or ctx.resilient_parsing:
+        return
+    if topic:
+        import_module("pytest_negativa.cli.help").show_page(topic)
+    else:
+        click.echo(ctx.get_help())
+    ctx.exit()
 
 
 # Of click 8.2 or later: no word at all asks for help.

@@ -12,11 +12,10 @@ from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.common import (
     FOLDER,
     active_paths,
+    answer,
     as_json_option,
-    encode_json,
     print_variables,
     settings_of,
-    show,
 )
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
 from pytest_negativa.processes.page_watch import misses_environment
@@ -89,10 +88,7 @@ def misses(
     folders = folders or active_paths()
     with ByteProgress("reading logs and libraries"):
         report = report_misses(read_misses(places), folders)
-    if as_json:
-        click.echo(encode_json(report), nl=False)
-    else:
-        show("\n\n".join(render_misses(report.rows, top=settings.reports.top)))
+    answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json)
 
 
 def _default_logs() -> tuple[Path, ...]:

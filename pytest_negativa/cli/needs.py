@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.finish import write_results
+from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
     as_json_option,
     encode_json,
     run_of,
     settings_of,
     show,
-    warn_of_hooks,
 )
+from pytest_negativa.cli.plan_run import warn_of_hooks
 from pytest_negativa.cli.run_facts import recorded_tests, require_launches, usage_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, NeededLibrary, NeedList

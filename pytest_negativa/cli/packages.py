@@ -9,11 +9,10 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
-    encode_json,
+    answer,
     note_unopened,
     runs_of,
     settings_of,
-    show,
     workers_for,
 )
 from pytest_negativa.gpucode.cache import open_cache
@@ -58,10 +57,7 @@ def show_packages(
             workers,
             progress.update,
         )
-    if as_json:
-        click.echo(encode_json(report), nl=False)
-    else:
-        show("\n\n".join(render_image_report(report, top)))
+    answer(report, render_image_report(report, top), as_json=as_json)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
     for error in report.unreadable[:_MOST_ERRORS]:

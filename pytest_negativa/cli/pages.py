@@ -9,8 +9,8 @@ import click
 from msgspec.structs import replace
 
 from pytest_negativa.cli.common import (
+    answer,
     as_json_option,
-    encode_json,
     run_of,
     runs_of,
     settings_of,
@@ -54,10 +54,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         show(_compare({one.run_id: require_usage(one) for one in named}))
         return
     report = replace(summarize(usage), variants=list_variants(usage))
-    if as_json:
-        click.echo(encode_json(report), nl=False)
-    else:
-        show("\n\n".join(render_host_report(report, top=settings.reports.top)))
+    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json)
 
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:

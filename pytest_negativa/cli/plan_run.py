@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -13,19 +14,21 @@ from pytest_negativa.analysis.combine import (
     describe_parts,
     is_used_here,
 )
-from pytest_negativa.analysis.finish import killed_process, plan_run
+from pytest_negativa.analysis.report import killed_process, plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
     say_next,
     workers_for,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import ByteProgress
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.storage.results import save_healed
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.storage.results import load_plans, save_healed
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_when_ended
 
@@ -90,3 +93,19 @@ def plan_and_report(
     fail_for_limits(contents.report.crossed, status or int(failure is not None))
     if failure is not None and not status:
         raise StoreError(run.why_unplanned())
+
+
+def warn_of_hooks(runs: Sequence[Run]) -> None:
+    """Warn if a plan of the runs kept code for a hook, which no command calls."""
+    for run in runs:
+        plans: tuple[LibraryPlan, ...] = ()
+        # None are there yet, or an earlier release wrote them.
+        with contextlib.suppress(StoreError):
+            plans = load_plans(run)
+        kept = sum(d.reason == KeepReason.HOOK.value for plan in plans for d in plan.decisions)
+        if kept:
+            print_warning(
+                f"{run}: its plan kept {format_items(kept, 'element', 'elements')} for the hook "
+                "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
+                "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
+            )

@@ -7,16 +7,14 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.finish import write_reports
-from pytest_negativa.analysis.reported import load_contents, with_limits
+from pytest_negativa.analysis.report import load_contents, with_limits, write_reports
 from pytest_negativa.cli.common import fail_for_limits, run_of, runs_of, say_next, settings_of
 from pytest_negativa.errors import did_you_mean
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
     BY_NAME,
-    REPORT_FILES,
-    REPORT_SCREENS,
+    REPORT_FORMATS,
 )
 from pytest_negativa.storage.urls import is_url
 
@@ -31,7 +29,6 @@ LIMITS = (
 """The options that fail a command for what a run found."""
 
 _FORMATS = BY_NAME["reports.formats"]
-_TYPES = (*REPORT_SCREENS, *REPORT_FILES)
 
 
 @click.command()
@@ -63,7 +60,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
         flags[_FORMATS.dest] = types
     settings = settings_of(flags)
     if named:
-        near = did_you_mean(named[0], _TYPES)
+        near = did_you_mean(named[0], REPORT_FORMATS)
         run = runs_of(settings).find(named[0], f", and no such type of report{near}")
     else:
         run = run_of(settings)
@@ -81,4 +78,4 @@ def _is_type(word: str) -> bool:
         return False
     name = word.partition(":")[0]
     # A wrong type is no run, unless there is such a folder.
-    return name in _TYPES or (":" in word and not Path(word).exists())
+    return name in REPORT_FORMATS or (":" in word and not Path(word).exists())

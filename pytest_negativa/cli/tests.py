@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
 from pytest_negativa.cli.common import (
+    answer,
     as_json_option,
-    encode_json,
     run_of,
     settings_of,
     show,
@@ -42,6 +43,8 @@ from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import matches
 from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import Run
+
+_T = TypeVar("_T")
 
 # Markers of pytest's own: they say how tests run, not what they test.
 _BUILT_IN_MARKERS = frozenset(
@@ -93,21 +96,14 @@ def tests(
         pairs = _compare(run, groups, glob)
         if not pairs:
             raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
-        if as_json:
-            _print_json(run, tuple(pairs), similar)
-            return
-        shown = pairs[: top or None]
-        show(similarity_table(similar, shown))
-        _tell_rest(len(pairs) - len(shown), "rows")
+        table = _first(pairs, top, partial(similarity_table, similar), "rows")
+        answer(_listing(run, tuple(pairs), similar), table, as_json=as_json)
         return
     usage = usage_of(run)
     listed = _list_tests(run, usage, glob, test_glob)
+    answer(_listing(run, listed), _first(listed, top, render_tests, "tests"), as_json=as_json)
     if as_json:
-        _print_json(run, listed)
         return
-    first = listed[: top or None]
-    show(render_tests(first))
-    _tell_rest(len(listed) - len(first), "tests")
     if not usage.launches:
         how = how_to_trace(usage, "launch")
         show(f"A test is listed with the kernels that it looked up first; {how} for all.")
@@ -120,9 +116,17 @@ def tests(
         )
 
 
-def _print_json(run: Run, rows: tuple[object, ...], listed: str | None = None) -> None:
-    listing = Listing(format_version=LISTING_VERSION, run_id=run.run_id, listed=listed, rows=rows)
-    click.echo(encode_json(listing), nl=False)
+def _listing(run: Run, rows: tuple[_T, ...], listed: str | None = None) -> Listing[_T]:
+    return Listing(format_version=LISTING_VERSION, run_id=run.run_id, listed=listed, rows=rows)
+
+
+def _first(
+    rows: Sequence[_T], top: int, render: Callable[[Sequence[_T]], str], what: str
+) -> Iterator[str]:
+    """The table of the first rows, and how many more there are."""
+    rest = len(rows) - top if top else 0
+    more = f"\n{rest:,} more {what}: --top=0 shows all" if rest > 0 else ""
+    yield f"{render(rows[: top or None])}{more}"
 
 
 def _list_tests(
@@ -200,11 +204,6 @@ def _libraries(run: Run) -> dict[str, list[str]]:
         for kernel in plan.used_kernels:
             found[kernel.name].append(plan.library.path)
     return found
-
-
-def _tell_rest(rest: int, what: str) -> None:
-    if rest:
-        click.echo(f"{rest:,} more {what}: --top=0 shows all")
 
 
 def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:

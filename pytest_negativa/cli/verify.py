@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.reported import crossed_limits, report_verified
+from pytest_negativa.analysis.report import crossed_limits, report_verified
 from pytest_negativa.cli.common import (
     EXIT_FAILED,
     PASS_ON,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
+from pytest_negativa.models.coverage import KernelCoverage, KernelGroup, LibraryCoverage
 from pytest_negativa.models.settings import Reports
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.units import format_share
 
 # What a narrow terminal does without: templates, tests.
@@ -25,11 +25,7 @@ def render_coverage(
     for library in covered:
         name = Path(library.path).name
         rows.append(_row(name, library.kernels))
-        groups = list(library.groups())
-        shown = groups if not options.top else groups[: options.top]
-        rows += [_row(f"- {group.name or '(no namespace)'}", group.kernels) for group in shown]
-        if rest := [kernel for group in groups[len(shown) :] for kernel in group.kernels]:
-            rows.append(_row(f"- {len(groups) - len(shown)} more", rest))
+        rows += first_rows(list(library.groups()), options.top, _group_name, _group_row)
     word = "run" if all(library.counted for library in covered) else "looked up"
     headers = ("kernel coverage", "kernels", word, "share", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
@@ -41,6 +37,14 @@ def render_coverage(
         width=width,
         drop=_DROP,
     )
+
+
+def _group_name(group: KernelGroup) -> str:
+    return group.name or "(no namespace)"
+
+
+def _group_row(name: str, groups: Sequence[KernelGroup]) -> list[str]:
+    return _row(f"- {name}", [kernel for group in groups for kernel in group.kernels])
 
 
 def _row(name: str, kernels: Sequence[KernelCoverage]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_negativa.models.hostcode import HostReport, HostRow, HostVariant
-from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.tables import first_rows, format_table
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _HEADERS = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
@@ -34,21 +34,18 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         yield _variants(report.variants, top)
     if report.incomplete:
         title = "All CPU code counts as used, because more may have been touched:"
-        yield _list(title, report.incomplete)
+        yield itemize(title, report.incomplete)
     if report.failed:
-        yield _list("Tests that failed may need CPU code that they did not reach:", report.failed)
+        yield itemize("Tests that failed may need CPU code that they did not reach:", report.failed)
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]
     if unwatched:
-        yield _list("CPU code that was not traced:", unwatched)
+        yield itemize("CPU code that was not traced:", unwatched)
 
 
 def _table(rows: Sequence[HostRow], top: int) -> str:
-    top = top or len(rows)
-    shown = [_cells(printable(Path(row.path).name), [row]) for row in rows[:top]]
-    if len(rows) > top:
-        shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
+    shown = first_rows(rows, top, lambda row: Path(row.path).name, _cells)
     return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows), drop=((5, 6), 1, 2))
 
 
@@ -81,7 +78,3 @@ def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
         f"{sum(row.functions or 0 for row in rows):,}",
         f"{sum(row.touched_functions or 0 for row in rows):,}",
     ]
-
-
-def _list(title: str, items: Iterable[str]) -> str:
-    return "\n".join([title, *(f"  {printable(item)}" for item in items)])

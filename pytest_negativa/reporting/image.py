@@ -12,7 +12,7 @@ from pytest_negativa.models.image import (
     SuiteUse,
 )
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import (
     format_bytes,
     format_foreign,
@@ -55,9 +55,14 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
             "counted above. Remove files in the layer that adds them."
         )
     if report.slimmed:
-        yield "\n".join(_slimmed(report.slimmed, top))
+        slimmed = format_items(len(report.slimmed), "file was", "files were")
+        title = (
+            f"{slimmed} slimmed by negativa slim; only the GPU code that is left counts, and none "
+            "of it is slimmable:"
+        )
+        yield itemize(title, report.slimmed, most=top)
     if report.notes:
-        yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in report.notes)])
+        yield itemize("Notes:", report.notes)
 
 
 def _further_columns(report: ImageReport) -> Iterator[str]:
@@ -69,18 +74,6 @@ def _further_columns(report: ImageReport) -> Iterator[str]:
         )
     elif report.run_id is None:
         yield "--run RUN (a traced run) or --lock FILE adds the column by the suite."
-
-
-def _slimmed(paths: Sequence[str], top: int) -> Iterator[str]:
-    files = format_items(len(paths), "file was", "files were")
-    yield (
-        f"{files} slimmed by negativa slim; only the GPU code that is left counts, and none of it "
-        "is slimmable:"
-    )
-    shown = paths[: top or None]
-    yield from (f"  {printable(path)}" for path in shown)
-    if len(shown) < len(paths):
-        yield f"  and {len(paths) - len(shown):,} more"
 
 
 def _library_table(report: ImageReport, top: int) -> str:

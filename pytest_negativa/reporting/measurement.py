@@ -14,7 +14,7 @@ from pytest_negativa.models.measurement import (
     Summary,
 )
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 
 
@@ -70,7 +70,7 @@ def render_measurement(measurement: Measurement) -> Iterator[str]:
     if any(result.comparisons for result in measurement.results):
         notes.insert(0, _chance_line(measurement.pairs))
     if notes:
-        yield "\n".join(["Notes:", *(f"  {printable(note)}" for note in notes)])
+        yield itemize("Notes:", notes)
 
 
 def _chance_line(pairs: int) -> str:

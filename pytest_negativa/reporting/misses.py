@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary
-from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.tables import first_rows, format_table
+from pytest_negativa.reporting.text import itemize
 from pytest_negativa.reporting.units import format_bytes, format_items
 
 _PAGE_SIZE = 4096
@@ -34,20 +35,16 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
-    shown, rest = libraries[: top or None], libraries[top or len(libraries) :]
-    rows = [_cells(row.name, [row]) for row in shown]
-    if rest:
-        rows.append(_cells(f"{len(rest)} more", rest))
+    rows = first_rows(libraries, top, attrgetter("name"), _cells)
     yield format_table(
         "lrrrrr", _HEADERS, rows, total=_cells("total", libraries), drop=(5, 4, 2, 1)
     )
-    for row in shown:
+    for row in libraries[: top or None]:
         if row.code:
             yield _code_table(row, top)
     unknown = [row.unknown for row in libraries if row.unknown is not None]
     if unknown:
-        lines = (f"  {printable(text)}" for text in unknown)
-        yield "\n".join(["What these pages hold is not known:", *lines])
+        yield itemize("What these pages hold is not known:", unknown)
 
 
 def _cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
@@ -64,10 +61,7 @@ def _cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
 
 
 def _code_table(library: MissedLibrary, top: int) -> str:
-    shown, rest = library.code[: top or None], library.code[top or len(library.code) :]
-    rows = [_code_cells(describe_code(code), [code]) for code in shown]
-    if rest:
-        rows.append(_code_cells(f"{len(rest):,} more", rest))
+    rows = first_rows(library.code, top, describe_code, _code_cells)
     # Signatures of C++ are long, and a file has no width that cuts them.
     headers = ("misses", "pages", f"touched in {library.name}")
     return format_table("rrl", headers, rows, drop=(1,), names=(2,))

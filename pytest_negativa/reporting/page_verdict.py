@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.models.page_verdict import PageVerdict
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 
 _MAX_ROWS = 20
@@ -37,5 +37,4 @@ def describe_page_verdict(verdict: PageVerdict) -> str:
     what = f"{format_bytes(size)} of CPU code in {libraries}"
     if verdict.proved:
         return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
-    reasons = (f"\n  {printable(reason)}" for reason in verdict.reasons)
-    return f"Not proved that no test needs {what}:{''.join(reasons)}"
+    return itemize(f"Not proved that no test needs {what}:", verdict.reasons)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from pytest_negativa.reporting.text import cut_middle, printable, terminal_width
+
+_T = TypeVar("_T")
 
 _ALIGNMENTS = {"l": "left", "r": "right"}
 _NOTHING = frozenset(("", "-"))  # cells that tell nothing
@@ -12,6 +15,25 @@ _GAP = 2  # columns between two of a table
 _HEADER_PADDING = 2  # tabulate.MIN_PADDING
 # Columns go before a name gets shorter than this.
 _SHORTEST_NAME = 28
+
+
+def first_rows(
+    items: Sequence[_T],
+    top: int,
+    name_of: Callable[[_T], str],
+    cells_of: Callable[[str, Sequence[_T]], list[str]],
+) -> list[list[str]]:
+    """Rows of the first items, and one for all others together.
+
+    Args:
+        items: in their order.
+        top: how many have rows of their own; 0 for all.
+        name_of: the first cell of an item's row.
+        cells_of: a row of this name, with figures added up over items.
+    """
+    shown, rest = items[: top or None], items[top or len(items) :]
+    rows = [cells_of(name_of(one), [one]) for one in shown]
+    return [*rows, cells_of(f"{len(rest):,} more", rest)] if rest else rows
 
 
 def format_table(

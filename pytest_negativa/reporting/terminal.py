@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
@@ -10,8 +11,8 @@ from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
-from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import cut_middle, printable, wrap
+from pytest_negativa.reporting.tables import first_rows, format_table
+from pytest_negativa.reporting.text import cut_middle, itemize, printable, wrap
 from pytest_negativa.reporting.units import (
     format_bytes,
     format_holders,
@@ -46,7 +47,7 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
     if report.compared:
-        yield _list("Compared with the baseline:", report.compared, width)
+        yield itemize("Compared with the baseline:", report.compared, width)
     yield from render_coverage(report.coverage, options, width)
     # The report terminal-missing lists these.
     listed = {
@@ -63,7 +64,7 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
             yield "\n".join([title, *(f"  {name}" for name in names)])
     notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
     if notes:
-        yield _list("Kept for lack of knowledge or by policy:", notes, width)
+        yield itemize("Kept for lack of knowledge or by policy:", notes, width)
     if report.compiled_kernels:
         yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
     yield from _warnings(report, width)
@@ -82,7 +83,7 @@ def render_nothing(report: RunReport) -> str | None:
     if report.replay is not None:
         lines.append(printable(report.replay))
     if report.warnings:
-        lines.append(_list("Warnings:", report.warnings))
+        lines.append(itemize("Warnings:", report.warnings))
     return "\n".join(lines)
 
 
@@ -104,15 +105,10 @@ def _headline(report: RunReport, width: int) -> str:
 
 
 def _library_table(report: RunReport, top: int, width: int) -> str:
-    rows = report.libraries
-    top = top or len(rows)
-    shown = [_cells(row.name, [row]) for row in rows[:top]]
-    if len(rows) > top:
-        shown.append(_cells(f"{len(rows) - top} more", rows[top:]))
     return format_table(
         _ALIGN,
         _HEADERS,
-        shown,
+        first_rows(report.libraries, top, attrgetter("name"), _cells),
         total=_cells("total", report.libraries),
         width=width,
         drop=_DROP,
@@ -148,10 +144,6 @@ def _compiled_line(names: Sequence[str]) -> str:
 def _warnings(report: RunReport, width: int) -> Iterator[str]:
     if report.not_covered:
         title = "Not covered by the trace, so what it may have used is kept:"
-        yield _list(title, report.not_covered, width)
+        yield itemize(title, report.not_covered, width)
     if report.warnings:
-        yield _list("Warnings:", report.warnings, width)
-
-
-def _list(title: str, items: Iterable[str], width: int = 0) -> str:
-    return "\n".join([title, *(wrap(f"  {printable(item)}", width, "    ") for item in items)])
+        yield itemize("Warnings:", report.warnings, width)

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 _CUT = "..."
@@ -73,6 +74,22 @@ def wrap(text: str, width: int, indent: str = "") -> str:
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(map(_no_command, lines))
+
+
+def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> str:
+    """A title, and a line for each item.
+
+    Args:
+        title: printable.
+        items: the lines.
+        width: that lines are wrapped to; 0 wraps none.
+        most: how many items are listed before their number is; 0 for all.
+    """
+    lines = list(map(printable, items))
+    rest = len(lines) - most if most else 0
+    more = [f"and {rest:,} more"] if rest > 0 else []
+    listed = (*lines[: most or None], *more)
+    return "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
 
 
 def fit(text: str) -> str:

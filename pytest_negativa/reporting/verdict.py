@@ -24,7 +24,7 @@ from pytest_negativa.models.verdict import (
     WorkKind,
 )
 from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
 
 _MAX_TESTS = 20
@@ -36,8 +36,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
     yield from _libraries_of(verdict)
     if verdict.changes:
-        lines = "".join(f"\n  {printable(change)}" for change in verdict.changes)
-        yield f"Started otherwise than when traced:{lines}"
+        yield itemize("Started otherwise than when traced:", verdict.changes)
     if verdict.differences:
         yield _tests("Tests that ended otherwise on the copies:", verdict.differences)
     if tolerated := [t for t in verdict.tests if t.changes and not t.differs]:
@@ -106,13 +105,10 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
 
 def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
     spell = demangle if options.demangle else str
-    lines = [title]
-    for one in work[:_MAX_TESTS]:
-        named = replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one
-        lines.append(f"  {printable(named.detail)}")
-    if len(work) > _MAX_TESTS:
-        lines.append(f"  and {len(work) - _MAX_TESTS:,} more")
-    return "\n".join(lines)
+    named = (
+        replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one for one in work
+    )
+    return itemize(title, (one.detail for one in named), most=_MAX_TESTS)
 
 
 def _change(change: AspectChange) -> str:

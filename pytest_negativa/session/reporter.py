@@ -225,7 +225,7 @@ class Reporter:
         return self._with_incomplete_workers(usage)
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
-        from pytest_negativa.analysis.finish import plan_run
+        from pytest_negativa.analysis.report import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
         from pytest_negativa.reporting.progress import ByteProgress
 
@@ -290,7 +290,7 @@ class Reporter:
 
     def _plan_late_uses(self, reported: Usage) -> Sequence[str]:
         """Plan what the complete trace says; what it says more than the reported usage."""
-        from pytest_negativa.analysis.finish import describe_late_uses
+        from pytest_negativa.analysis.report import describe_late_uses
         from pytest_negativa.storage.records import write_record
 
         usage = self._merge()

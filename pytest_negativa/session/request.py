@@ -159,7 +159,7 @@ def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
     Args:
         unblock: signals that were blocked until they can be handled.
     """
-    from pytest_negativa.analysis.reported import report_verified
+    from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     settings, program = request

@@ -7,10 +7,11 @@ import it, and none needs pytest, msgspec or PyYAML.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pytest_negativa.errors import did_you_mean, one_of
+from pytest_negativa.models.environment import OWN_VARIABLES
 from pytest_negativa.settings.options import BY_NAME, MODES, OPTIONS
 
 
@@ -74,6 +75,14 @@ def pick_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     found = {option.name: parsed.get(option.dest) for option in OPTIONS}
     # click hands over an empty tuple for a repeatable flag that is not there.
     return {name: value for name, value in found.items() if value is not None and value != ()}
+
+
+def find_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """A warning for each variable ``NEGATIVA_*`` that no option has."""
+    known = {option.variable for option in OPTIONS if option.variable is not None}
+    for name in sorted(environ):
+        if name.startswith("NEGATIVA_") and name not in known | OWN_VARIABLES:
+            yield f"{name}: no option has this variable{did_you_mean(name, known)}"
 
 
 def flag_without_effect(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:

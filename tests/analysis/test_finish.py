@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_negativa.analysis.finish import describe_late_uses
+from pytest_negativa.analysis.report import describe_late_uses
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from tests.support.faults import PlantedFault
