@@ -7,11 +7,10 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 from __future__ import annotations
 
 import enum
-import functools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -412,7 +411,7 @@ def find_by_lock(
     if spare is not None and spare_unloaded:
         whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     for folder in folders:
-        rules = _Rules(folder, lock, others, never, whole, spare)
+        rules = _Others(folder, lock, others, never, whole, spare)
         for group, library in folder.libraries():
             answer = rules.answer(group, library)
             if isinstance(answer, SlimRow):
@@ -423,8 +422,17 @@ def find_by_lock(
     return [folder.work for folder in folders], unmet
 
 
-class _Rules:
-    """What becomes of the libraries that a lock does not name; the first rule's answer counts."""
+class _Others:
+    """What becomes of the libraries of a folder that a lock does not name.
+
+    Args:
+        folder: whose libraries.
+        lock: what stays.
+        others: for the other libraries of the lock's distributions and of what they require.
+        never: for those of them that the run of the lock did not load.
+        whole: for libraries that neither run knows.
+        spare: where removed code goes.
+    """
 
     def __init__(
         self,
@@ -436,18 +444,16 @@ class _Rules:
         spare: SparePolicy | None,
     ) -> None:
         self._tree = folder.tree
+        self._others, self._whole, self._spare = others, whole, spare
         rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(row.path for row in lock.left_out)
+        self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
         self._selected = Libraries(include=lock.include, exclude=lock.exclude)
         versions: defaultdict[str, set[str | None]] = defaultdict(set)
         for row in rows:
             if row.distribution is not None:
                 versions[normalized(row.distribution)].add(row.version)
-        self._others = others
-        self._whole = whole
-        self._spare = spare
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
         self._never: dict[str, Recipe | None] = {}
@@ -461,33 +467,48 @@ class _Rules:
             for one in site.installed():
                 self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None or whole is None else spare.loaded or ()
-        traced = () if spare is None else spare.traced.values()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        sizes = {one.size for one in (*loaded_then, *traced)}
-        by_digest = folder.by_digest(sizes) if sizes else {}
-        self._rules: tuple[Callable[[_Facts], Recipe | SlimRow | None], ...] = (
-            self._is_left_out,
-            self._not_loaded,
-            self._of_lock,
-            self._by_trace,
-            self._is_kept,
-        )
-        self._digests = {group: sha256 for sha256, groups in by_digest.items() for group in groups}
+        traced = () if spare is None else spare.traced.values()
+        self._digests = {
+            group: sha256
+            for sha256, groups in folder.by_digest(
+                {one.size for one in (*loaded_then, *traced)}
+            ).items()
+            for group in groups
+        }
 
     def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
-        """The recipe for a library, or a row that tells why it stays; None: it is no concern."""
-        paths = tuple(str(self._tree.root / name) for name in group.names)
+        """The recipe for a library, or a row that tells why it stays; None: it is no concern.
+
+        The first rule that applies counts.
+        """
         sha256 = self._digests.get(group)
         if isinstance(library, Slimmed):
             sha256 = library.entry.original_sha256
-        facts = _Facts(library, group, paths, sha256, self)
-        for rule in self._rules:
-            if (answer := rule(facts)) is not None:
-                return answer
-        return None
+            if self._is_left_out(library):
+                return keep_whole(_LEFT_OUT)
+        paths = tuple(str(self._tree.root / name) for name in group.names)
+        path, spare = Path(paths[0]), self._spare
+        is_unknown = self._is_unknown(group, library, sha256)
+        owned = [self._never[path] for path in paths if path in self._never]
+        loses_all = is_unknown or any(owned)
+        role = self._role_of(paths) if loses_all else Role.LOADED
+        if is_unknown and role is Role.NEVER:
+            reason = runs_below(path, group.names)
+            return self._whole if reason is None else _stays(group, library, reason)
+        recipe = (owned[0] if role is Role.NEVER else None) or self._others
+        if owned and recipe is not None:
+            return recipe
+        if spare is not None and sha256 in spare.traced:
+            return by_pages(spare)
+        if role is not Role.KEPT:
+            return None
+        takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
+        has_code = takes_cpu_code or read_fact(path, has_gpu_code)
+        return _stays(group, library, _KEPT) if has_code else None
 
-    def role_of(self, paths: Sequence[str]) -> Role:
+    def _role_of(self, paths: Sequence[str]) -> Role:
         """What the run of the lock had to do with a library.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
@@ -500,90 +521,28 @@ class _Rules:
         is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
         return Role.NEVER if is_allowed else Role.KEPT
 
-    def _is_left_out(self, facts: _Facts) -> Recipe | None:
-        """The lock leaves it out, so needs it whole, and the result that is here lacks code."""
-        library, others = facts.library, self._others
-        if not isinstance(library, Slimmed) or not library.entry.gpu_code_removed:
-            return None
-        if others is not None and others.kind is Kind.ARCHS:
-            return None
-        here = [f"/{(self._tree.root / name).as_posix()}" for name in library.names]
-        is_left_out = any(path.endswith(f"/{left}") for path in here for left in self._left_out)
-        return keep_whole(_LEFT_OUT) if is_left_out else None
+    def _is_left_out(self, library: Slimmed) -> bool:
+        """Whether the lock needs it whole, and the result that is here lacks code."""
+        if self._others is not None and self._others.kind is Kind.ARCHS:
+            return False
+        here = (f"/{(self._tree.root / name).as_posix()}" for name in library.names)
+        return library.entry.gpu_code_removed > 0 and any(p.endswith(self._left_out) for p in here)
 
-    def _not_loaded(self, facts: _Facts) -> Recipe | SlimRow | None:
-        """No run is known to have loaded it, by its content and names."""
-        if not facts.is_unknown or facts.role is not Role.NEVER:
-            return None
-        if (reason := runs_below(facts.path, facts.group.names)) is not None:
-            return facts.whole(reason)
-        return self._whole
-
-    def is_unknown(self, facts: _Facts) -> bool:
+    def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
         """Whether neither run knows a library by content, nor the trace by name."""
-        group = facts.group
         if self._whole is None or not self._tree.is_library(group):
             return False
-        if isinstance(facts.library, FileGroup) and group.size < MIN_GAIN:
+        if isinstance(library, FileGroup) and group.size < MIN_GAIN:
             return False
         names = (name.rpartition("/")[2] for name in group.names)
-        return facts.sha256 not in self._contents and self._names.isdisjoint(names)
-
-    def _of_lock(self, facts: _Facts) -> Recipe | None:
-        """It belongs to a distribution of the lock, or to one that these require."""
-        path = next((path for path in facts.paths if path in self._never), None)
-        if path is None:
-            return None
-        never = self._never[path]
-        return never if never is not None and facts.role is Role.NEVER else self._others
-
-    def _by_trace(self, facts: _Facts) -> Recipe | None:
-        """Its CPU code was traced."""
-        if self._spare is None or facts.sha256 not in self._spare.traced:
-            return None
-        return by_pages(self._spare)
-
-    def _is_kept(self, facts: _Facts) -> Recipe | SlimRow | None:
-        """It would have lost its code, and the project keeps it."""
-        never = any(self._never.get(path) is not None for path in facts.paths)
-        takes_cpu_code = self._spare is not None and self._spare.loaded is not None
-        if not (never or facts.is_unknown) or facts.role is not Role.KEPT:
-            return None
-        has_code = (facts.is_unknown and takes_cpu_code) or read_fact(facts.path, has_gpu_code)
-        return facts.whole(_KEPT) if has_code else None
+        return sha256 not in self._contents and self._names.isdisjoint(names)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """A file that a lock does not name, each fact read once: its library, real paths and digest.
-
-    Attributes:
-        sha256: of the original; None if a trace knows no library of its size.
-    """
-
-    library: Library
-    group: FileGroup
-    paths: tuple[str, ...]
-    sha256: str | None
-    rules: _Rules
-
-    @property
-    def path(self) -> Path:
-        return Path(self.paths[0])
-
-    @functools.cached_property
-    def role(self) -> Role:
-        return self.rules.role_of(self.paths)
-
-    @functools.cached_property
-    def is_unknown(self) -> bool:
-        return self.rules.is_unknown(self)
-
-    def whole(self, reason: str) -> Recipe | SlimRow:
-        """A row for a library that stays as it is; the original of a slimmed one comes back."""
-        if isinstance(self.library, Slimmed):
-            return keep_whole(reason)
-        return SlimRow.unchanged(self.group.name, SlimStatus.LEFT, self.group.size, reason)
+def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
+    """A row for a library that stays as it is; the original of a slimmed one comes back."""
+    if isinstance(library, Slimmed):
+        return keep_whole(reason)
+    return SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason)
 
 
 def _add_packages(
