@@ -22,7 +22,7 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     load_manifest,
 )
-from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
+from pytest_negativa.slimming.spares import note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, digest_of
 
 _Recorded = Mapping[str, Records]
@@ -125,7 +125,7 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
         wrong = [record for line, record in records.items() if line != record_digest(digest)]
         if wrong:
             return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
-        if entry.spare is not None and (judged := _judge_spare(path)) is not None:
+        if entry.spare is not None and (judged := problem_of(path)) is not None:
             return judged
         return SlimStatus.SOUND, None if entry.spare is None else "its spare fits"
     if digest == entry.original_sha256:
@@ -134,16 +134,6 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
         return SlimStatus.DIFFERENT, "another one was installed since: RECORD has its digest"
     # A patch and a page of kernels that a disk lost look alike.
     return SlimStatus.CHANGED, f"differs from what was written; {_remedy(root, entry)}"
-
-
-def _judge_spare(path: Path) -> _Judgement | None:
-    """Judge the spare of a library; None: it fits."""
-    try:
-        problem = problem_of(path)
-    except SpareAwayError as e:
-        # It may lie in another image layer, or be fetched before the program starts.
-        return SlimStatus.SPARE_AWAY, str(e).removeprefix(f"{path}: ")
-    return None if problem is None else (SlimStatus.DAMAGED, problem)
 
 
 def _remedy(root: Path, entry: SlimmedFile) -> str:
@@ -159,7 +149,7 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
                 return None
     except FormatError as e:
         return SlimStatus.FAILED, e.problem
-    judged = _judge_spare(path) if note_of(path) is not None else None
+    judged = problem_of(path) if note_of(path) is not None else None
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged
     digest = digest_of(path)

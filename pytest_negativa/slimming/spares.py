@@ -29,7 +29,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.slimming import SlimManifest
+from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import (
@@ -613,17 +613,13 @@ def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
     rebuild_original(library, find_spare(library), target, mtime_ns)
 
 
-def problem_of(library: Path) -> str | None:
-    """Why a library with a spare can't do its work here; None: the two fit.
-
-    Raises:
-        FormatError: the library can't be read.
-        SpareAwayError: see ``find_spare``.
-    """
+def problem_of(library: Path) -> tuple[SlimStatus, str] | None:
+    """Why a library with a spare can't do its work here, and its status; None: the two fit."""
     try:
         check_pair(library, find_spare(library, trusted=True))
-    except SpareAwayError:
-        raise
     except (NegativaError, OSError) as e:
-        return str(e).removeprefix(f"{library}: ")
+        # It may lie in another image layer, or be fetched before the program starts.
+        is_away = isinstance(e, SpareAwayError)
+        status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.DAMAGED
+        return status, str(e).removeprefix(f"{library}: ")
     return None
