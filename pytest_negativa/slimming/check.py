@@ -101,19 +101,17 @@ def _folder_at_work(root: Path) -> Path | None:
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group, records = tree.group_of(name), all_records.get(name, {})
-    if group is None:
-        status, detail = _judge_gone(tree, name, entry, records)
-        return SlimRow.unchanged(name, status, 0, detail)
-    status, detail = _judge(tree.root, name, entry, records)
-    return SlimRow.unchanged(name, status, group.size, detail)
-
-
-def _judge_gone(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
-    if tree.is_hidden((name,)):
-        return SlimStatus.FAILED, "its folder cannot be listed"
-    if is_uninstalled(name, entry, records):
-        return SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
-    return SlimStatus.GONE, f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}"
+    if group is not None:
+        judged = _judge(tree.root, name, entry, records)
+    elif tree.is_hidden((name,)):
+        judged = SlimStatus.FAILED, "its folder cannot be listed"
+    elif is_uninstalled(name, entry, records):
+        detail = "it was slimmed; its distribution is no longer installed"
+        judged = SlimStatus.DIFFERENT, detail
+    else:
+        remedy = _remedy(tree.root, entry)
+        judged = SlimStatus.GONE, f"it was slimmed, and is no longer there; {remedy}"
+    return SlimRow.unchanged(name, judged[0], 0 if group is None else group.size, judged[1])
 
 
 def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judgement:

@@ -313,12 +313,11 @@ def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
     """Put a file back that another process had put into the place; it stays if that isn't ours."""
     place = temporary.place
     assert place is not None
-    if place.exists():
-        if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
-            return False
-        give_back(temporary.path, place, FileState.of(place.lstat()))
-    else:
+    if not place.exists():
         temporary.path.rename(place)
         return True
+    if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
+        return False
+    give_back(temporary.path, place, FileState.of(place.lstat()))
     temporary.path.unlink()
     return True

@@ -36,11 +36,11 @@ STAGED_SUFFIX = ".negativa-slim"
 SWAP_SUFFIX = ".negativa-swap"
 """Ends the hidden names by which a file goes into its place, and the old file comes out."""
 
-_OF_RUN = r"\.(?P<token>[0-9a-f]{16})"
-_STAGED = re.compile(
-    rf"\..+{_OF_RUN}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
+_TEMPORARY = re.compile(
+    r"\.(?P<place>.+)\.(?P<token>[0-9a-f]{16})"
+    rf"({re.escape(SWAP_SUFFIX)}|{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?)",
+    re.DOTALL,
 )
-_SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
@@ -82,11 +82,10 @@ class Temporary:
 
 def temporary_at(path: Path) -> Temporary | None:
     """What the name of a temporary file tells; None if it is no such name."""
-    if (match := _SWAPPED.fullmatch(path.name)) is not None:
-        return Temporary(path, match["token"], path.with_name(match["place"]))
-    if (match := _STAGED.fullmatch(path.name)) is not None:
-        return Temporary(path, match["token"])
-    return None
+    if (match := _TEMPORARY.fullmatch(path.name)) is None:
+        return None
+    is_swap = path.name.endswith(SWAP_SUFFIX)
+    return Temporary(path, match["token"], path.with_name(match["place"]) if is_swap else None)
 
 
 @dataclass(frozen=True, slots=True)

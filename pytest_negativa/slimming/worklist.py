@@ -30,11 +30,7 @@ from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
-from pytest_negativa.slimming.code_files import (
-    Package,
-    packages_by_lock,
-)
-from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
+from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.manifest import UNREADABLE, judge, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,

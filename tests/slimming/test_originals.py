@@ -224,8 +224,10 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
             text=True,
         )
         assert process.stderr is not None
-        while "waiting" not in process.stderr.readline():
-            pass
+        lines = []
+        while "waiting" not in (line := process.stderr.readline()):
+            lines.append(line)
+            assert line, lines
         process.send_signal(number)
         _, errors = process.communicate()
     assert process.returncode == 128 + number
