@@ -126,7 +126,6 @@ class Tree:
         leftovers: files with names of temporary ones, which killed runs may have left.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
-        links: symbolic links that are named like libraries, and the real paths of their targets.
         unnamed: the files whose names are not UTF-8. The manifest, which is JSON, can't have them.
     """
 
@@ -136,7 +135,6 @@ class Tree:
     leftovers: list[Temporary] = field(default_factory=list)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
     unnamed: list[FileGroup] = field(default_factory=list)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
@@ -300,9 +298,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
-        if stat.S_ISLNK(status.st_mode):
-            tree.links[name] = os.path.realpath(root / name)
-        elif hidden and (temporary := temporary_at(root / name)) is not None:
+        if hidden and (temporary := temporary_at(root / name)) is not None:
             tree.leftovers.append(temporary)
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
@@ -318,7 +314,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
 def _walk(
     root: Path, unlisted: dict[str, str], *, deep: bool
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files, and of symbolic links that are named like libraries.
+    """Names and status of regular files.
 
     ``unlisted`` gets the folders that can't be listed.
     """
@@ -343,9 +339,7 @@ def _walk(
                 # __pycache__ has half of the files and no libraries.
                 if deep and base_name != "__pycache__":
                     waiting.append(f"{name}/")
-            elif stat.S_ISREG(status.st_mode) or (
-                deep and stat.S_ISLNK(status.st_mode) and ".so" in base_name
-            ):
+            elif stat.S_ISREG(status.st_mode):
                 yield name, status
 
 

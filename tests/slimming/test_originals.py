@@ -227,7 +227,7 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
         lines = []
         while "waiting" not in (line := process.stderr.readline()):
             lines.append(line)
-            assert line, lines
+            assert line, "".join(lines)
         process.send_signal(number)
         _, errors = process.communicate()
     assert process.returncode == 128 + number
