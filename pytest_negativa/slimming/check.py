@@ -153,7 +153,5 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
         return judged or (SlimStatus.SOUND, "not in the manifest; RECORD has its digest")
-    if lines:
-        detail = "not in the manifest, and its digest is not the one in RECORD; reinstall"
-        return SlimStatus.CHANGED, detail
-    return SlimStatus.CHANGED, "not in the manifest, so what was written is not known; reinstall"
+    why = "and its digest is not the one in RECORD" if lines else "so what was written is not known"
+    return SlimStatus.CHANGED, f"not in the manifest, {why}; reinstall"

@@ -28,7 +28,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import devices_of
 from pytest_negativa.slimming.spares import note_of, problem_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
+from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 
 _WORDS = re.compile(r"""[^\s/'":]+""")
 _CODE_FILE_END = re.compile(rf"(?<=.)(?:{'|'.join(map(re.escape, CODE_SUFFIXES))})(?![\w.])")
@@ -104,7 +104,7 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
     and below it count. Without a manifest, the files tell.
 
     Raises:
-        NegativaError: a manifest can't be read.
+        NegativaError: a folder or manifest can't be read.
     """
     listed: dict[str, SlimmedFile] = {}
     libraries: dict[str, None] = {}
@@ -150,24 +150,16 @@ def _most_first(listed: Mapping[str, SlimmedFile], paths: Iterable[str]) -> tupl
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
     """The folders here, above and below that have a manifest; all files named like libraries."""
-    roots = _with_manifest((folder, *folder.parents))
-    libraries: list[str] = []
-    for root, folders, names in os.walk(folder):
-        if ORIGINALS_MARK in names:
-            folders.clear()
-            continue
-        if MANIFEST_NAME in names and Path(root) != folder:
-            roots.append(Path(root))
-        paths = (Path(root, name) for name in names if ".so" in name)
-        libraries += [
-            str(path) for path in paths if not path.is_symlink() and temporary_at(path) is None
-        ]
-    return roots, libraries
+    names = [name for group in scan_folder(folder).groups for name in group.names]
+    below = [folder / name for name in names if name.rpartition("/")[2] == MANIFEST_NAME]
+    roots = _with_manifest((folder, *folder.parents, *(path.parent for path in below)))
+    libraries = [name for name in names if ".so" in name.rpartition("/")[2]]
+    return roots, [os.path.join(folder, name) for name in libraries]
 
 
 def _with_manifest(folders: Iterable[Path]) -> list[Path]:
     # os.path: a parent folder that may not be entered is no error.
-    return [f for f in folders if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
+    return [f for f in dict.fromkeys(folders) if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
 
 
 def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
@@ -243,7 +235,8 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
 
 def _sites() -> tuple[Path, ...]:
     """The folders of this process's packages."""
-    return tuple(Path(folder) for folder in sys.path if Path(folder).name in SITE_NAMES)
+    folders = map(Path, sys.path)
+    return tuple(folder for folder in folders if folder.name in SITE_NAMES and folder.is_dir())
 
 
 def _undo(*folders: Path) -> str:

@@ -177,13 +177,15 @@ class SparePolicy:
     @property
     def _keeping(self) -> str:
         """How to keep what came back."""
-        ways = []
-        if self.unneeded:
-            ways.append("negativa slim with --spare-never-loaded and --add-misses DIR")
-        elif not self.by_arch:
-            ways.append("negativa lock --add-misses DIR, and slim again")
-        if self.traced:
-            ways.append("negativa slim with --cpu-pages and --add-misses DIR")
+        known = (
+            (self.unneeded, "negativa slim with --spare-never-loaded and --add-misses DIR"),
+            (
+                not self.unneeded and not self.by_arch,
+                "negativa lock --add-misses DIR, and slim again",
+            ),
+            (bool(self.traced), "negativa slim with --cpu-pages and --add-misses DIR"),
+        )
+        ways = [way for applies, way in known if applies]
         logged = 'run this after eval "$(negativa misses --attach-env DIR)"'
         if not ways:
             return (

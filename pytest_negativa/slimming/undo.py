@@ -98,18 +98,13 @@ def _undo_entries(
             row = _undo_one(journal, key, entry, dry_run=dry_run)
         except NegativaError as e:
             row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
-        if not dry_run and _is_done_with(journal.tree, row, entry):
+        left = row.status is SlimStatus.LEFT and is_past(journal.tree, entry)
+        if not dry_run and (left or row.status is SlimStatus.UNDONE):
             journal.note_back(key, entry)
         done += entry.original_size
         on_done(done, total)
         yield row
     yield from undo_files(journal, dry_run=dry_run)
-
-
-def _is_done_with(tree: Tree, row: SlimRow, entry: SlimmedFile) -> bool:
-    if row.status is not SlimStatus.LEFT:
-        return row.status is SlimStatus.UNDONE
-    return is_past(tree, entry, (found.fate for found in judge(tree, entry).values()))
 
 
 def _entries_by_spare(

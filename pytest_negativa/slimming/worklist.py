@@ -31,7 +31,7 @@ from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, 
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
-from pytest_negativa.slimming.manifest import UNREADABLE, judge, may_be_kept
+from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,
     entry_of,
@@ -288,8 +288,7 @@ class _Folder:
         there = {one.key for one in self.slimmed}
         for key, entry in manifest.slimmed.items():
             if key not in there and tree.covers(entry.names):
-                fates = (found.fate for found in judge(tree, entry).values())
-                self.work.past |= {key: entry} if is_past(tree, entry, fates) else {}
+                self.work.past |= {key: entry} if is_past(tree, entry) else {}
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
