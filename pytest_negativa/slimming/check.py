@@ -67,7 +67,7 @@ def _check(
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
     records = tree.recorded({*known, *(name for group in others for name in group.names)})
-    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
+    rows = tree.unknown_rows(is_slimmed)
     if manifest.run is not None:
         detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))

@@ -165,16 +165,14 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) 
         library = msgspec.structs.replace(library_map.library, sha256=locked.sha256)
         library_map = msgspec.structs.replace(library_map, library=library)
         plan = plan_from_lock(locked, library_map)
-        notes: list[str] = []
         # The code within a cubin comes back with the cubin or not at all.
         if not plan.trimmed or recipe.spare is not None:
-            return Removal(library_map, plan, notes=tuple(notes))
+            return Removal(library_map, plan)
         edits, cubins = trim_kernels(source, library_map, plan, fill)
     left = [cubin for cubin in cubins if cubin.left_alone is not None]
-    if left:
-        notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
+    notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
     removed = sum(map(_removed_from, cubins))
-    return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
+    return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
 
 
 _BY_ARCHS = re.compile(r"what devices of (.+) can load")

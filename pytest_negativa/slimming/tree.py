@@ -183,25 +183,23 @@ class Tree:
         unread = (record for _, site in sorted(sites.items()) for record in site.unread_records())
         return next(unread, None)
 
-    def unlisted_rows(self) -> list[SlimRow]:
-        """A row for each folder that can't be listed."""
-        return [
-            SlimRow(
-                path=f"{folder}/",
-                status=SlimStatus.FAILED,
-                before=0,
-                after=0,
-                detail=f"the folder cannot be listed: {reason}; the libraries in it are not known",
-            )
-            for folder, reason in sorted(self.unlisted.items())
-        ]
+    def unknown_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
+        """A row for each folder that can't be listed, and library whose name is not UTF-8.
 
-    def unnamed_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
-        """A row for each library whose name is not UTF-8, if it is wanted."""
+        Args:
+            wanted: whether such a library, of this path, gets one.
+        """
+        why = "the folder cannot be listed: {}; the libraries in it are not known"
         return [
-            SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
-            for group in self.unnamed
-            if self.is_library(group) and wanted(self.root / group.name)
+            *(
+                SlimRow.unchanged(f"{folder}/", SlimStatus.FAILED, 0, why.format(reason))
+                for folder, reason in sorted(self.unlisted.items())
+            ),
+            *(
+                SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
+                for group in self.unnamed
+                if self.is_library(group) and wanted(self.root / group.name)
+            ),
         ]
 
     def digest(self, group: FileGroup) -> str | None:

@@ -65,7 +65,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
+    rows = tree.unknown_rows(is_slimmed)
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):

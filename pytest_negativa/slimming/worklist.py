@@ -11,7 +11,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimRow, SlimStatus
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
@@ -155,33 +155,6 @@ class Task:
         return self.names[0]
 
 
-@dataclass(slots=True)
-class WorkList:
-    """What is to be done in a folder.
-
-    Attributes:
-        tasks: libraries to slim.
-        rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
-        packages: the files that are GPU code themselves.
-    """
-
-    tasks: list[Task] = field(default_factory=list)
-    rows: list[SlimRow] = field(default_factory=list)
-    past: dict[str, SlimmedFile] = field(default_factory=dict)
-    packages: list[Package] = field(default_factory=list)
-
-    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
-        """Add packages, with the rows that are known of them; a spare takes no files."""
-        for package in packages:
-            if spare:
-                self.rows += [package.left_by_spare()] if package.unused else []
-            elif (row := package.row_before()) is not None:
-                self.rows.append(row)
-            elif package.unused:
-                self.packages.append(package)
-
-
 Library: TypeAlias = Slimmed | FileGroup
 
 
@@ -258,15 +231,19 @@ def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
     )
 
 
-class _Folder:
-    """A tree with its manifest, whose files are given to the recipes.
+class WorkList:
+    """What is to be done in a folder, whose files are given to the recipes.
 
     Args:
+        tree, manifest: of the folder.
         keeps_originals: whether originals will be kept.
         jobs: files to read at a time.
 
     Attributes:
-        work: what is to be done there.
+        tasks: libraries to slim.
+        rows: what is known beforehand.
+        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
+        packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
     """
@@ -278,7 +255,9 @@ class _Folder:
         self.manifest = manifest
         self._keeps_originals = keeps_originals
         self._jobs = jobs
-        self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
+        self.tasks: list[Task] = []
+        self.rows = tree.unknown_rows()
+        self.packages: list[Package] = []
         self.slimmed = list(find_slimmed(tree, manifest))
         self._taken: set[str] = set()
         self._own = _libraries_of_negativa(tree)
@@ -286,9 +265,21 @@ class _Folder:
         self._unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
         there = {one.key for one in self.slimmed}
-        for key, entry in manifest.slimmed.items():
-            if key not in there and tree.covers(entry.names):
-                self.work.past |= {key: entry} if is_past(tree, entry) else {}
+        self.past = {
+            key: entry
+            for key, entry in manifest.slimmed.items()
+            if key not in there and tree.covers(entry.names) and is_past(tree, entry)
+        }
+
+    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
+        """Add packages, with the rows that are known of them; a spare takes no files."""
+        for package in packages:
+            if spare:
+                self.rows += [package.left_by_spare()] if package.unused else []
+            elif (row := package.row_before()) is not None:
+                self.rows.append(row)
+            elif package.unused:
+                self.packages.append(package)
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -301,7 +292,7 @@ class _Folder:
     def settle(self, library: Library, row: SlimRow) -> None:
         """Keep a library from all recipes; the row tells why."""
         self.take(library)
-        self.work.rows.append(row)
+        self.rows.append(row)
 
     def add(self, library: Library, recipe: Recipe) -> None:
         """Give a library to a recipe, unless another one has it."""
@@ -312,14 +303,14 @@ class _Folder:
         if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
             if read_fact(self.tree.root / library.name, has_gpu_code):
                 row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                self.work.rows.append(row)
+                self.rows.append(row)
             return
         keeps = self._keeps_originals
         outcome = classify(self.tree, library, recipe, keeps_original=keeps)
         if isinstance(outcome, Task):
-            self.work.tasks.append(outcome)
+            self.tasks.append(outcome)
         elif outcome is not None:
-            self.work.rows.append(outcome)
+            self.rows.append(outcome)
 
     def libraries(self) -> Iterator[tuple[FileGroup, Library]]:
         """The files that no recipe has yet, and the libraries that each belongs to."""
@@ -385,7 +376,7 @@ def find_by_lock(
         A work list for each folder, and rows for libraries of the lock that are in none.
     """
     folders = [
-        _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
+        WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
         for tree, manifest in trees
     ]
     source = _describe(lock)
@@ -414,7 +405,7 @@ def find_by_lock(
             elif answer is not None:
                 folder.add(library, answer)
     unmet += _add_packages(folders, lock, source, jobs, spare=spare is not None)
-    return [folder.work for folder in folders], unmet
+    return folders, unmet
 
 
 class _Others:
@@ -431,7 +422,7 @@ class _Others:
 
     def __init__(
         self,
-        folder: _Folder,
+        folder: WorkList,
         lock: Lock,
         others: Recipe | None,
         never: Recipe | None,
@@ -541,7 +532,7 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
 
 
 def _add_packages(
-    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int, *, spare: bool
+    folders: Sequence[WorkList], lock: Lock, source: str, jobs: int, *, spare: bool
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
     for files in lock.files:
@@ -552,7 +543,7 @@ def _add_packages(
                     folder.tree, folder.manifest, files, source, jobs, is_checked=not spare
                 )
             )
-            folder.work.add_packages(packages, spare=spare)
+            folder.add_packages(packages, spare=spare)
             found |= bool(packages)
         if not found and not spare:
             name = f"{files.distribution} {files.version}"
@@ -564,12 +555,12 @@ def find_by_archs(
     tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_originals: bool
 ) -> WorkList:
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
-    folder = _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=1)
+    folder = WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=1)
     for _, library in folder.libraries():
         folder.add(library, recipe)
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
-    folder.work.add_packages(packages, spare=recipe.spare is not None)
-    return folder.work
+    folder.add_packages(packages, spare=recipe.spare is not None)
+    return folder
 
 
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
@@ -584,7 +575,7 @@ def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     )
 
 
-def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
+def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
     wanted = f" (of {library.distribution} {library.version})" if library.distribution else ""
     for folder in folders:
         named = [
