@@ -74,25 +74,6 @@ def token_of(manifest: SlimManifest) -> str:
     return manifest.run or secrets.token_hex(8)
 
 
-def begin_run(
-    root: Path, manifest: SlimManifest, token: str, spares: Iterable[Path] = ()
-) -> SlimManifest:
-    """Note in the manifest of a folder that a run is at work there; call before the first change.
-
-    Args:
-        root, manifest: of the folder.
-        token: of the run.
-        spares: for ``run_spares``, beside those of a killed run.
-
-    Raises:
-        StoreError: the manifest can't be written; then it is as it was.
-    """
-    folders = tuple(sorted({*manifest.run_spares, *map(str, spares)}))
-    manifest = msgspec.structs.replace(manifest, run=token, run_spares=folders)
-    save_manifest(root, manifest, token)
-    return manifest
-
-
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
     """Write the manifest, or remove it when nothing is left in it. It is on disk then.
 

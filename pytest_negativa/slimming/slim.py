@@ -125,12 +125,12 @@ def slim_trees(
     with hold(*roots):
         trees = scan_held(request.paths, dry_run=request.options.dry_run)
         slimmers, unmet = _plan(request, trees)
-        problems = PROBLEMS | UNMET if request.require else frozenset()
-        known = (row for slimmer in slimmers for row in slimmer.work.rows)
-        # They won't become what the lock wants.
-        missed = (*unmet, *(row for row in known if row.status in problems))
-        if request.require and missed:
-            return SlimReport(missed, stopped=True)
+        if request.require:
+            known = (row for slimmer in slimmers for row in slimmer.work.rows)
+            # They won't become what the lock wants.
+            missed = (*unmet, *(row for row in known if row.status in PROBLEMS | UNMET))
+            if missed:
+                return SlimReport(missed, stopped=True)
         return _run(slimmers, unmet, on_progress)
 
 
