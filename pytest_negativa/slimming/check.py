@@ -22,7 +22,7 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     load_manifest,
 )
-from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
+from pytest_negativa.slimming.spares import note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, digest_of
 
 _Recorded = Mapping[str, Records]
@@ -67,7 +67,7 @@ def _check(
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
     records = tree.recorded({*known, *(name for group in others for name in group.names)})
-    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
+    rows = tree.unknown_rows(is_slimmed)
     if manifest.run is not None:
         detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
@@ -101,19 +101,17 @@ def _folder_at_work(root: Path) -> Path | None:
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group, records = tree.group_of(name), all_records.get(name, {})
-    if group is None:
-        status, detail = _judge_gone(tree, name, entry, records)
-        return SlimRow.unchanged(name, status, 0, detail)
-    status, detail = _judge(tree.root, name, entry, records)
-    return SlimRow.unchanged(name, status, group.size, detail)
-
-
-def _judge_gone(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
-    if tree.is_hidden((name,)):
-        return SlimStatus.FAILED, "its folder cannot be listed"
-    if is_uninstalled(name, entry, records):
-        return SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
-    return SlimStatus.GONE, f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}"
+    if group is not None:
+        judged = _judge(tree.root, name, entry, records)
+    elif tree.is_hidden((name,)):
+        judged = SlimStatus.FAILED, "its folder cannot be listed"
+    elif is_uninstalled(name, entry, records):
+        detail = "it was slimmed; its distribution is no longer installed"
+        judged = SlimStatus.DIFFERENT, detail
+    else:
+        remedy = _remedy(tree.root, entry)
+        judged = SlimStatus.GONE, f"it was slimmed, and is no longer there; {remedy}"
+    return SlimRow.unchanged(name, judged[0], 0 if group is None else group.size, judged[1])
 
 
 def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
@@ -125,7 +123,7 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
         wrong = [record for line, record in records.items() if line != record_digest(digest)]
         if wrong:
             return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
-        if entry.spare is not None and (judged := _judge_spare(path)) is not None:
+        if entry.spare is not None and (judged := problem_of(path)) is not None:
             return judged
         return SlimStatus.SOUND, None if entry.spare is None else "its spare fits"
     if digest == entry.original_sha256:
@@ -134,16 +132,6 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
         return SlimStatus.DIFFERENT, "another one was installed since: RECORD has its digest"
     # A patch and a page of kernels that a disk lost look alike.
     return SlimStatus.CHANGED, f"differs from what was written; {_remedy(root, entry)}"
-
-
-def _judge_spare(path: Path) -> _Judgement | None:
-    """Judge the spare of a library; None: it fits."""
-    try:
-        problem = problem_of(path)
-    except SpareAwayError as e:
-        # It may lie in another image layer, or be fetched before the program starts.
-        return SlimStatus.SPARE_AWAY, str(e).removeprefix(f"{path}: ")
-    return None if problem is None else (SlimStatus.DAMAGED, problem)
 
 
 def _remedy(root: Path, entry: SlimmedFile) -> str:
@@ -159,13 +147,11 @@ def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
                 return None
     except FormatError as e:
         return SlimStatus.FAILED, e.problem
-    judged = _judge_spare(path) if note_of(path) is not None else None
+    judged = problem_of(path) if note_of(path) is not None else None
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged
     digest = digest_of(path)
     if digest is not None and record_digest(digest) in lines:
         return judged or (SlimStatus.SOUND, "not in the manifest; RECORD has its digest")
-    if lines:
-        detail = "not in the manifest, and its digest is not the one in RECORD; reinstall"
-        return SlimStatus.CHANGED, detail
-    return SlimStatus.CHANGED, "not in the manifest, so what was written is not known; reinstall"
+    why = "and its digest is not the one in RECORD" if lines else "so what was written is not known"
+    return SlimStatus.CHANGED, f"not in the manifest, {why}; reinstall"

@@ -163,7 +163,7 @@ def package_of(name: str) -> str:
     return "/".join(folders[: start + 1] or ".") + "/"
 
 
-def find_by_archs(
+def packages_by_archs(
     tree: Tree,
     manifest: SlimManifest,
     devices: Sequence[ComputeCapability],

@@ -13,22 +13,22 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_negativa.arch import parse_arch
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
-from pytest_negativa.models.slimming import SlimmedFile
+from pytest_negativa.models.slimming import SlimmedFile, SlimStatus
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.recipes import devices_of
-from pytest_negativa.slimming.spares import SpareAwayError, note_of, problem_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, temporary_at
+from pytest_negativa.slimming.spares import note_of, problem_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 
 _WORDS = re.compile(r"""[^\s/'":]+""")
 _CODE_FILE_END = re.compile(rf"(?<=.)(?:{'|'.join(map(re.escape, CODE_SUFFIXES))})(?![\w.])")
@@ -71,8 +71,7 @@ _VERDICTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Slimmed:
+class Slimmed(NamedTuple):
     """A slimmed library; without an entry if no manifest that can be read lists it."""
 
     path: str
@@ -105,81 +104,62 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
     and below it count. Without a manifest, the files tell.
 
     Raises:
-        NegativaError: a manifest can't be read.
+        NegativaError: a folder or manifest can't be read.
     """
-    found: dict[str, Slimmed] = {}
+    listed: dict[str, SlimmedFile] = {}
+    libraries: dict[str, None] = {}
     for folder in dict.fromkeys(f.resolve() for f in folders):
-        roots, libraries = _walk(folder)
+        roots, here = _walk(folder)
+        found: dict[str, SlimmedFile] = {}
         for root in roots:
-            for path, library in _listed(root):
-                if Path(path).is_relative_to(folder) and os.path.lexists(path):
-                    _add(found, path, library)
-        _add_unlisted(found, libraries)
-    return _most_first(found)
+            _add_listed(found, root)
+        listed |= {p: entry for p, entry in found.items() if folder in Path(p).parents}
+        libraries |= dict.fromkeys(here)
+    there = {path: entry for path, entry in listed.items() if os.path.lexists(path)}
+    return _most_first(there, libraries)
 
 
 def loaded_slimmed() -> tuple[Slimmed, ...]:
     """Find the slimmed libraries that this process has loaded."""
     maps = _MAPPINGS.read_text(errors="surrogateescape").splitlines()
     loaded = {line.split(maxsplit=5)[5] for line in maps if line.count("/")}
-    found: dict[str, Slimmed] = {}
+    listed: dict[str, SlimmedFile] = {}
     for root in _with_manifest({folder for path in loaded for folder in Path(path).parents}):
         # "negativa slim check" reports a damaged manifest.
         with contextlib.suppress(NegativaError):
-            for path, library in _listed(root):
-                if path in loaded:
-                    _add(found, path, library)
+            _add_listed(listed, root)
+    here = {path: entry for path, entry in listed.items() if path in loaded}
     # Not every mapped file: opening a device may have an effect.
-    _add_unlisted(found, (path for path in loaded if ".so" in Path(path).name))
-    return _most_first(found)
+    return _most_first(here, (path for path in loaded if ".so" in Path(path).name))
 
 
-def _add(found: dict[str, Slimmed], path: str, library: Slimmed) -> None:
-    """Add a library by one of its paths. Of two manifests, the greater loss counts."""
-    if path not in found or found[path].removed < library.removed:
-        found[path] = library
+def _add_listed(listed: dict[str, SlimmedFile], root: Path) -> None:
+    """Add the entries of a manifest by path. Of two manifests, the greater loss counts."""
+    for entry in load_manifest(root).slimmed.values():
+        for path in (os.path.join(root, name) for name in entry.names):
+            known = listed.get(path, entry)
+            listed[path] = max(known, entry, key=lambda one: one.gpu_code_removed)
 
 
-def _add_unlisted(found: dict[str, Slimmed], paths: Iterable[str]) -> None:
-    """Add slimmed libraries that no manifest lists."""
-    for path in paths:
-        if path not in found and is_slimmed(path):
-            found[path] = Slimmed(path, None)
-
-
-def _most_first(found: Mapping[str, Slimmed]) -> tuple[Slimmed, ...]:
-    """Each library once, even if it has several names or manifests."""
-    once = {id(one.entry or one): one for one in reversed([*found.values()])}
-    return tuple(sorted(once.values(), key=lambda one: (-one.removed, one.path)))
+def _most_first(listed: Mapping[str, SlimmedFile], paths: Iterable[str]) -> tuple[Slimmed, ...]:
+    """Each listed library once, even if it has several names, and the other slimmed ones."""
+    once = {id(entry): Slimmed(path, entry) for path, entry in reversed([*listed.items()])}
+    others = (Slimmed(path, None) for path in paths if path not in listed and is_slimmed(path))
+    return tuple(sorted((*once.values(), *others), key=lambda one: (-one.removed, one.path)))
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
     """The folders here, above and below that have a manifest; all files named like libraries."""
-    roots = _with_manifest((folder, *folder.parents))
-    libraries: list[str] = []
-    for root, folders, names in os.walk(folder):
-        if ORIGINALS_MARK in names:
-            folders.clear()
-            continue
-        if MANIFEST_NAME in names and Path(root) != folder:
-            roots.append(Path(root))
-        paths = (Path(root, name) for name in names if ".so" in name)
-        libraries += [
-            str(path) for path in paths if not path.is_symlink() and temporary_at(path) is None
-        ]
-    return roots, libraries
+    names = [name for group in scan_folder(folder).groups for name in group.names]
+    below = [folder / name for name in names if name.rpartition("/")[2] == MANIFEST_NAME]
+    roots = _with_manifest((folder, *folder.parents, *(path.parent for path in below)))
+    libraries = [name for name in names if ".so" in name.rpartition("/")[2]]
+    return roots, [os.path.join(folder, name) for name in libraries]
 
 
 def _with_manifest(folders: Iterable[Path]) -> list[Path]:
     # os.path: a parent folder that may not be entered is no error.
-    return [f for f in folders if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
-
-
-def _listed(root: Path) -> Iterator[tuple[str, Slimmed]]:
-    """The libraries of a manifest by each of their paths."""
-    for name, entry in load_manifest(root).slimmed.items():
-        for path in dict.fromkeys(os.path.join(root, n) for n in (name, *entry.names)):
-            yield path, Slimmed(path, entry)
+    return [f for f in dict.fromkeys(folders) if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
 
 
 def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
@@ -255,7 +235,8 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
 
 def _sites() -> tuple[Path, ...]:
     """The folders of this process's packages."""
-    return tuple(Path(folder) for folder in sys.path if Path(folder).name in SITE_NAMES)
+    folders = map(Path, sys.path)
+    return tuple(folder for folder in folders if folder.name in SITE_NAMES and folder.is_dir())
 
 
 def _undo(*folders: Path) -> str:
@@ -288,17 +269,12 @@ def _remedies(lacking: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[s
 
 
 def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
-    away, unusable = [], []
-    for library in libraries:
-        try:
-            problem = problem_of(Path(library.path))
-        except SpareAwayError as e:
-            away.append(f"  {printable(str(e))}")
-        except NegativaError as e:
-            unusable.append(f"  {printable(str(e))}")
-        else:
-            if problem is not None:
-                unusable.append(f"  {printable(f'{library.path}: {problem}')}")
+    away: list[str] = []
+    unusable: list[str] = []
+    for path in (library.path for library in libraries):
+        if (problem := problem_of(Path(path))) is not None:
+            rows = away if problem[0] is SlimStatus.SPARE_AWAY else unusable
+            rows.append(f"  {printable(f'{path}: {problem[1]}')}")
     if count := len(libraries) - len(away) - len(unusable):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
@@ -338,7 +314,7 @@ def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
     unknown = [library for library in named if library.entry is None]
     if known:
         yield f"{format_items(len(known), 'library has', 'libraries have')} lost GPU code here:"
-        yield from _rows(known, lambda one: f": {_loss(one)}")
+        yield from _rows(known)
     if unknown:
         yield (
             f"{format_items(len(unknown), 'library was', 'libraries were')} slimmed, and their "
@@ -349,15 +325,11 @@ def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
         yield f"The code that stayed follows {printable(source)}."
 
 
-def _loss(library: Slimmed) -> str:
-    all_of_it = ", all of it: the proved run never loaded the library"
-    return f"{format_bytes(library.removed)}{all_of_it if library.never_loaded else ''}"
-
-
-def _rows(
-    libraries: Sequence[Slimmed], more: Callable[[Slimmed], str] = lambda one: ""
-) -> Iterator[str]:
-    yield from (f"  {printable(one.path)}{more(one)}" for one in libraries[:_MAX_ROWS])
+def _rows(libraries: Sequence[Slimmed]) -> Iterator[str]:
+    for one in libraries[:_MAX_ROWS]:
+        all_of_it = ", all of it: the proved run never loaded the library"
+        loss = f": {format_bytes(one.removed)}{all_of_it if one.never_loaded else ''}"
+        yield f"  {printable(one.path)}{loss if one.entry is not None else ''}"
     if len(libraries) > _MAX_ROWS:
         yield f"  and {len(libraries) - _MAX_ROWS} more"
 

@@ -29,7 +29,6 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
-    begin_run,
     is_part_of_manifest,
     load_manifest,
     save_manifest,
@@ -56,21 +55,19 @@ class Journal:
 
     Args:
         tree: the folder as it was found.
-        manifest: what was done before; None: it is read.
         held: the folders that this process has locked.
 
     Attributes:
         root: the folder.
+        manifest: what was done there.
         token: of the run.
         sites: where distributions are installed, below the root or around it.
     """
 
-    def __init__(
-        self, tree: Tree, manifest: SlimManifest | None = None, held: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, tree: Tree, held: Sequence[Path] = ()) -> None:
         self.tree = tree
         self.root = tree.root
-        self.manifest = load_manifest(tree.root) if manifest is None else manifest
+        self.manifest = load_manifest(tree.root)
         self.token = token_of(self.manifest)
         self.sites = tree.sites
         self.held = tuple(held)
@@ -108,7 +105,9 @@ class Journal:
         Raises:
             StoreError: the manifest can't be written.
         """
-        self.manifest = begin_run(self.root, self.manifest, self.token, spares)
+        folders = tuple(sorted({*self.manifest.run_spares, *map(str, spares)}))
+        self.manifest = replace(self.manifest, run=self.token, run_spares=folders)
+        self.save()
         left: str | None = None
         try:
             yield
@@ -117,8 +116,8 @@ class Journal:
             left = self.token
             raise
         finally:
-            folders = () if left is None else self.manifest.run_spares
-            self.manifest = replace(self.manifest, run=left, run_spares=folders)
+            spared = () if left is None else folders
+            self.manifest = replace(self.manifest, run=left, run_spares=spared)
             self.save()
 
     def put_back(
@@ -313,12 +312,11 @@ def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
     """Put a file back that another process had put into the place; it stays if that isn't ours."""
     place = temporary.place
     assert place is not None
-    if place.exists():
-        if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
-            return False
-        give_back(temporary.path, place, FileState.of(place.lstat()))
-    else:
+    if not place.exists():
         temporary.path.rename(place)
         return True
+    if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
+        return False
+    give_back(temporary.path, place, FileState.of(place.lstat()))
     temporary.path.unlink()
     return True

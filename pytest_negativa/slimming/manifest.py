@@ -61,36 +61,17 @@ def load_manifest(root: Path) -> SlimManifest:
     if _ZERO.search(data) is not None:
         # No path has one, and Python's functions raise ValueError for it.
         raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
-    for key, entry in manifest.slimmed.items():
-        for name in (key, *entry.names):
-            _check_name(path, name)
-    for name in manifest.removed:
-        _check_name(path, name)
+    names = (name for entry in manifest.slimmed.values() for name in entry.names)
+    for name in (*manifest.slimmed, *manifest.removed, *names):
+        # The manifest may have come with an image from elsewhere.
+        if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
+            raise StoreError(f"{path}: names {name!r}, which is not below its folder")
     return manifest
 
 
 def token_of(manifest: SlimManifest) -> str:
     """The token for a run: after a run that was killed, the same one."""
     return manifest.run or secrets.token_hex(8)
-
-
-def begin_run(
-    root: Path, manifest: SlimManifest, token: str, spares: Iterable[Path] = ()
-) -> SlimManifest:
-    """Note in the manifest of a folder that a run is at work there; call before the first change.
-
-    Args:
-        root, manifest: of the folder.
-        token: of the run.
-        spares: for ``run_spares``, beside those of a killed run.
-
-    Raises:
-        StoreError: the manifest can't be written; then it is as it was.
-    """
-    folders = tuple(sorted({*manifest.run_spares, *map(str, spares)}))
-    manifest = msgspec.structs.replace(manifest, run=token, run_spares=folders)
-    save_manifest(root, manifest, token)
-    return manifest
 
 
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
@@ -162,12 +143,6 @@ def how_to_reinstall(path: Path, origin: Origin | None) -> str:
     if origin is None:
         return "install it again"
     return f"install it again: {reinstall_commands([(path, origin)])[0]}"
-
-
-def _check_name(path: Path, name: str) -> None:
-    # The manifest may have come with an image from elsewhere.
-    if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
-        raise StoreError(f"{path}: names {name!r}, which is not below its folder")
 
 
 UNREADABLE = "it cannot be read"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,13 +163,13 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
     raise ReconstructError(f"was slimmed, and its original {why}; {again}")
 
 
-def is_past(tree: Tree, entry: SlimmedFile, fates: Iterable[Fate]) -> bool:
+def is_past(tree: Tree, entry: SlimmedFile) -> bool:
     """Whether an entry is of no use any more: no file needs it as the way to its original.
 
     The original is back, another file took its place, or the library was uninstalled. One that is
     away for a while may come back.
     """
-    found = set(fates)
+    found = {one.fate for one in judge(tree, entry).values()}
     if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}) or tree.is_hidden(entry.names):
         return False
     if Fate.ORIGINAL in found:

@@ -10,7 +10,7 @@ import enum
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ class Recipe:
         kind: the way.
         source: the lock or the archs that tell what stays, for people.
         key: what the outcome depends on, beside the spare.
-        plan: finds what to remove from a library: see ``plan_removal``.
+        plan: reads a library and finds what to remove from it. It raises ``CannotCompactError`` if
+            the library is left as it is, or another ``NegativaError``.
         spare: where removed code goes; None: it is lost.
         strips_others: libraries without GPU code are stripped, not left.
         devices: those of ``ARCHS``.
@@ -133,15 +134,6 @@ class Recipe:
         """Digest by which a manifest knows the recipe."""
         spare = () if self.spare is None else ("spare", *self.spare.key)
         return hashlib.sha256(msgspec.json.encode((*self.key, *spare))).hexdigest()
-
-    def plan_removal(self, path: Path) -> Removal:
-        """Read a library and find what to remove from it.
-
-        Raises:
-            CannotCompactError: it is left as it is.
-            NegativaError: it can't be done.
-        """
-        return self.plan(self, path)
 
     def why(self, *, has_gpu_code: bool) -> str | None:
         """What a row tells of a library that lost its code because no run loaded it."""
@@ -169,18 +161,18 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) 
         # The writer of the file compares the digest.
         if source.size != locked.size:
             raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
-        library_map = _with_digest(map_library(source, read_host_elf(source), scope), locked.sha256)
+        library_map = map_library(source, read_host_elf(source), scope)
+        library = msgspec.structs.replace(library_map.library, sha256=locked.sha256)
+        library_map = msgspec.structs.replace(library_map, library=library)
         plan = plan_from_lock(locked, library_map)
-        notes: list[str] = []
         # The code within a cubin comes back with the cubin or not at all.
         if not plan.trimmed or recipe.spare is not None:
-            return Removal(library_map, plan, notes=tuple(notes))
+            return Removal(library_map, plan)
         edits, cubins = trim_kernels(source, library_map, plan, fill)
     left = [cubin for cubin in cubins if cubin.left_alone is not None]
-    if left:
-        notes.append(f"{len(left):,} cubins stay whole: {left[0].left_alone}")
+    notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
     removed = sum(map(_removed_from, cubins))
-    return Removal(library_map, plan, edits, trimmed=removed, notes=tuple(notes))
+    return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
 
 
 _BY_ARCHS = re.compile(r"what devices of (.+) can load")
@@ -278,7 +270,7 @@ def slim_library(
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    removal = recipe.plan_removal(path)
+    removal = recipe.plan(recipe, path)
     if recipe.spare is not None and not removal.strips:
         assert unchecked is not None, "the folder of spares is held"
         return _cut(recipe, recipe.spare, removal, path, target, name, unchecked)
@@ -318,7 +310,9 @@ def _cut(
     if changed or expected not in (None, done.original_sha256):
         target.unlink(missing_ok=True)
         raise StaleLibraryError(f"{path} changed while it was read; try again")
-    gone = 0 if removal.plan is None else _overlap(done.gaps, removal.plan)
+    decisions = () if removal.plan is None else removal.plan.decisions
+    unused = ((one.start, one.end) for one in decisions if not one.kept)
+    gone = size(intersection(unused, done.gaps))
     with ByteSource(target) as result:
         sha256 = result.sha256()
     return Result(
@@ -333,11 +327,6 @@ def _cut(
     )
 
 
-def _overlap(gaps: Sequence[tuple[int, int]], plan: LibraryPlan) -> int:
-    """Bytes of unused code in gaps, which are disjoint."""
-    return size(intersection(((d.start, d.end) for d in plan.decisions if not d.kept), gaps))
-
-
 def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result:
     """What ``slim_library`` would write; loading is not tried.
 
@@ -345,7 +334,7 @@ def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Re
         CannotCompactError: it is left as it is.
         NegativaError: the library can't be read.
     """
-    removal = recipe.plan_removal(path)
+    removal = recipe.plan(recipe, path)
     if recipe.spare is not None and not removal.strips:
         planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
         options = recipe.spare.options_for(name, recipe.source)
@@ -377,11 +366,6 @@ def _plan_by_headers(
             raise CannotCompactError(path, NO_GPU_CODE)
         return Removal(state=state, strips=not traced)
     return Removal(library_map, plan_for(library_map), state=state)
-
-
-def _with_digest(library_map: LibraryMap, sha256: str) -> LibraryMap:
-    library = msgspec.structs.replace(library_map.library, sha256=sha256)
-    return msgspec.structs.replace(library_map, library=library)
 
 
 def names_of(devices: Iterable[ComputeCapability]) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.errors import (
-    FormatError,
     NegativaError,
     OptionError,
     ReconstructError,
@@ -58,27 +57,20 @@ def push_spares(paths: Sequence[Path], url: Url) -> list[SlimRow]:
 
 
 def _push_tree(tree: Tree, url: Url) -> list[SlimRow]:
-    rows: list[SlimRow] = []
-    for name, _note in _with_spares(tree, rows):
-        rows.append(_push_one(tree, name, url))
+    def push(library: Path, _note: Note) -> str:
+        spare = find_spare(library)
+        # The one that is here may be removed once it is there.
+        check_pair(library, spare)
+        sent, _ = publish(spare.name, {spare.name: spare}, url / spare.name)
+        return "its spare was sent" if sent else "its spare was there"
+
+    rows = [*_each(tree, push)]
     manifest = load_manifest(tree.root)
     # A URL that takes nothing is no place to look at.
     if manifest.slimmed and any(row.status is SlimStatus.SOUND for row in rows):
         manifest = msgspec.structs.replace(manifest, spares=url.text)
         save_manifest(tree.root, manifest, token_of(manifest))
     return rows
-
-
-def _push_one(tree: Tree, name: str, url: Url) -> SlimRow:
-    try:
-        spare = find_spare(tree.root / name)
-        # The one that is here may be removed once it is there.
-        check_pair(tree.root / name, spare)
-        sent, _ = publish(spare.name, {spare.name: spare}, url / spare.name)
-    except (NegativaError, OSError) as e:
-        return _row(tree, name, SlimStatus.FAILED, str(e))
-    detail = "its spare was sent" if sent else "its spare was there"
-    return _row(tree, name, SlimStatus.SOUND, detail)
 
 
 def fetch_spares(paths: Sequence[Path], folder: Path) -> list[SlimRow]:
@@ -95,25 +87,27 @@ def fetch_spares(paths: Sequence[Path], folder: Path) -> list[SlimRow]:
         NegativaError: a folder or manifest can't be read, or see ``refuse_shared``.
     """
     refuse_shared(*roots_of(paths))
-    rows: list[SlimRow] = []
     with contextlib.ExitStack() as held:
-        unchecked: Path | None = None
-        for tree in scan(paths):
-            url = load_manifest(tree.root).spares
-            for name, note in _with_spares(tree, rows):
-                try:
-                    detail = _find(tree.root / name, note, folder)
-                    if detail is None:
-                        if unchecked is None:
-                            hold = hold_folder(folder, tree.root)
-                            unchecked = held.enter_context(hold)
-                        # Another process may have fetched it meanwhile.
-                        detail = _find(tree.root / name, note, folder)
-                        detail = detail or _fetch_one(tree, name, note, url, unchecked)
-                    rows.append(_row(tree, name, SlimStatus.SOUND, detail))
-                except (NegativaError, OSError) as e:
-                    rows.append(_row(tree, name, SlimStatus.FAILED, str(e)))
-    return rows
+        unchecked: list[Path] = []
+        trees = scan(paths)
+        return [row for tree in trees for row in _fetch_tree(tree, folder, held, unchecked)]
+
+
+def _fetch_tree(
+    tree: Tree, folder: Path, held: contextlib.ExitStack, unchecked: list[Path]
+) -> Iterator[SlimRow]:
+    """Fetch for one folder; ``folder`` is held from the first spare on that is missing."""
+    url = load_manifest(tree.root).spares
+
+    def fetch_one(library: Path, note: Note) -> str:
+        if (detail := _find(library, note, folder)) is not None:
+            return detail
+        if not unchecked:
+            unchecked.append(held.enter_context(hold_folder(folder, tree.root)))
+        # Another process may have fetched it meanwhile.
+        return _find(library, note, folder) or _fetch(library, note, url, unchecked[0])
+
+    return _each(tree, fetch_one)
 
 
 def _find(library: Path, note: Note, folder: Path) -> str | None:
@@ -132,10 +126,9 @@ def _find(library: Path, note: Note, folder: Path) -> str | None:
     return f"its spare is {found}"
 
 
-def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Path) -> str:
+def _fetch(library: Path, note: Note, url: str | None, unchecked: Path) -> str:
     """Fetch a spare; what happened. ``unchecked``: see ``hold_folder``."""
     folder, new = unchecked.parent, unchecked / note.spare_name
-    library, target = tree.root / name, folder / note.spare_name
     if url is None:
         raise OptionError("no URL of spares is known; send them with negativa push --spares URL")
     owner = library.stat().st_uid
@@ -157,29 +150,21 @@ def _fetch_one(tree: Tree, name: str, note: Note, url: str | None, unchecked: Pa
         raise ReconstructError(f"{place}: not taken: {e}") from e
     # Processes of all users who can read the library need it.
     set_mode(new, 0o644)
-    new.replace(target)
+    new.replace(folder / note.spare_name)
     sync_folder(folder)
     if str(folder) in note.folders:
         return "its spare was fetched"
     return f"its spare was fetched; programs find it with NEGATIVA_SPARE_DIR={folder}"
 
 
-def _with_spares(tree: Tree, rows: list[SlimRow]) -> Iterator[tuple[str, Note]]:
-    """The libraries that were cut, and what each says of its spare.
-
-    ``rows`` gets a row for each library that can't be read.
-    """
+def _each(tree: Tree, work: Callable[[Path, Note], str]) -> Iterator[SlimRow]:
+    """Do something for each library that was cut; ``work`` says what was done."""
     for group in filter(tree.is_library, tree.groups):
+        library, status = tree.root / group.name, SlimStatus.SOUND
         try:
-            note = note_of(tree.root / group.name)
-        except FormatError as e:
-            rows.append(_row(tree, group.name, SlimStatus.FAILED, e.problem))
-            continue
-        if note is not None:
-            yield group.name, note
-
-
-def _row(tree: Tree, name: str, status: SlimStatus, detail: str) -> SlimRow:
-    group = tree.group_of(name)
-    assert group is not None, "it was listed"
-    return SlimRow.unchanged(name, status, group.size, detail)
+            if (note := note_of(library)) is None:
+                continue
+            detail = work(library, note)
+        except (NegativaError, OSError) as e:
+            status, detail = SlimStatus.FAILED, str(e).removeprefix(f"{library}: ")
+        yield SlimRow.unchanged(group.name, status, group.size, detail)

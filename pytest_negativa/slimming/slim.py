@@ -14,7 +14,7 @@ from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimManifest, SlimR
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
-from pytest_negativa.slimming.recipes import Recipe, by_archs, strip_only
+from pytest_negativa.slimming.recipes import by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.tree import (
     ELF_MAGIC,
@@ -125,8 +125,12 @@ def slim_trees(
     with hold(*roots):
         trees = scan_held(request.paths, dry_run=request.options.dry_run)
         slimmers, unmet = _plan(request, trees)
-        if request.require and (missed := _missed(slimmers, unmet)):
-            return SlimReport(missed, stopped=True)
+        if request.require:
+            known = (row for slimmer in slimmers for row in slimmer.work.rows)
+            # They won't become what the lock wants.
+            missed = (*unmet, *(row for row in known if row.status in PROBLEMS | UNMET))
+            if missed:
+                return SlimReport(missed, stopped=True)
         return _run(slimmers, unmet, on_progress)
 
 
@@ -193,12 +197,21 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     options = request.options
     keeps_originals = options.keep_originals is not None
     unmet: list[SlimRow] = []
+    others = strip_only() if request.strip_others else None
+    if request.devices or request.lock is None:
+        others = by_archs(
+            request.devices,
+            keep_ptx=request.keep_ptx,
+            strip=options.strip,
+            strip_others=request.strip_others,
+            spare=options.spare,
+        )
     if request.lock is not None:
         lists, unmet = find_by_lock(
             [(journal.tree, journal.manifest) for journal in journals],
             request.lock,
             strip=options.strip,
-            others=_others(request),
+            others=others,
             unloaded=request.drop_never_loaded,
             spare=options.spare,
             spare_unloaded=request.spare_never_loaded,
@@ -208,10 +221,14 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
     else:
         for journal in journals:
             _refuse_others(journal.tree, journal.manifest)
-        recipe, keep_ptx = _by_archs(request), request.keep_ptx
+        assert others is not None
         lists = [
             find_by_archs(
-                one.tree, one.manifest, recipe, keep_ptx=keep_ptx, keeps_originals=keeps_originals
+                one.tree,
+                one.manifest,
+                others,
+                keep_ptx=request.keep_ptx,
+                keeps_originals=keeps_originals,
             )
             for one in journals
         ]
@@ -219,31 +236,6 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
         refuse_impossible((task for work in lists for task in work.tasks), request.devices)
     pairs = zip(journals, lists, strict=True)
     return [Slimmer(journal, work, options) for journal, work in pairs], unmet
-
-
-def _by_archs(request: SlimRequest) -> Recipe:
-    options = request.options
-    return by_archs(
-        request.devices,
-        keep_ptx=request.keep_ptx,
-        strip=options.strip,
-        strip_others=request.strip_others,
-        spare=options.spare,
-    )
-
-
-def _others(request: SlimRequest) -> Recipe | None:
-    """The recipe for libraries that the lock doesn't name."""
-    if request.devices:
-        return _by_archs(request)
-    return strip_only() if request.strip_others else None
-
-
-def _missed(slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow]) -> tuple[SlimRow, ...]:
-    """Rows of libraries that are known beforehand not to become what the lock wants."""
-    problems = PROBLEMS | UNMET
-    known = [row for slimmer in slimmers for row in slimmer.work.rows if row.status in problems]
-    return (*unmet, *known)
 
 
 def _run(

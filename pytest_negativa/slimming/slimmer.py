@@ -142,26 +142,24 @@ class Slimmer:
                 self.rows.append(package.row(SlimStatus.WOULD_SLIM, package.unused))
                 on_done(package.size)
             return self.rows
-        journal, spare = self.journal, self.options.spare
+        journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
-        with contextlib.ExitStack() as held:
-            # Nothing to cut: the folder of spares may not be mounted.
-            if spare is not None and any(task.recipe.spare for task in self.work.tasks):
-                self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
-            self._run(on_done)
-        return self.rows
-
-    def _run(self, on_done: OnDone) -> None:
-        journal, work = self.journal, self.work
         before = msgspec.json.encode(journal.manifest)
         begun = bool(work.packages or work.past or journal.manifest.run)
         begun |= any(map(self._may_lose, work.tasks))
-        folders = [] if self._unchecked is None else [self._unchecked.parent]
-        with journal.at_work((*folders, *self._spares)) if begun else contextlib.nullcontext():
+        folders = []
+        with contextlib.ExitStack() as held:
+            # Nothing to cut: the folder of spares may not be mounted.
+            if spare is not None and any(task.recipe.spare for task in work.tasks):
+                self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
+                folders.append(spare.folder)
+            if begun:
+                held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
             release(self._spares, journal.root, journal.manifest, folders)
         if not begun and msgspec.json.encode(journal.manifest) != before:
             journal.save()
+        return self.rows
 
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
@@ -169,7 +167,10 @@ class Slimmer:
             forget_stale(journal.tree, journal.manifest)
             try:
                 self._process(self._slim, self._publish, on_done)
-                self._remove_files(on_done)
+                for package in self.work.packages:
+                    aside, jobs = self.options.keep_originals, self.options.jobs
+                    self.rows += remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                    on_done(package.size)
             finally:
                 # Also when interrupted: what was replaced must be in order.
                 for key, entry in self.work.past.items():
@@ -179,17 +180,6 @@ class Slimmer:
         finally:
             if self._unchecked is not None:
                 discard_unchecked(self._unchecked)
-
-    def _remove_files(self, on_done: OnDone) -> None:
-        """Remove the files that are unused GPU code."""
-        for package in self.work.packages:
-            self.rows += remove_files(
-                self.journal,
-                package,
-                keep_originals=self.options.keep_originals,
-                jobs=self.options.jobs,
-            )
-            on_done(package.size)
 
     def _process(
         self,
@@ -222,7 +212,7 @@ class Slimmer:
                     else:
                         finish(task, staged[task.name], made)
                 except NegativaError as e:
-                    self._add_failed(task, str(e))
+                    self._add_unchanged(task, SlimStatus.FAILED, str(e))
                 on_done(task.size)
         except KeyboardInterrupt:
             # What is begun may take long, and its result is not wanted any more.
@@ -282,7 +272,7 @@ class Slimmer:
             self._put_back(task, task.slimmed, reason)
         # Libraries without GPU code are not what the user asked about.
         elif reason != NO_GPU_CODE:
-            self._add_unchanged(task, SlimStatus.LEFT, task.size, reason)
+            self._add_unchanged(task, SlimStatus.LEFT, reason)
 
     @contextlib.contextmanager
     def _letting_go(self, task: Task) -> Iterator[None]:
@@ -312,7 +302,11 @@ class Slimmer:
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
         journal = self.journal
-        notes = (*made.removal.notes, *made.notes, *self._notes_on(task))
+        notes = (*made.removal.notes, *made.notes)
+        if task.outside:
+            links = format_items(task.outside, "hard link", "hard links")
+            outside = f"the original still takes its space: it has {links} outside of the folder"
+            notes = (*notes, outside)
         spare = None
         if self.options.spare is not None and made.spare is not None:
             spare = self.options.spare.folder / made.spare.name
@@ -367,13 +361,6 @@ class Slimmer:
             raise
         self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
-    def _notes_on(self, task: Task) -> Iterator[str]:
-        if task.outside:
-            yield (
-                "the original still takes its space: it has "
-                f"{format_items(task.outside, 'hard link', 'hard links')} outside of the folder"
-            )
-
     def _add_row(
         self, task: Task, status: SlimStatus, made: Result, notes: tuple[str, ...] = ()
     ) -> None:
@@ -392,12 +379,9 @@ class Slimmer:
         )
         self.rows.append(row)
 
-    def _add_failed(self, task: Task, detail: str) -> None:
+    def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.slimmed is None else task.slimmed.entry.size
-        self._add_unchanged(task, SlimStatus.FAILED, size, detail)
-
-    def _add_unchanged(self, task: Task, status: SlimStatus, size: int, detail: str) -> None:
         row = SlimRow.unchanged(task.name, status, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
 

@@ -29,7 +29,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.slimming import SlimManifest
+from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import (
@@ -177,13 +177,15 @@ class SparePolicy:
     @property
     def _keeping(self) -> str:
         """How to keep what came back."""
-        ways = []
-        if self.unneeded:
-            ways.append("negativa slim with --spare-never-loaded and --add-misses DIR")
-        elif not self.by_arch:
-            ways.append("negativa lock --add-misses DIR, and slim again")
-        if self.traced:
-            ways.append("negativa slim with --cpu-pages and --add-misses DIR")
+        known = (
+            (self.unneeded, "negativa slim with --spare-never-loaded and --add-misses DIR"),
+            (
+                not self.unneeded and not self.by_arch,
+                "negativa lock --add-misses DIR, and slim again",
+            ),
+            (bool(self.traced), "negativa slim with --cpu-pages and --add-misses DIR"),
+        )
+        ways = [way for applies, way in known if applies]
         logged = 'run this after eval "$(negativa misses --attach-env DIR)"'
         if not ways:
             return (
@@ -302,7 +304,8 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     """
     made: list[Path] = []
     with contextlib.ExitStack() as stack:
-        try:
+        stack.callback(_remove_empty, made)
+        with refusing(folder, "written", ReconstructError):
             for one in reversed((folder, *folder.parents)):
                 if not one.exists():
                     _refuse_shared(one, tree)
@@ -315,34 +318,18 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
             stack.enter_context(held(folder))
             # Until then, another user may have made it.
             _refuse_shared(folder, tree)
+            stack.callback(_remove_note, folder)
             remove_unchecked(folder)
-            _own(folder, tree)
+            # The note also keeps scans out: spares begin like libraries.
+            if tree not in (known := owners_of(folder)):
+                _note_owners(folder, [*known, *([tree] if tree else [])])
             unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
-        except BaseException as e:
-            if made:
-                _remove_made(folder, made)
-            if isinstance(e, OSError):
-                raise ReconstructError(f"{folder}: cannot be written: {e.strerror}") from e
-            raise
-        try:
-            yield unchecked
-        finally:
-            discard_unchecked(unchecked)
-            _remove_made(folder, made)
-
-
-def _own(folder: Path, tree: Path | None) -> None:
-    """Note in a folder of spares whose libraries need them, see ``release``.
-
-    The note also keeps scans out: spares begin like libraries.
-    """
-    known = owners_of(folder)
-    if tree not in known:
-        _note_owners(folder, [*known, *([tree] if tree else [])])
+        stack.callback(discard_unchecked, unchecked)
+        yield unchecked
 
 
 def owners_of(folder: Path) -> list[Path]:
-    """The folders whose libraries have their spares in a folder.
+    """The folders whose libraries have their spares in a folder, see ``release``.
 
     Raises:
         ReconstructError: its note can't be read.
@@ -423,13 +410,11 @@ def is_spare(path: Path) -> bool:
         tail = source.read(start, source.size - start)
     for at in range(0, len(tail), PAGE_SIZE):
         if tail.startswith(MAGIC, at):
-            try:
+            with contextlib.suppress(FormatError):
                 trailer = unpack_trailer(tail[at:], str(path), start + at)
-            except FormatError:
-                continue
-            is_here = trailer_offset(trailer.original_size) == start + at
-            if is_here and trailer.pair.hex().startswith(match[1]):
-                return True
+                is_here = trailer_offset(trailer.original_size) == start + at
+                if is_here and trailer.pair.hex().startswith(match[1]):
+                    return True
     return False
 
 
@@ -464,13 +449,17 @@ def clear_abandoned(manifest: SlimManifest) -> set[Path]:
     return spares | spares_of(manifest.slimmed.values())
 
 
-def _remove_made(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folders that were made, and the note, if no spare came."""
+def _remove_note(folder: Path) -> None:
+    """Remove the note of a folder of spares, if no spare came."""
     with contextlib.suppress(OSError):
         if all(path.name == ORIGINALS_MARK for path in folder.iterdir()):
-            (folder / ORIGINALS_MARK).unlink(missing_ok=True)
-            for path in reversed(made):
-                path.rmdir()
+            (folder / ORIGINALS_MARK).unlink()
+
+
+def _remove_empty(made: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for path in reversed(made):
+            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -574,20 +563,14 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         raise ReconstructError(f"{library}: is no library with a spare")
     folders = spare_folders(library, note)
     problem = None
-    for folder in folders:
-        spare = Path(folder, note.spare_name)
-        try:
-            spare.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            pass  # A folder may be another user's. Opening the spare tells the problem.
+    for spare in (Path(folder, note.spare_name) for folder in folders):
         try:
             with ByteSource(spare) as source:
                 read_trailer(source, note)
             reason = why_untrusted(library, spare) if trusted else None
         except (FormatError, OSError) as e:
-            problem = str(e)
+            if not isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
+                problem = str(e)
             continue
         if reason is None:
             return spare
@@ -613,17 +596,13 @@ def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
     rebuild_original(library, find_spare(library), target, mtime_ns)
 
 
-def problem_of(library: Path) -> str | None:
-    """Why a library with a spare can't do its work here; None: the two fit.
-
-    Raises:
-        FormatError: the library can't be read.
-        SpareAwayError: see ``find_spare``.
-    """
+def problem_of(library: Path) -> tuple[SlimStatus, str] | None:
+    """Why a library with a spare can't do its work here, and its status; None: the two fit."""
     try:
         check_pair(library, find_spare(library, trusted=True))
-    except SpareAwayError:
-        raise
     except (NegativaError, OSError) as e:
-        return str(e).removeprefix(f"{library}: ")
+        # It may lie in another image layer, or be fetched before the program starts.
+        is_away = isinstance(e, SpareAwayError)
+        status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.DAMAGED
+        return status, str(e).removeprefix(f"{library}: ")
     return None

@@ -36,11 +36,11 @@ STAGED_SUFFIX = ".negativa-slim"
 SWAP_SUFFIX = ".negativa-swap"
 """Ends the hidden names by which a file goes into its place, and the old file comes out."""
 
-_OF_RUN = r"\.(?P<token>[0-9a-f]{16})"
-_STAGED = re.compile(
-    rf"\..+{_OF_RUN}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
+_TEMPORARY = re.compile(
+    r"\.(?P<place>.+)\.(?P<token>[0-9a-f]{16})"
+    rf"({re.escape(SWAP_SUFFIX)}|{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?)",
+    re.DOTALL,
 )
-_SWAPPED = re.compile(rf"\.(?P<place>.+){_OF_RUN}{re.escape(SWAP_SUFFIX)}", re.DOTALL)
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
@@ -82,11 +82,10 @@ class Temporary:
 
 def temporary_at(path: Path) -> Temporary | None:
     """What the name of a temporary file tells; None if it is no such name."""
-    if (match := _SWAPPED.fullmatch(path.name)) is not None:
-        return Temporary(path, match["token"], path.with_name(match["place"]))
-    if (match := _STAGED.fullmatch(path.name)) is not None:
-        return Temporary(path, match["token"])
-    return None
+    if (match := _TEMPORARY.fullmatch(path.name)) is None:
+        return None
+    is_swap = path.name.endswith(SWAP_SUFFIX)
+    return Temporary(path, match["token"], path.with_name(match["place"]) if is_swap else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,6 @@ class Tree:
         leftovers: files with names of temporary ones, which killed runs may have left.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
-        links: symbolic links that are named like libraries, and the real paths of their targets.
         unnamed: the files whose names are not UTF-8. The manifest, which is JSON, can't have them.
     """
 
@@ -137,7 +135,6 @@ class Tree:
     leftovers: list[Temporary] = field(default_factory=list)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
     unnamed: list[FileGroup] = field(default_factory=list)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
@@ -186,25 +183,23 @@ class Tree:
         unread = (record for _, site in sorted(sites.items()) for record in site.unread_records())
         return next(unread, None)
 
-    def unlisted_rows(self) -> list[SlimRow]:
-        """A row for each folder that can't be listed."""
-        return [
-            SlimRow(
-                path=f"{folder}/",
-                status=SlimStatus.FAILED,
-                before=0,
-                after=0,
-                detail=f"the folder cannot be listed: {reason}; the libraries in it are not known",
-            )
-            for folder, reason in sorted(self.unlisted.items())
-        ]
+    def unknown_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
+        """A row for each folder that can't be listed, and library whose name is not UTF-8.
 
-    def unnamed_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
-        """A row for each library whose name is not UTF-8, if it is wanted."""
+        Args:
+            wanted: whether such a library, of this path, gets one.
+        """
+        why = "the folder cannot be listed: {}; the libraries in it are not known"
         return [
-            SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
-            for group in self.unnamed
-            if self.is_library(group) and wanted(self.root / group.name)
+            *(
+                SlimRow.unchanged(f"{folder}/", SlimStatus.FAILED, 0, why.format(reason))
+                for folder, reason in sorted(self.unlisted.items())
+            ),
+            *(
+                SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
+                for group in self.unnamed
+                if self.is_library(group) and wanted(self.root / group.name)
+            ),
         ]
 
     def digest(self, group: FileGroup) -> str | None:
@@ -301,9 +296,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
-        if stat.S_ISLNK(status.st_mode):
-            tree.links[name] = os.path.realpath(root / name)
-        elif hidden and (temporary := temporary_at(root / name)) is not None:
+        if hidden and (temporary := temporary_at(root / name)) is not None:
             tree.leftovers.append(temporary)
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
@@ -319,7 +312,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
 def _walk(
     root: Path, unlisted: dict[str, str], *, deep: bool
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files, and of symbolic links that are named like libraries.
+    """Names and status of regular files.
 
     ``unlisted`` gets the folders that can't be listed.
     """
@@ -344,9 +337,7 @@ def _walk(
                 # __pycache__ has half of the files and no libraries.
                 if deep and base_name != "__pycache__":
                     waiting.append(f"{name}/")
-            elif stat.S_ISREG(status.st_mode) or (
-                deep and stat.S_ISLNK(status.st_mode) and ".so" in base_name
-            ):
+            elif stat.S_ISREG(status.st_mode):
                 yield name, status
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.slimmed import is_slimmed
@@ -23,8 +20,6 @@ from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import (
     UNREADABLE,
     Fate,
-    Judgement,
-    Records,
     is_reinstalled,
     is_uninstalled,
     judge,
@@ -70,7 +65,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-    rows = [*tree.unlisted_rows(), *tree.unnamed_rows(is_slimmed)]
+    rows = tree.unknown_rows(is_slimmed)
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):
@@ -103,18 +98,13 @@ def _undo_entries(
             row = _undo_one(journal, key, entry, dry_run=dry_run)
         except NegativaError as e:
             row = _row(key, entry, SlimStatus.FAILED, entry.size, str(e))
-        if not dry_run and _is_done_with(journal.tree, row, entry):
+        left = row.status is SlimStatus.LEFT and is_past(journal.tree, entry)
+        if not dry_run and (left or row.status is SlimStatus.UNDONE):
             journal.note_back(key, entry)
         done += entry.original_size
         on_done(done, total)
         yield row
     yield from undo_files(journal, dry_run=dry_run)
-
-
-def _is_done_with(tree: Tree, row: SlimRow, entry: SlimmedFile) -> bool:
-    if row.status is not SlimStatus.LEFT:
-        return row.status is SlimStatus.UNDONE
-    return is_past(tree, entry, (found.fate for found in judge(tree, entry).values()))
 
 
 def _entries_by_spare(
@@ -131,73 +121,49 @@ def _entries_by_spare(
             rows.append(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, str(e)))
 
 
-def _recorded(tree: Tree, entry: SlimmedFile) -> list[tuple[str, Records]]:
-    recorded = tree.recorded(set(entry.names))
-    return [(name, recorded.get(name, {})) for name in entry.names]
-
-
-class _Way(NamedTuple):
-    """The names that get the original of a library, and the original; see ``put_back``."""
-
-    names: list[str]
-    aside: Path | None
-    like: Path | None
-
-
 def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:
     tree, found = journal.tree, judge(journal.tree, entry)
-    way = _way_back(tree, key, entry, found)
-    if isinstance(way, SlimRow):
-        is_back = dry_run and way.status is SlimStatus.UNDONE
-        return replace(way, status=SlimStatus.WOULD_UNDO) if is_back else way
-    if dry_run:
-        return _row(key, entry, SlimStatus.WOULD_UNDO, entry.original_size, None)
-    journal.put_back(way.names, entry, way.aside, way.like)
-    # An earlier run was killed between the names of one file.
-    behind = (name for name, one in found.items() if one.fate is Fate.ORIGINAL)
-    for place, state in journal.places(behind).items():
-        with refusing(place, "put back", ReconstructError):
-            link(tree.root / way.names[0], place, state, journal.token)
-    return _row(key, entry, SlimStatus.UNDONE, entry.original_size, None)
-
-
-def _way_back(
-    tree: Tree, key: str, entry: SlimmedFile, found: Mapping[str, Judgement]
-) -> _Way | SlimRow:
-    """The way to the original of a library; a row if nothing is to be put back."""
+    status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
     fates = {one.fate for one in found.values()}
     if Fate.UNREADABLE in fates:
         # It may be the result, and its entry is the way to the original.
         raise ReconstructError(UNREADABLE)
-    if names := [name for name, one in found.items() if one.fate is Fate.RESULT]:
-        like = tree.root / names[0]
-        if (kept := kept_original(tree.root, entry)) is None:
-            find_spare(like)
-        return _Way(names, kept, like)
-    if Fate.ORIGINAL in fates:
-        return _row(key, entry, SlimStatus.UNDONE, entry.original_size, "it was back already")
-    if fates != {Fate.GONE}:
-        reason = next(one.reason for one in found.values() if one.fate is Fate.ANOTHER)
-        return _row(key, entry, SlimStatus.LEFT, entry.size, reason)
-    if (reason := _why_gone(tree, entry)) is not None:
-        return _row(key, entry, SlimStatus.LEFT, 0, reason)
-    return _Way([*entry.names], kept_original(tree.root, entry), None)
+    names = [name for name, one in found.items() if one.fate is Fate.RESULT]
+    if not names:
+        if Fate.ORIGINAL in fates:
+            return _row(key, entry, status, entry.original_size, "it was back already")
+        if Fate.ANOTHER in fates:
+            reason = next(one.reason for one in found.values() if one.fate is Fate.ANOTHER)
+            return _row(key, entry, SlimStatus.LEFT, entry.size, reason)
+        if (reason := _why_gone(tree, entry)) is not None:
+            return _row(key, entry, SlimStatus.LEFT, 0, reason)
+    like = tree.root / names[0] if names else None
+    kept = kept_original(tree.root, entry)
+    if kept is None and like is not None:
+        find_spare(like)
+    if not dry_run:
+        journal.put_back(names or entry.names, entry, kept, like)
+        # An earlier run was killed between the names of one file.
+        behind = (name for name, one in found.items() if one.fate is Fate.ORIGINAL)
+        for place, state in journal.places(behind).items():
+            with refusing(place, "put back", ReconstructError):
+                link(tree.root / names[0], place, state, journal.token)
+    return _row(key, entry, status, entry.original_size, None)
 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
     """Why a library that was deleted is not put back; None: its package is there."""
     if tree.is_hidden(entry.names):
         raise ReconstructError("its folder cannot be listed")
-    recorded = _recorded(tree, entry)
-    if any(is_uninstalled(name, entry, records) for name, records in recorded):
+    found = tree.recorded(set(entry.names))
+    recorded = [(name, entry, found.get(name, {})) for name in entry.names]
+    if any(is_uninstalled(*one) for one in recorded):
         return "it is no longer there, and its distribution is no longer installed"
-    if any(is_reinstalled(name, entry, records) for name, records in recorded):
+    if any(is_reinstalled(*one) for one in recorded):
         return "it is no longer there, and RECORD has the digest of another file"
-    names = [tree.root / name for name in entry.names]
-    ours = all(
-        not os.path.lexists(name) and name.parent.is_dir() and name.parent.resolve() == name.parent
-        for name in names
-    )
+    folders = {(tree.root / name).parent for name in entry.names}
+    ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)
+    ours &= not any(os.path.lexists(tree.root / name) for name in entry.names)
     return None if entry.original is not None and ours else "it is no longer there"
 
 

@@ -7,12 +7,11 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 from __future__ import annotations
 
 import enum
-import functools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,15 +27,11 @@ from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimRow, SlimStatus
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
-from pytest_negativa.slimming.code_files import (
-    Package,
-    packages_by_lock,
-)
-from pytest_negativa.slimming.code_files import find_by_archs as packages_by_archs
-from pytest_negativa.slimming.manifest import UNREADABLE, judge, may_be_kept
+from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
+from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,
     entry_of,
@@ -160,33 +155,6 @@ class Task:
         return self.names[0]
 
 
-@dataclass(slots=True)
-class WorkList:
-    """What is to be done in a folder.
-
-    Attributes:
-        tasks: libraries to slim.
-        rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
-        packages: the files that are GPU code themselves.
-    """
-
-    tasks: list[Task] = field(default_factory=list)
-    rows: list[SlimRow] = field(default_factory=list)
-    past: dict[str, SlimmedFile] = field(default_factory=dict)
-    packages: list[Package] = field(default_factory=list)
-
-    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
-        """Add packages, with the rows that are known of them; a spare takes no files."""
-        for package in packages:
-            if spare:
-                self.rows += [package.left_by_spare()] if package.unused else []
-            elif (row := package.row_before()) is not None:
-                self.rows.append(row)
-            elif package.unused:
-                self.packages.append(package)
-
-
 Library: TypeAlias = Slimmed | FileGroup
 
 
@@ -263,15 +231,19 @@ def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
     )
 
 
-class _Folder:
-    """A tree with its manifest, whose files are given to the recipes.
+class WorkList:
+    """What is to be done in a folder, whose files are given to the recipes.
 
     Args:
+        tree, manifest: of the folder.
         keeps_originals: whether originals will be kept.
         jobs: files to read at a time.
 
     Attributes:
-        work: what is to be done there.
+        tasks: libraries to slim.
+        rows: what is known beforehand.
+        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
+        packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
     """
@@ -283,7 +255,9 @@ class _Folder:
         self.manifest = manifest
         self._keeps_originals = keeps_originals
         self._jobs = jobs
-        self.work = WorkList(rows=[*tree.unlisted_rows(), *tree.unnamed_rows()])
+        self.tasks: list[Task] = []
+        self.rows = tree.unknown_rows()
+        self.packages: list[Package] = []
         self.slimmed = list(find_slimmed(tree, manifest))
         self._taken: set[str] = set()
         self._own = _libraries_of_negativa(tree)
@@ -291,10 +265,21 @@ class _Folder:
         self._unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
         there = {one.key for one in self.slimmed}
-        for key, entry in manifest.slimmed.items():
-            if key not in there and tree.covers(entry.names):
-                fates = (found.fate for found in judge(tree, entry).values())
-                self.work.past |= {key: entry} if is_past(tree, entry, fates) else {}
+        self.past = {
+            key: entry
+            for key, entry in manifest.slimmed.items()
+            if key not in there and tree.covers(entry.names) and is_past(tree, entry)
+        }
+
+    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
+        """Add packages, with the rows that are known of them; a spare takes no files."""
+        for package in packages:
+            if spare:
+                self.rows += [package.left_by_spare()] if package.unused else []
+            elif (row := package.row_before()) is not None:
+                self.rows.append(row)
+            elif package.unused:
+                self.packages.append(package)
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -307,7 +292,7 @@ class _Folder:
     def settle(self, library: Library, row: SlimRow) -> None:
         """Keep a library from all recipes; the row tells why."""
         self.take(library)
-        self.work.rows.append(row)
+        self.rows.append(row)
 
     def add(self, library: Library, recipe: Recipe) -> None:
         """Give a library to a recipe, unless another one has it."""
@@ -318,14 +303,14 @@ class _Folder:
         if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
             if read_fact(self.tree.root / library.name, has_gpu_code):
                 row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                self.work.rows.append(row)
+                self.rows.append(row)
             return
         keeps = self._keeps_originals
         outcome = classify(self.tree, library, recipe, keeps_original=keeps)
         if isinstance(outcome, Task):
-            self.work.tasks.append(outcome)
+            self.tasks.append(outcome)
         elif outcome is not None:
-            self.work.rows.append(outcome)
+            self.rows.append(outcome)
 
     def libraries(self) -> Iterator[tuple[FileGroup, Library]]:
         """The files that no recipe has yet, and the libraries that each belongs to."""
@@ -391,7 +376,7 @@ def find_by_lock(
         A work list for each folder, and rows for libraries of the lock that are in none.
     """
     folders = [
-        _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
+        WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
         for tree, manifest in trees
     ]
     source = _describe(lock)
@@ -412,7 +397,7 @@ def find_by_lock(
     if spare is not None and spare_unloaded:
         whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     for folder in folders:
-        rules = _Rules(folder, lock, others, never, whole, spare)
+        rules = _Others(folder, lock, others, never, whole, spare)
         for group, library in folder.libraries():
             answer = rules.answer(group, library)
             if isinstance(answer, SlimRow):
@@ -420,15 +405,24 @@ def find_by_lock(
             elif answer is not None:
                 folder.add(library, answer)
     unmet += _add_packages(folders, lock, source, jobs, spare=spare is not None)
-    return [folder.work for folder in folders], unmet
+    return folders, unmet
 
 
-class _Rules:
-    """What becomes of the libraries that a lock does not name; the first rule's answer counts."""
+class _Others:
+    """What becomes of the libraries of a folder that a lock does not name.
+
+    Args:
+        folder: whose libraries.
+        lock: what stays.
+        others: for the other libraries of the lock's distributions and of what they require.
+        never: for those of them that the run of the lock did not load.
+        whole: for libraries that neither run knows.
+        spare: where removed code goes.
+    """
 
     def __init__(
         self,
-        folder: _Folder,
+        folder: WorkList,
         lock: Lock,
         others: Recipe | None,
         never: Recipe | None,
@@ -436,18 +430,16 @@ class _Rules:
         spare: SparePolicy | None,
     ) -> None:
         self._tree = folder.tree
+        self._others, self._whole, self._spare = others, whole, spare
         rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(row.path for row in lock.left_out)
+        self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
         self._selected = Libraries(include=lock.include, exclude=lock.exclude)
         versions: defaultdict[str, set[str | None]] = defaultdict(set)
         for row in rows:
             if row.distribution is not None:
                 versions[normalized(row.distribution)].add(row.version)
-        self._others = others
-        self._whole = whole
-        self._spare = spare
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
         self._never: dict[str, Recipe | None] = {}
@@ -461,33 +453,48 @@ class _Rules:
             for one in site.installed():
                 self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None or whole is None else spare.loaded or ()
-        traced = () if spare is None else spare.traced.values()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        sizes = {one.size for one in (*loaded_then, *traced)}
-        by_digest = folder.by_digest(sizes) if sizes else {}
-        self._rules: tuple[Callable[[_Facts], Recipe | SlimRow | None], ...] = (
-            self._is_left_out,
-            self._not_loaded,
-            self._of_lock,
-            self._by_trace,
-            self._is_kept,
-        )
-        self._digests = {group: sha256 for sha256, groups in by_digest.items() for group in groups}
+        traced = () if spare is None else spare.traced.values()
+        self._digests = {
+            group: sha256
+            for sha256, groups in folder.by_digest(
+                {one.size for one in (*loaded_then, *traced)}
+            ).items()
+            for group in groups
+        }
 
     def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
-        """The recipe for a library, or a row that tells why it stays; None: it is no concern."""
-        paths = tuple(str(self._tree.root / name) for name in group.names)
+        """The recipe for a library, or a row that tells why it stays; None: it is no concern.
+
+        The first rule that applies counts.
+        """
         sha256 = self._digests.get(group)
         if isinstance(library, Slimmed):
             sha256 = library.entry.original_sha256
-        facts = _Facts(library, group, paths, sha256, self)
-        for rule in self._rules:
-            if (answer := rule(facts)) is not None:
-                return answer
-        return None
+            if self._is_left_out(library):
+                return keep_whole(_LEFT_OUT)
+        paths = tuple(str(self._tree.root / name) for name in group.names)
+        path, spare = Path(paths[0]), self._spare
+        is_unknown = self._is_unknown(group, library, sha256)
+        owned = [self._never[path] for path in paths if path in self._never]
+        loses_all = is_unknown or any(owned)
+        role = self._role_of(paths) if loses_all else Role.LOADED
+        if is_unknown and role is Role.NEVER:
+            reason = runs_below(path, group.names)
+            return self._whole if reason is None else _stays(group, library, reason)
+        recipe = (owned[0] if role is Role.NEVER else None) or self._others
+        if owned and recipe is not None:
+            return recipe
+        if spare is not None and sha256 in spare.traced:
+            return by_pages(spare)
+        if role is not Role.KEPT:
+            return None
+        takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
+        has_code = takes_cpu_code or read_fact(path, has_gpu_code)
+        return _stays(group, library, _KEPT) if has_code else None
 
-    def role_of(self, paths: Sequence[str]) -> Role:
+    def _role_of(self, paths: Sequence[str]) -> Role:
         """What the run of the lock had to do with a library.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
@@ -500,94 +507,32 @@ class _Rules:
         is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
         return Role.NEVER if is_allowed else Role.KEPT
 
-    def _is_left_out(self, facts: _Facts) -> Recipe | None:
-        """The lock leaves it out, so needs it whole, and the result that is here lacks code."""
-        library, others = facts.library, self._others
-        if not isinstance(library, Slimmed) or not library.entry.gpu_code_removed:
-            return None
-        if others is not None and others.kind is Kind.ARCHS:
-            return None
-        here = [f"/{(self._tree.root / name).as_posix()}" for name in library.names]
-        is_left_out = any(path.endswith(f"/{left}") for path in here for left in self._left_out)
-        return keep_whole(_LEFT_OUT) if is_left_out else None
+    def _is_left_out(self, library: Slimmed) -> bool:
+        """Whether the lock needs it whole, and the result that is here lacks code."""
+        if self._others is not None and self._others.kind is Kind.ARCHS:
+            return False
+        here = (f"/{(self._tree.root / name).as_posix()}" for name in library.names)
+        return library.entry.gpu_code_removed > 0 and any(p.endswith(self._left_out) for p in here)
 
-    def _not_loaded(self, facts: _Facts) -> Recipe | SlimRow | None:
-        """No run is known to have loaded it, by its content and names."""
-        if not facts.is_unknown or facts.role is not Role.NEVER:
-            return None
-        if (reason := runs_below(facts.path, facts.group.names)) is not None:
-            return facts.whole(reason)
-        return self._whole
-
-    def is_unknown(self, facts: _Facts) -> bool:
+    def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
         """Whether neither run knows a library by content, nor the trace by name."""
-        group = facts.group
         if self._whole is None or not self._tree.is_library(group):
             return False
-        if isinstance(facts.library, FileGroup) and group.size < MIN_GAIN:
+        if isinstance(library, FileGroup) and group.size < MIN_GAIN:
             return False
         names = (name.rpartition("/")[2] for name in group.names)
-        return facts.sha256 not in self._contents and self._names.isdisjoint(names)
-
-    def _of_lock(self, facts: _Facts) -> Recipe | None:
-        """It belongs to a distribution of the lock, or to one that these require."""
-        path = next((path for path in facts.paths if path in self._never), None)
-        if path is None:
-            return None
-        never = self._never[path]
-        return never if never is not None and facts.role is Role.NEVER else self._others
-
-    def _by_trace(self, facts: _Facts) -> Recipe | None:
-        """Its CPU code was traced."""
-        if self._spare is None or facts.sha256 not in self._spare.traced:
-            return None
-        return by_pages(self._spare)
-
-    def _is_kept(self, facts: _Facts) -> Recipe | SlimRow | None:
-        """It would have lost its code, and the project keeps it."""
-        never = any(self._never.get(path) is not None for path in facts.paths)
-        takes_cpu_code = self._spare is not None and self._spare.loaded is not None
-        if not (never or facts.is_unknown) or facts.role is not Role.KEPT:
-            return None
-        has_code = (facts.is_unknown and takes_cpu_code) or read_fact(facts.path, has_gpu_code)
-        return facts.whole(_KEPT) if has_code else None
+        return sha256 not in self._contents and self._names.isdisjoint(names)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """A file that a lock does not name, each fact read once: its library, real paths and digest.
-
-    Attributes:
-        sha256: of the original; None if a trace knows no library of its size.
-    """
-
-    library: Library
-    group: FileGroup
-    paths: tuple[str, ...]
-    sha256: str | None
-    rules: _Rules
-
-    @property
-    def path(self) -> Path:
-        return Path(self.paths[0])
-
-    @functools.cached_property
-    def role(self) -> Role:
-        return self.rules.role_of(self.paths)
-
-    @functools.cached_property
-    def is_unknown(self) -> bool:
-        return self.rules.is_unknown(self)
-
-    def whole(self, reason: str) -> Recipe | SlimRow:
-        """A row for a library that stays as it is; the original of a slimmed one comes back."""
-        if isinstance(self.library, Slimmed):
-            return keep_whole(reason)
-        return SlimRow.unchanged(self.group.name, SlimStatus.LEFT, self.group.size, reason)
+def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
+    """A row for a library that stays as it is; the original of a slimmed one comes back."""
+    if isinstance(library, Slimmed):
+        return keep_whole(reason)
+    return SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason)
 
 
 def _add_packages(
-    folders: Sequence[_Folder], lock: Lock, source: str, jobs: int, *, spare: bool
+    folders: Sequence[WorkList], lock: Lock, source: str, jobs: int, *, spare: bool
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
     for files in lock.files:
@@ -598,7 +543,7 @@ def _add_packages(
                     folder.tree, folder.manifest, files, source, jobs, is_checked=not spare
                 )
             )
-            folder.work.add_packages(packages, spare=spare)
+            folder.add_packages(packages, spare=spare)
             found |= bool(packages)
         if not found and not spare:
             name = f"{files.distribution} {files.version}"
@@ -610,12 +555,12 @@ def find_by_archs(
     tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_originals: bool
 ) -> WorkList:
     """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
-    folder = _Folder(tree, manifest, keeps_originals=keeps_originals, jobs=1)
+    folder = WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=1)
     for _, library in folder.libraries():
         folder.add(library, recipe)
     packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
-    folder.work.add_packages(packages, spare=recipe.spare is not None)
-    return folder.work
+    folder.add_packages(packages, spare=recipe.spare is not None)
+    return folder
 
 
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
@@ -630,7 +575,7 @@ def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     )
 
 
-def _unmet(library: LockedLibrary, folders: Sequence[_Folder]) -> SlimRow:
+def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
     wanted = f" (of {library.distribution} {library.version})" if library.distribution else ""
     for folder in folders:
         named = [

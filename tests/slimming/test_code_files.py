@@ -30,7 +30,7 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_check
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
-from pytest_negativa.slimming.manifest import begin_run, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -313,8 +313,9 @@ def test_a_file_that_a_killed_run_had_taken_out(site: Path, content: str) -> Non
     """It goes if another file has its place since, but not if slim doesn't know it."""
     slim(site)
     two = site / "kernels/cubins/a/two.cubin"
-    manifest = begin_run(site, load_manifest(site), "0" * 16)
-    swap = swap_name(two, manifest.run or "")
+    token = "0" * 16
+    save_manifest(site, replace(load_manifest(site), run=token), token)
+    swap = swap_name(two, token)
     swap.write_bytes(FILES[f"cubins/a/{content}"])
     two.write_bytes(b"newer")
     slim(site)

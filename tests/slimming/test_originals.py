@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.slimming import replace as replacing
 from pytest_negativa.slimming.folder_locks import hold
-from pytest_negativa.slimming.manifest import begin_run, load_manifest
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.replace import TakenError, copy_file, exchange, keep_original
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -170,13 +171,18 @@ def test_a_power_cut_leaves_the_old_or_the_new(site: Made, monkeypatch: pytest.M
     assert last[:2] == [(site.info / "RECORD").stat().st_ino, site.info.stat().st_ino]
 
 
+def begin_run(site: Made) -> None:
+    """Note a run, as slim does before it changes anything."""
+    manifest = structs.replace(load_manifest(site.folder), run=RUN)
+    save_manifest(site.folder, manifest, RUN)
+
+
 @pytest.mark.planted_fault(
     "The user checks a folder while slim changes it.", says="run check again when it has ended"
 )
 def test_check_reports_a_run_at_work(site: Made, fault: PlantedFault) -> None:
     slim(site)
-    manifest = begin_run(site.folder, load_manifest(site.folder), RUN)
-    assert manifest.run == RUN
+    begin_run(site)
     holder = subprocess.Popen(["flock", site.folder, "sleep", "60"])
     try:
         subprocess.run(
@@ -199,7 +205,7 @@ def test_check_reports_a_run_at_work(site: Made, fault: PlantedFault) -> None:
 )
 def test_check_reports_a_run_that_was_killed(site: Made, fault: PlantedFault) -> None:
     slim(site)
-    begin_run(site.folder, load_manifest(site.folder), RUN)
+    begin_run(site)
     output = negativa("slim", "check", site.folder)
     fault.check(output)
     slim(site)
@@ -224,8 +230,10 @@ def test_signals_that_ask_to_end(site: Made, number: signal.Signals) -> None:
             text=True,
         )
         assert process.stderr is not None
-        while "waiting" not in process.stderr.readline():
-            pass
+        lines = []
+        while "waiting" not in (line := process.stderr.readline()):
+            lines.append(line)
+            assert line, "".join(lines)
         process.send_signal(number)
         _, errors = process.communicate()
     assert process.returncode == 128 + number
