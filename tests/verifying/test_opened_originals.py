@@ -6,12 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.processes.open_watch import Opens, OpenWatch
 from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
@@ -116,6 +117,25 @@ def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> No
     assert held_originals(held, since=100.9)[0].keys() == {"/a.so"}
     younger, older = held_originals(held, since=200.0, twins={"/a.so": "/b.so"})
     assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
+
+
+@pytest.mark.planted_fault(
+    "A server of an earlier session, which tests talk to, has an original.",
+    says="had the original open or mapped before the tests ran on the copies, and listens",
+)
+def test_an_older_server(tmp_path: Path, fault: PlantedFault) -> None:
+    original = tmp_path / "a.so"
+    original.touch()
+    code = "import socket, sys; file = open(sys.argv[1]); s = socket.create_server(('', 0)); "
+    code += "print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(original)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        assert server.stdout.readline() == b"\n"
+        fatal, _ = held_originals(users_of([str(original)]), since=time.time() + 60)
+        server.stdin.close()
+    fault.check(fatal[str(original)])
 
 
 @contextlib.contextmanager
