@@ -32,10 +32,12 @@ class FileUser:
         who: its id and executable, in words.
         started: when it began, seconds since the epoch; up to a second too early. 0 for what this
             process runs in, such as a wrapper: no test started that.
+        listens: it waits for connections by TCP, so that a test may talk to it.
     """
 
     who: str
     started: float
+    listens: bool = False
 
     def may_be_younger(self, when: float) -> bool:
         """Whether it may have begun after this time."""
@@ -102,8 +104,11 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             used |= set(_mapped_files(process, inodes))
             if used:
                 is_ancestor = process.name in ancestors
-                started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
-                user = FileUser(_describe(process), started)
+                other = psutil.Process(int(process.name))
+                started = 0.0 if is_ancestor else other.create_time()
+                states = {one.status for one in other.net_connections("tcp")}
+                listens = not is_ancestor and psutil.CONN_LISTEN in states
+                user = FileUser(_describe(process), started, listens)
                 yield from ((path, user) for path in sorted(used))
 
 

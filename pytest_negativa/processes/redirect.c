@@ -6,9 +6,10 @@
  * NEGATIVA_REDIRECT_LOGS, the folder in which each process makes a log file of its own.
  *
  * What glibc does, from its elf/dl-load.c (2.31 to 2.41):
- * - A name with a slash is shown once, as LA_SER_ORIG, and what is returned becomes l_name, with
- *   it $ORIGIN and what dladdr says: the path of the copy. dlmopen of such a name into
- *   another namespace is not shown at all.
+ * - A name with a slash is shown once, as LA_SER_ORIG, and what is returned becomes l_name, and
+ *   its folder $ORIGIN. So la_objopen writes the name that was asked for over l_name: what
+ *   dladdr says leads to the original and its neighbours. dlmopen of such a name into another
+ *   namespace is not shown at all.
  * - A name without a slash is shown as LA_SER_ORIG, and then each path that is tried. There,
  *   what is returned is opened, but l_name stays the path that was tried: of the original. So
  *   l_name can't tell which file was mapped; /proc/self/maps can.
@@ -452,13 +453,29 @@ static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
     return row != NULL && copy_is_there(row) ? row : NULL;
 }
 
+/* The name for which the loader got a copy last. */
+static char asked[PATH_MAX];
+
+static const char *give_copy(const Row *row, const char *name) {
+    asked[0] = 0;
+    if (strlen(name) < sizeof asked) strcpy(asked, name);
+    return row->copy;
+}
+
+/* Has dladdr tell the name that was asked for, in the place of the copy's name. A relative one
+ * would take $ORIGIN from expand_origin. */
+static void rename_copy(struct link_map *map) {
+    if (asked[0] == '/' && row_of_copy(map->l_name) != NULL && strlen(asked) <= strlen(map->l_name))
+        strcpy(map->l_name, asked);
+}
+
 /* What to open for a path. */
 static const char *redirect(const char *name, bool searching) {
     static char resolved[PATH_MAX], unused[PATH_MAX];
     const Row *row = find_row(name, resolved);
     if (row != NULL) {
         note_link(row, name);
-        return row->copy;
+        return give_copy(row, name);
     }
     /* Below the root only the copies count; there may be more, from an earlier run. */
     const char *outside = below_root(resolved[0] ? resolved : name);
@@ -474,7 +491,7 @@ static const char *redirect(const char *name, bool searching) {
         if (beside != NULL && identify(beside, &id)) outside = beside;
     }
     row = find_row(outside, unused);
-    return row != NULL ? row->copy : outside;
+    return row != NULL ? give_copy(row, outside) : outside;
 }
 
 /* "$ORIGIN/name" in the words of the object that looks for it; NULL if that is not possible.
@@ -509,8 +526,7 @@ static const char *search(const char *name, const uintptr_t *cookie, unsigned in
     if (strchr(name, '/') == NULL) return name;
     if (name[0] != '$') return redirect(name, false);
     const char *path = expand_origin(name, cookie);
-    const char *found = path == NULL ? NULL : redirect(path, false);
-    return found == path ? name : found;
+    return path == NULL ? name : redirect(path, false);
 }
 
 /* ---- Looking at what was mapped ---- */
@@ -662,8 +678,10 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     (void)cookie;
     int saved = errno;
     /* The program itself has no name, and the kernel's vdso no file. */
-    if (map->l_name != NULL && map->l_name[0] != 0 && map->l_addr != getauxval(AT_SYSINFO_EHDR))
+    if (map->l_name != NULL && map->l_name[0] != 0 && map->l_addr != getauxval(AT_SYSINFO_EHDR)) {
         look(map);
+        rename_copy(map);
+    }
     errno = saved;
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
 }

@@ -46,8 +46,8 @@ def held_originals(
         since: when the traced run began, seconds since the epoch.
 
     Returns:
-        The processes that a test may have started, for they are younger than the traced run; and
-        older ones, such as a server that tests may talk to.
+        The processes that a test may have started, for they are younger than the traced run, or
+        may talk to, for they listen; and other older ones.
     """
     younger: dict[str, str] = {}
     older: dict[str, str] = {}
@@ -57,6 +57,11 @@ def held_originals(
             younger[twins.get(path, path)] = (
                 f"{what}, and began after the traced run: a test may have started it or use it; "
                 "end it, or set verify.opened_originals to note"
+            )
+        elif user.listens:
+            younger[twins.get(path, path)] = (
+                f"{what}, and listens: a test may talk to it; end it, or set "
+                "verify.opened_originals to note"
             )
         else:
             older[twins.get(path, path)] = (

@@ -6,12 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.processes.open_watch import Opens, OpenWatch
 from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
@@ -21,6 +22,8 @@ from tests.support.sites import make_wheel, pip_install
 from tests.support.verified import VerifiedProject
 
 CHILD = """
+import ctypes
+
 CODE = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
 
 def test_use():
@@ -28,7 +31,11 @@ def test_use():
 
 def test_child():
     child = [sys.executable, "-c", CODE, str(LIB)]
-    if FAULT == "environment":
+    if FAULT == "dladdr":
+        # l_name of struct link_map, which dladdr tells, too.
+        child[-1] = ctypes.c_char_p.from_address(ctypes.CDLL(str(LIB))._handle + 8).value.decode()
+        subprocess.check_output(child, env={})
+    elif FAULT == "environment":
         assert f" {LIB.resolve()}\\n" in subprocess.check_output(child, text=True, env={})
     else:
         assert ".negativa/" in subprocess.check_output(child, text=True) or ROUND != "verify"
@@ -70,6 +77,15 @@ def test_a_child_with_an_emptied_environment(traced: VerifiedProject, fault: Pla
 
 @pytest.mark.slow
 @pytest.mark.planted_fault(
+    "A child with an emptied environment loads the path that dladdr told its parent.",
+    says="a process opened the original 1 time while the tests ran on the copies",
+)
+def test_a_child_that_loads_what_dladdr_told(traced: VerifiedProject, fault: PlantedFault) -> None:
+    fault.check(traced.verify(status=1, FAULT="dladdr"))
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
     "A test reads an original by itself, as cuModuleLoad of a path does.",
     says="a process opened the original 1 time while the tests ran on the copies (its opener is",
 )
@@ -101,6 +117,25 @@ def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> No
     assert held_originals(held, since=100.9)[0].keys() == {"/a.so"}
     younger, older = held_originals(held, since=200.0, twins={"/a.so": "/b.so"})
     assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
+
+
+@pytest.mark.planted_fault(
+    "A server of an earlier session, which tests talk to, has an original.",
+    says="had the original open or mapped before the tests ran on the copies, and listens",
+)
+def test_an_older_server(tmp_path: Path, fault: PlantedFault) -> None:
+    original = tmp_path / "a.so"
+    original.touch()
+    code = "import socket, sys; file = open(sys.argv[1]); s = socket.create_server(('', 0)); "
+    code += "print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(original)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        assert server.stdout.readline() == b"\n"
+        fatal, _ = held_originals(users_of([str(original)]), since=time.time() + 60)
+        server.stdin.close()
+    fault.check(fatal[str(original)])
 
 
 @contextlib.contextmanager

@@ -23,4 +23,12 @@ void *open_beside(const char *name) {
     return dlopen(path, RTLD_NOW);
 }
 
+/* Opens data beside this one. */
+const char *read_beside(const char *name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s", own_path());
+    snprintf(strrchr(path, '/'), 256, "/%s", name);
+    return fopen(path, "r") ? "read" : "no data";
+}
+
 void *open_token(const char *name) { return dlopen(name, RTLD_NOW); }

@@ -69,6 +69,8 @@ static void run(void) {
             puts(call("own_path", NULL));
         } else if (strcmp(verb, "beside") == 0) {
             say(call("open_beside", *rest++));
+        } else if (strcmp(verb, "data") == 0) {
+            puts(call("read_beside", *rest++));
         } else if (strcmp(verb, "token") == 0) {
             say(call("open_token", *rest++));
         } else if (strcmp(verb, "cd") == 0) {
