@@ -24,6 +24,8 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
+    Refusal,
+    RefusalRecord,
     Role,
     TracedLibrary,
     TraceRecord,
@@ -217,7 +219,52 @@ def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     assert usage.gaps[0].end_ns == (20 if ended else None)
     assert usage.incomplete[0].code == "gap"
-    assert "test_profiler" in usage.incomplete[0].text
+    state = "was off" if ended else "went off and stayed so"
+    assert usage.incomplete[0].text.endswith(f"test_profiler: the detector {state}: negativa_off")
+
+
+def test_refusals_tell_the_place_of_their_image(tmp_path: Path) -> None:
+    lines = [
+        # A thread may write what it refers to later.
+        RefusalRecord(call="get", code=500, context=2, image=3, name="early"),
+        *records("k", nodeid="a", time_ns=100),
+        context(4, "b", time_ns=50),
+        RefusalRecord(call="load", code=209, context=2, library=1, offset=0x80),
+        RefusalRecord(call="load", code=200, context=4, library=1, offset=0x80),
+        RefusalRecord(call="get", code=500, context=2, image=3, name="x"),
+        RefusalRecord(call="load", code=218, context=2),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+
+    def row(refusal: Refusal) -> tuple[object, ...]:
+        nodeid = usage.contexts[refusal.first.context].nodeid
+        return (
+            refusal.call,
+            refusal.name,
+            refusal.code,
+            refusal.path,
+            refusal.offset,
+            nodeid,
+        )
+
+    # The first of two at one place counts, by the time of its context.
+    assert [row(refusal) for refusal in usage.refusals] == [
+        ("load", None, 200, LIBRARY.path, 0x80, "b"),
+        ("get", "early", 500, LIBRARY.path, 0x40, "a"),
+        ("get", "x", 500, LIBRARY.path, 0x40, "a"),
+        ("load", None, 218, None, None, "a"),
+    ]
+    assert not usage.incomplete
+
+
+def test_samples_alone_tell_no_devices(tmp_path: Path) -> None:
+    session = write(tmp_path, header(7), [])
+    sample = write(tmp_path, header(8, Role.SAMPLE), records("k"))
+    [lack] = merge_traces([session, sample]).incomplete
+    assert (lack.code, lack.text) == ("devices-unknown", "samples alone tell their devices")
+    assert not merge_traces([sample]).incomplete
+    session = write(tmp_path, header(7), records("k"))
+    assert not merge_traces([session, sample]).incomplete
 
 
 def test_warnings(tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_what_else_speaks_against(changed: TestEvidence, reason: str) -> None:
     assert reasons(changed) == [reason]
 
 
+def test_a_context_lost_on_the_originals_too_is_told_only_if_flaky() -> None:
+    error = "CUDA_ERROR_LAUNCH_FAILED"
+    lost = TestResult(nodeid="b", outcome=Outcome.FAILED, duration=0, gpu_error=error)
+    same = replace(SOUND, after={**SOUND.after, "b": lost})
+    assert reasons(same) == ["1 test ended as in the traced run, but lost the CUDA context"]
+    known = replace(same, on_originals={"b"})
+    assert reasons(known) == [] and not any(v.gpu_error or v.flaky for v in judge_tests(known))
+    passed = {**SOUND.before, **results(b=Outcome.PASSED)}
+    [first, *_] = judge_tests(replace(known, before=passed))
+    assert (first.nodeid, first.flaky, first.gpu_error) == ("b", True, error)
+
+
 @pytest.mark.planted_fault(
     "An internal error of pytest ends the session on the copies, and a flaky test differs, too",
     says="the session ended with exit status 3, with 0 when it was traced",
@@ -309,6 +321,8 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     noting = replace_fields(DEFAULTS.verify, opened_originals=OpenedPolicy.NOTE)
     noted = judge(replace(attempt, opened={path: "opened"}, settings=noting))
     assert noted.proved and noted.libraries[0].notes == ("opened",)
+    other = judge(replace(attempt, opened={"/lib/other.so": "opened"}, settings=noting))
+    assert other.proved and other.libraries[0].notes == ()
 
     plan, reconstruction = made
     [library] = reconstruction.libraries
