@@ -104,6 +104,8 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
     random.Random(1).shuffle(shuffled)
     other = write(tmp_path / "s", trace.header, shuffled)
     assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
+    other = write(tmp_path / "r", trace.header, trace.records[::-1])
+    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
 
 
 def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> None:
@@ -265,6 +267,15 @@ def test_samples_alone_tell_no_devices(tmp_path: Path) -> None:
     assert not merge_traces([sample]).incomplete
     session = write(tmp_path, header(7), records("k"))
     assert not merge_traces([session, sample]).incomplete
+
+
+def test_a_gap_tells_its_test(tmp_path: Path) -> None:
+    gap = GapRecord(id=2, reason="negativa_off", context=1, time_ns=10)
+    [found] = merge_traces([write(tmp_path, header(), [context(1, "t"), gap])]).gaps
+    assert (found.context.nodeid, found.reason) == ("t", "negativa_off")
+    # The context of a gap was lost.
+    usage = merge_traces([write(tmp_path, header(), [gap])])
+    assert usage.gaps[0].context.phase is Phase.PROCESS
 
 
 def test_warnings(tmp_path: Path) -> None:
