@@ -32,6 +32,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.digests import save_digests
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.faults import PlantedFault
@@ -132,6 +133,17 @@ def test_what_cannot_be_read_makes_the_usage_incomplete(tmp_path: Path) -> None:
     assert len(usage.processes) == 2
 
 
+def test_an_unreadable_sample_is_no_lack(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trace_dir.mkdir()
+    empty = run.trace_dir / "empty.jsonl"
+    empty.touch()
+    assert [w.code for w in merge_traces([empty]).incomplete] == ["trace-unreadable"]
+    run.mark_samples()
+    usage = merge_traces([empty])
+    assert [w.code for w in usage.warnings] == ["trace-unreadable"] and not usage.incomplete
+
+
 def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
     lines: list[TraceRecord] = [
         KernelRecord(image=99, name="k", context=98),
@@ -156,7 +168,7 @@ def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
         KernelRecord(image=5, name="linked", context=1),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
-    assert [m.sha256[0] for m in usage.memory_images] == ["a"]
+    assert [(m.sha256[0], m.size) for m in usage.memory_images] == [("a", 5)]
     assert [m.sha256[0] for m in usage.compiled] == ["b", "c"]
     assert list(usage.compiled[1].kernels) == ["linked"]
 
