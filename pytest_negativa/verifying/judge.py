@@ -302,7 +302,7 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
 def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
     """Why the tests do not agree with the traced run; empty if they do."""
     yield from tests.problems
-    against = [v for v in verdicts if v.differs and not v.flaky]
+    against = [v for v in verdicts if not v.flaky]
     missing = [v for v in against if v.after is None]
     new = [v for v in against if v.before is None]
     both = [v for v in against if v.after is not None and v.before is not None]

@@ -136,6 +136,9 @@ def test_other_archs_lose_the_same_kernels() -> None:
     assert [t.start for t in found.trimmed] == [linked(library_map, a).payload.start for a in archs]
     kernels = [{n for n in t.kept if not n.startswith("$")} for t in found.trimmed]
     assert kernels == [{"calls_shared"}, {"calls_shared"}]
+    # Of an arch that goes as a whole, nothing is trimmed.
+    [only] = plan(library_map, usage_of(used(library_map, "calls_shared"))).trimmed
+    assert only.start == linked(library_map, "sm_90").payload.start
 
 
 def test_functions_whose_address_was_looked_up_stay() -> None:

@@ -24,12 +24,15 @@ from pytest_negativa.models.trace import (
     LaunchRecord,
     LibraryRecord,
     Phase,
+    Refusal,
+    RefusalRecord,
     Role,
     TracedLibrary,
     TraceRecord,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import save_digests
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.faults import PlantedFault
@@ -102,6 +105,8 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
     random.Random(1).shuffle(shuffled)
     other = write(tmp_path / "s", trace.header, shuffled)
     assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
+    other = write(tmp_path / "r", trace.header, trace.records[::-1])
+    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
 
 
 def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> None:
@@ -128,6 +133,17 @@ def test_what_cannot_be_read_makes_the_usage_incomplete(tmp_path: Path) -> None:
     assert len(usage.processes) == 2
 
 
+def test_an_unreadable_sample_is_no_lack(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trace_dir.mkdir()
+    empty = run.trace_dir / "empty.jsonl"
+    empty.touch()
+    assert [w.code for w in merge_traces([empty]).incomplete] == ["trace-unreadable"]
+    run.mark_samples()
+    usage = merge_traces([empty])
+    assert [w.code for w in usage.warnings] == ["trace-unreadable"] and not usage.incomplete
+
+
 def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
     lines: list[TraceRecord] = [
         KernelRecord(image=99, name="k", context=98),
@@ -152,7 +168,7 @@ def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
         KernelRecord(image=5, name="linked", context=1),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
-    assert [m.sha256[0] for m in usage.memory_images] == ["a"]
+    assert [(m.sha256[0], m.size) for m in usage.memory_images] == [("a", 5)]
     assert [m.sha256[0] for m in usage.compiled] == ["b", "c"]
     assert list(usage.compiled[1].kernels) == ["linked"]
 
@@ -217,7 +233,61 @@ def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     assert usage.gaps[0].end_ns == (20 if ended else None)
     assert usage.incomplete[0].code == "gap"
-    assert "test_profiler" in usage.incomplete[0].text
+    state = "was off" if ended else "went off and stayed so"
+    assert usage.incomplete[0].text.endswith(f"test_profiler: the detector {state}: negativa_off")
+
+
+def test_refusals_tell_the_place_of_their_image(tmp_path: Path) -> None:
+    lines = [
+        # A thread may write what it refers to later.
+        RefusalRecord(call="get", code=500, context=2, image=3, name="early"),
+        *records("k", nodeid="a", time_ns=100),
+        context(4, "b", time_ns=50),
+        RefusalRecord(call="load", code=209, context=2, library=1, offset=0x80),
+        RefusalRecord(call="load", code=200, context=4, library=1, offset=0x80),
+        RefusalRecord(call="get", code=500, context=2, image=3, name="x"),
+        RefusalRecord(call="load", code=218, context=2),
+    ]
+    usage = merge_traces([write(tmp_path, header(), lines)])
+
+    def row(refusal: Refusal) -> tuple[object, ...]:
+        nodeid = usage.contexts[refusal.first.context].nodeid
+        return (
+            refusal.call,
+            refusal.name,
+            refusal.code,
+            refusal.path,
+            refusal.offset,
+            nodeid,
+        )
+
+    # The first of two at one place counts, by the time of its context.
+    assert [row(refusal) for refusal in usage.refusals] == [
+        ("load", None, 200, LIBRARY.path, 0x80, "b"),
+        ("get", "early", 500, LIBRARY.path, 0x40, "a"),
+        ("get", "x", 500, LIBRARY.path, 0x40, "a"),
+        ("load", None, 218, None, None, "a"),
+    ]
+    assert not usage.incomplete
+
+
+def test_samples_alone_tell_no_devices(tmp_path: Path) -> None:
+    session = write(tmp_path, header(7), [])
+    sample = write(tmp_path, header(8, Role.SAMPLE), records("k"))
+    [lack] = merge_traces([session, sample]).incomplete
+    assert (lack.code, lack.text) == ("devices-unknown", "samples alone tell their devices")
+    assert not merge_traces([sample]).incomplete
+    session = write(tmp_path, header(7), records("k"))
+    assert not merge_traces([session, sample]).incomplete
+
+
+def test_a_gap_tells_its_test(tmp_path: Path) -> None:
+    gap = GapRecord(id=2, reason="negativa_off", context=1, time_ns=10)
+    [found] = merge_traces([write(tmp_path, header(), [context(1, "t"), gap])]).gaps
+    assert (found.context.nodeid, found.reason) == ("t", "negativa_off")
+    # The context of a gap was lost.
+    usage = merge_traces([write(tmp_path, header(), [gap])])
+    assert usage.gaps[0].context.phase is Phase.PROCESS
 
 
 def test_warnings(tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import TESTS_DIFFER, LibraryStatus, ProvedLibrary
+from pytest_negativa.models.trace import FirstUse, Refusal
+from pytest_negativa.models.verdict import (
+    TESTS_DIFFER,
+    LibraryStatus,
+    ProvedLibrary,
+    WorkDifference,
+    WorkKind,
+)
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.evidence import Attempt, LoadEvidence
@@ -36,6 +43,7 @@ from pytest_negativa.verifying.judge import (
 from pytest_negativa.verifying.originals import OriginalRound, OriginalRuns
 from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
+from pytest_negativa.verifying.tripwire import Touches
 from tests.support.analyses import settings, used
 from tests.support.defaults import DEFAULTS
 from tests.support.faults import PlantedFault
@@ -114,10 +122,26 @@ def test_those_that_differ_come_first() -> None:
             "it ran on compute capability unknown, the plan is for 9.0",
         ),
         (replace(SOUND, problems=("not collected: b.py",)), "not collected: b.py"),
+        (
+            replace(SOUND, statuses=(0, 1)),
+            "the session ended with exit status 1, with 0 when it was traced",
+        ),
     ],
 )
 def test_what_else_speaks_against(changed: TestEvidence, reason: str) -> None:
     assert reasons(changed) == [reason]
+
+
+def test_a_context_lost_on_the_originals_too_is_told_only_if_flaky() -> None:
+    error = "CUDA_ERROR_LAUNCH_FAILED"
+    lost = TestResult(nodeid="b", outcome=Outcome.FAILED, duration=0, gpu_error=error)
+    same = replace(SOUND, after={**SOUND.after, "b": lost})
+    assert reasons(same) == ["1 test ended as in the traced run, but lost the CUDA context"]
+    known = replace(same, on_originals={"b"})
+    assert reasons(known) == [] and not any(v.gpu_error or v.flaky for v in judge_tests(known))
+    passed = {**SOUND.before, **results(b=Outcome.PASSED)}
+    [first, *_] = judge_tests(replace(known, before=passed))
+    assert (first.nodeid, first.flaky, first.gpu_error) == ("b", True, error)
 
 
 @pytest.mark.planted_fault(
@@ -309,6 +333,19 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     noting = replace_fields(DEFAULTS.verify, opened_originals=OpenedPolicy.NOTE)
     noted = judge(replace(attempt, opened={path: "opened"}, settings=noting))
     assert noted.proved and noted.libraries[0].notes == ("opened",)
+    other = judge(replace(attempt, opened={"/lib/other.so": "opened"}, settings=noting))
+    assert other.proved and other.libraries[0].notes == ()
+
+    # The driver reads the headers of what it refuses.
+    first = FirstUse(process=0, context=0, time_ns=0)
+    refusal = Refusal(call="c", code=500, first=first, path=path, offset=64, name="k")
+    refusing = replace_fields(attempt.usage, refusals=(refusal,))
+    kind, image = WorkKind.TOUCHED, "0x40"
+    touch = WorkDifference(kind=kind, library=path, image=image, test="t", nodeid="t")
+    touched = replace(attempt, touches=Touches((touch,)))
+    assert [d.kind for d in judge(touched).work] == [WorkKind.TOUCHED]
+    both = judge(replace(touched, usage=refusing))
+    assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
 
     plan, reconstruction = made
     [library] = reconstruction.libraries

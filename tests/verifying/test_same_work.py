@@ -21,6 +21,7 @@ from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,
     Phase,
+    Refusal,
     TracedLibrary,
     Usage,
     UsageWarning,
@@ -36,6 +37,7 @@ from pytest_negativa.verifying.same_work import (
     details_by_library,
     name_holders,
     reasons_of_work,
+    refused_work,
 )
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -207,6 +209,52 @@ def test_launches_are_compared_test_by_test() -> None:
         None,
         Tolerance.FLAKY,
     ]
+
+
+def refusing(**fields: object) -> Usage:
+    first = FirstUse(process=0, context=0, time_ns=0)
+    given = {"call": "cuLibraryGetKernel", "code": 500, "path": "/lib/a.so", "offset": 16}
+    refusal = Refusal(**{**given, "name": "k", **fields}, first=first)  # type: ignore[arg-type]
+    return replace(usage(), refusals=(refusal,))
+
+
+def refused(traced: Usage, copies: Usage, *originals: Usage) -> tuple[WorkDifference, ...]:
+    before, after, *again = (Work.of(one, NO_COPIES) for one in (traced, copies, *originals))
+    return refused_work(before, after, again)
+
+
+def test_what_the_driver_refused_on_the_copies_alone() -> None:
+    [work] = refused(usage(), refusing())
+    assert (work.kind, work.library, work.image, work.kernel) == (
+        WorkKind.REFUSED,
+        "a.so",
+        "0x10",
+        "k",
+    )
+    assert (work.test, work.nodeid, work.tolerance) == (str(A), A.nodeid, None)
+    assert work.note == "cuLibraryGetKernel ended with error 500"
+    # Of an image in memory, or of no known place, the name tells.
+    for place in {"path": None, "offset": None}, {"offset": None}, {"path": None}:
+        [work] = refused(usage(), refusing(**place))
+        assert (work.library, work.image, work.kernel) == (None, None, "k")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"code": code} for code in (2, 46, 700, 720, 802, 807, 900, 910, 999)]
+    + [{"path": None, "name": None}],
+    ids=str,
+)
+def test_refusals_that_tell_of_no_code(fields: Mapping[str, object]) -> None:
+    assert refused(usage(), refusing(**fields)) == ()
+
+
+def test_refusals_on_the_originals_are_no_difference() -> None:
+    assert refused(refusing(), refusing()) == () == refused(usage(), refusing(), refusing())
+    # The same call and kernel, whatever the code; another place or call is another refusal.
+    assert refused(refusing(code=209), refusing()) == ()
+    for other in {"offset": 64}, {"path": "/lib/b.so"}, {"call": "cuModuleGetFunction"}:
+        assert len(refused(refusing(**other), refusing(), refusing(**other))) == 1
 
 
 def test_reasons_name_the_first_and_count_the_rest() -> None:
