@@ -19,7 +19,7 @@ from tests.support.compiling import CC, needs_compiler
 from tests.support.libraries import ROOT, SUPPORT
 
 PARTS = {
-    "injection": "tracing/injection.c",
+    "injection": "../tests/support/injection.c",
     "redirect": "processes/redirect.c",
     "first_result": "measuring/first_result.c",
     "search": "gpucode/search.c",

@@ -169,9 +169,7 @@ EXPORT unsigned int la_version(unsigned int version) {
 
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
     (void)namespace;
-    const char *slash = strrchr(map->l_name, '/');
-    const char *name = slash != NULL ? slash + 1 : map->l_name;
-    bool is_driver = strncmp(name, "libcuda.so", 10) == 0;
+    bool is_driver = is_named(map->l_name, "libcuda.so");
     *cookie = is_driver;
     return LA_FLG_BINDFROM | (is_driver ? LA_FLG_BINDTO : 0);
 }

@@ -10,8 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +29,34 @@ static inline ssize_t read_file(int fd, void *data, size_t size) {
     do count = syscall(SYS_read, fd, data, size);
     while (count < 0 && errno == EINTR);
     return count;
+}
+
+/* Zeroed memory of this process alone; NULL: none is left. */
+static inline void *map_zeroed(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* The bytes of a regular file of at most `most`, and a NUL; closes it. NULL: it can't be read. Not
+ * mapped: a file that somebody truncates would be a SIGBUS. */
+static inline char *read_whole(int fd, uint64_t most, size_t *size) {
+    struct statx status;
+    char *data = NULL;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
+        S_ISREG(status.stx_mode) && status.stx_size <= most)
+        data = map_zeroed(status.stx_size + 1);
+    *size = 0;
+    while (data != NULL && *size < status.stx_size) {
+        ssize_t count = read_file(fd, data + *size, status.stx_size - *size);
+        if (count <= 0) {
+            munmap(data, status.stx_size + 1);
+            data = NULL;
+        } else {
+            *size += (size_t)count;
+        }
+    }
+    close_file(fd);
+    return data;
 }
 
 /* Whether a file may grow to a size. Past the limit, writing would be a signal that ends the
@@ -45,6 +75,13 @@ static inline char *put_digits(char *end, uint64_t number) {
     size_t count = (size_t)(digits + sizeof digits - first);
     memcpy(end, first, count);
     return end + count;
+}
+
+/* Whether the name of a file, without its folders, begins so. */
+static inline bool is_named(const char *path, const char *start) {
+    const char *name = strrchr(path, '/');
+    name = name == NULL ? path : name + 1;
+    return strncmp(name, start, strlen(start)) == 0;
 }
 
 static inline uint64_t clock_ns(clockid_t clock) {

@@ -86,12 +86,6 @@ static Library *watch(const struct link_map *map) {
 
 /* ---- What the loader calls ---- */
 
-static bool is_named(const char *path, const char *start) {
-    const char *name = strrchr(path, '/');
-    name = name == NULL ? path : name + 1;
-    return strncmp(name, start, strlen(start)) == 0;
-}
-
 static unsigned long max_mappings(void) {
     char text[24] = {0};
     unsigned long number = 0;

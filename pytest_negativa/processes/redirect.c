@@ -31,8 +31,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -154,50 +152,24 @@ static const char *parse_table(char *text, size_t size) {
     return expected == END ? NULL : "the table is not whole";
 }
 
-/* NULL, or what is wrong. The table is read, not mapped: a file that somebody truncates
- * would be a SIGBUS. */
+/* NULL, or what is wrong. */
 static const char *read_table(const char *path) {
     int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) return "the table can't be opened";
-    const char *problem = "the table can't be read";
-    struct statx status;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
-        S_ISREG(status.stx_mode) && status.stx_size <= MAX_TABLE) {
-        size_t size = status.stx_size, length = 0, lines = 0;
-        int memory = MAP_PRIVATE | MAP_ANONYMOUS;
-        char *text = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, memory, -1, 0);
-        ssize_t count = 1;
-        while (text != MAP_FAILED && length < size && count > 0) {
-            count = read_file(fd, text + length, size - length);
-            if (count > 0) length += (size_t)count;
-        }
-        for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
-        size_t room = (lines + 1) * sizeof *table.rows;
-        table.rows = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
-        table.links = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
-        table.mapped = mmap(NULL, room, PROT_READ | PROT_WRITE, memory, -1, 0);
-        if (text != MAP_FAILED && length == size && table.rows != MAP_FAILED &&
-            table.links != MAP_FAILED && table.mapped != MAP_FAILED) {
-            problem = parse_table(text, size);
-            /* From here on nothing changes it, not even a stray write of the program's. */
-            mprotect(text, size + 1, PROT_READ);
-            mprotect(table.rows, room, PROT_READ);
-        }
-    }
-    close_file(fd);
+    size_t size, lines = 1;
+    char *text = read_whole(fd, MAX_TABLE, &size);
+    if (text == NULL) return "the table can't be read";
+    for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
+    table.rows = map_zeroed(lines * sizeof *table.rows);
+    table.links = map_zeroed(lines * sizeof *table.links);
+    table.mapped = map_zeroed(lines * sizeof *table.mapped);
+    if (table.rows == NULL || table.links == NULL || table.mapped == NULL)
+        return "the table can't be read";
+    const char *problem = parse_table(text, size);
+    /* From here on nothing changes it, not even a stray write of the program's. */
+    mprotect(text, size + 1, PROT_READ);
+    mprotect(table.rows, lines * sizeof *table.rows, PROT_READ);
     return problem;
-}
-
-static const Row *row_of_original(const char *path) {
-    for (size_t i = 0; i < table.count; i++)
-        if (strcmp(table.rows[i].original, path) == 0) return &table.rows[i];
-    return NULL;
-}
-
-static const Row *row_of_copy(const char *path) {
-    for (size_t i = 0; i < table.count; i++)
-        if (strcmp(table.rows[i].copy, path) == 0) return &table.rows[i];
-    return NULL;
 }
 
 /* ---- The log ---- */
@@ -365,9 +337,8 @@ static void note_link(const Row *row, const char *name) {
     if (strncmp(resolved, row->original, length) == 0 &&
         strrchr(row->original, '/') == row->original + length)
         return;
-    char *memory =
-        mmap(NULL, length + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return;
+    char *memory = map_zeroed(length + 1);
+    if (memory == NULL) return;
     memcpy(memory, resolved, length + 1);
     *link = memory;
 }
@@ -603,17 +574,11 @@ static bool log_if_known(FileId id, const char *name) {
  * ours. */
 static char injection[PATH_MAX];
 
-static bool is_driver(const char *path) {
-    static const char START[] = "libcuda.so";
-    const char *name = strrchr(path, '/');
-    return strncmp(name == NULL ? path : name + 1, START, sizeof START - 1) == 0;
-}
-
 static void look(const struct link_map *map) {
     const char *name = map->l_name;
     Mapping mapping;
     FileId id;
-    if (is_driver(name)) log_event("driver", injection, NULL);
+    if (is_named(name, "libcuda.so")) log_event("driver", injection, NULL);
     if (!find_mapping((uintptr_t)map->l_ld, &mapping)) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
         bool known = identify(name, &id), other = known;
@@ -622,13 +587,14 @@ static void look(const struct link_map *map) {
                 !same_file(id, table.rows[i].copy_id) && !same_file(id, table.rows[i].original_id);
         if (!other) log_event("unknown", name, NULL);
     } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
-        const Row *row;
         if (log_if_known(id, name)) return;
         /* Another file at a path of the table: replaced since the table was written. */
-        if ((row = row_of_original(mapping.path)) != NULL)
-            log_event("original", row->original, name);
-        else if (row_of_copy(mapping.path) != NULL)
-            log_event("unknown", name, NULL);
+        for (size_t i = 0; i < table.count; i++) {
+            if (strcmp(table.rows[i].original, mapping.path) == 0)
+                log_event("original", mapping.path, name);
+            else if (strcmp(table.rows[i].copy, mapping.path) == 0)
+                log_event("unknown", name, NULL);
+        }
     } else if (!log_if_known(mapping.id, name)) {
         /* Mapped from a path that is gone, or that this process can't see. */
         if (!identify(name, &id))

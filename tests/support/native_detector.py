@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from pytest_negativa.models.trace import Context, Role
 from pytest_negativa.tracing.conflicts import suspects
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.mappings import Mappings
-from pytest_negativa.tracing.native import injection_library
+from tests.support.compiling import CC
+from tests.support.libraries import SUPPORT
 
 _NO_CUPTI, _TAKEN = 2, 3
 
@@ -38,12 +40,21 @@ class NativeDetector:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        path = injection_library()
-        if path is None:
-            raise TracerUnavailable("the native library was not built")
+        self._trace_dir.mkdir(parents=True, exist_ok=True)
+        path = self._trace_dir.parent / "injection.so"
+        flags = ("-std=gnu11", "-fPIC", "-shared", "-Wl,-z,nodelete")
+        command = [
+            CC or "cc",
+            *flags,
+            "-o",
+            str(path),
+            str(SUPPORT / "injection.c"),
+            "-ldl",
+            "-lpthread",
+        ]
+        subprocess.run(command, check=True)
         library = ctypes.CDLL(str(path))
         library.negativa_error.restype = ctypes.c_char_p
-        self._trace_dir.mkdir(parents=True, exist_ok=True)
         self._library = library
         result = library.negativa_start(*self._arguments)
         if result == 0:

@@ -18,7 +18,6 @@ from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.cupti import CuptiDetector
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import make_header
 
 Call = Callable[..., None]
@@ -212,8 +211,7 @@ def main() -> None:
         os.wait()
         detector.stop()
         return
-    path = injection_library() if len(sys.argv) < 5 else Path(sys.argv[4])
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(sys.argv[4])
     run.trace_dir.mkdir(parents=True)
     for name, value in (
         ("NEGATIVA_TRACE_DIR", str(run.trace_dir)),

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import pytest_negativa.tracing
 from pytest_negativa.models.trace import (
     Context,
     DataKind,
@@ -37,7 +36,7 @@ from tests.support.libraries import BIN, IS_ROOT, ROOT, SUPPORT
 from tests.support.scenario import tables_first
 
 FATBIN = BIN / "identifier.fatbin"
-INJECTION = Path(pytest_negativa.tracing.__file__).with_name("injection.c")
+INJECTION = SUPPORT / "injection.c"
 # tests/test_sanitizers.py plays all of this with a library that needs them.
 SANITIZERS = {
     name: os.environ[name]

@@ -136,7 +136,7 @@ static Library *watch_gaps(const struct link_map *map) {
     }
     Library *library = begin_library(map);
     if (library == NULL) return NULL;
-    Range *ranges = map_own(note->hole_count * sizeof *ranges);
+    Range *ranges = map_zeroed(note->hole_count * sizeof *ranges);
     if (ranges != NULL) {
         library->ranges = ranges;
         library->range_count = note->hole_count;
@@ -147,7 +147,7 @@ static Library *watch_gaps(const struct link_map *map) {
         }
         size_t pages = number_pages(library);
         library->record = add_gaps(library, note, pages);
-        library->open = library->record != NULL ? map_own(library->bit_bytes) : NULL;
+        library->open = library->record != NULL ? map_zeroed(library->bit_bytes) : NULL;
         if (library->open != NULL) {
             show_to_handler(library);
             if (hide_gaps(library, note)) return library;

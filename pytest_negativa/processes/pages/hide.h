@@ -6,14 +6,8 @@
 
 static bool without_guards; /* see our_prctl */
 
-/* Zeroed memory of this process alone; NULL: none is left. */
-static void *map_own(size_t size) {
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
 static void hide_by_mprotect(Library *library) {
-    library->open = map_own(library->bit_bytes);
+    library->open = map_zeroed(library->bit_bytes);
     atomic_store(&library->guarded, false);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];

@@ -11,24 +11,14 @@
 
 static Records allowed;
 
-/* Read, not mapped: a file that somebody truncates would be a SIGBUS. */
 static bool read_records(const char *path, Records *records) {
-    struct statx status;
+    size_t size = 0;
     int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
-    if (fd < 0) return false;
-    bool read = false;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_TYPE, &status) == 0 &&
-        S_ISREG(status.stx_mode) && status.stx_size > 0) {
-        size_t size = status.stx_size;
-        void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (data != MAP_FAILED && read_at(fd, data, size, 0)) {
-            *records = (Records){data, size};
-            mprotect(data, size, PROT_READ);
-            read = true;
-        }
-    }
-    close_file(fd);
-    return read;
+    char *data = fd < 0 ? NULL : read_whole(fd, SIZE_MAX - 1, &size);
+    if (size == 0) return false;
+    mprotect(data, size, PROT_READ);
+    *records = (Records){(void *)data, size};
+    return true;
 }
 
 /* Whether a record is of the same file with the same ranges. */

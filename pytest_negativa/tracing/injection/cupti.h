@@ -26,7 +26,6 @@ static struct {
     int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *);
     int (*unsubscribe)(void *);
     int (*enable_callback)(uint32_t, void *, int, uint32_t);
-    int (*finalize)(void);
 } cupti;
 
 static void *subscriber;
@@ -80,7 +79,6 @@ static bool open_cupti(void) {
     cupti.unsubscribe = (int (*)(void *))dlsym(library, "cuptiUnsubscribe");
     cupti.enable_callback =
         (int (*)(uint32_t, void *, int, uint32_t))dlsym(library, "cuptiEnableCallback");
-    cupti.finalize = (int (*)(void))dlsym(library, "cuptiFinalize");
     cupti.subscribe = (int (*)(void **, Callback, void *))dlsym(library, "cuptiSubscribe");
     if (cupti.subscribe && cupti.unsubscribe && cupti.enable_callback) return true;
     snprintf(last_error, sizeof last_error, "libcupti lacks a function that is needed");

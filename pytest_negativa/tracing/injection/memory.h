@@ -1,7 +1,7 @@
 /* This process's memory: a bad pointer is an answer, no crash. */
 #pragma once
 
-#include "sha256.h"
+#include "../../native/sha256.h"
 #include "text.h"
 
 #include <sys/uio.h>
@@ -50,16 +50,21 @@ static bool read_string(uint64_t address, Text *text, size_t limit) {
     return false;
 }
 
+static void sha_hex(Sha *sha, char hex[65]) {
+    uint8_t digest[32];
+    sha_end(sha, digest);
+    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+}
+
 static bool hash_memory(uint64_t address, uint64_t size, char hex[65]) {
     static unsigned char chunk[1 << 16]; /* under the lock */
-    Sha256 sha;
-    sha256_init(&sha);
+    Sha sha = sha_start();
     for (uint64_t done = 0; done < size;) {
         size_t part = size - done < sizeof chunk ? (size_t)(size - done) : sizeof chunk;
         if (read_memory(address + done, chunk, part) != part) return false;
-        sha256_add(&sha, chunk, part);
+        sha_add(&sha, chunk, part);
         done += part;
     }
-    sha256_hex(&sha, hex);
+    sha_hex(&sha, hex);
     return true;
 }

@@ -7,14 +7,12 @@
 #include <signal.h>
 #include <sys/random.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* The end of a sample's time lets CUPTI go under this lock, and not while the process ends. */
 static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_ending;
 static long open_gap;
 
-EXPORT void negativa_pause(const char *reason) {
+static void pause_trace(const char *reason) {
     pthread_mutex_lock(&lock);
     bool was_active = subscriber != NULL;
     if (was_active && open_gap == 0) {
@@ -69,7 +67,7 @@ static void *wait_for_limit(void *seconds) {
     while (nanosleep(&left, &left) != 0 && errno == EINTR) {
     }
     pthread_mutex_lock(&limit_lock);
-    if (!is_ending) negativa_pause("the time for which it is traced is over");
+    if (!is_ending) pause_trace("the time for which it is traced is over");
     pthread_mutex_unlock(&limit_lock);
     return NULL;
 }
@@ -91,5 +89,5 @@ static void start_limit(void) {
     int error = pthread_create(&thread, &attributes, wait_for_limit, (void *)(intptr_t)seconds);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (error != 0) negativa_pause("the thread that ends its tracing cannot be started");
+    if (error != 0) pause_trace("the thread that ends its tracing cannot be started");
 }

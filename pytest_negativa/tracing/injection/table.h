@@ -63,12 +63,6 @@ static void table_put(Table *table, const char *key, size_t size, long value) {
     entry->value = value;
 }
 
-static void table_clear(Table *table) {
-    for (size_t i = 0; i < table->room; i++) free(table->entries[i].key);
-    free(table->entries);
-    memset(table, 0, sizeof *table);
-}
-
 static long text_get(const Table *table, const Text *key) {
     return key->failed ? 0 : table_get(table, key->data, key->length);
 }
