@@ -13,6 +13,7 @@ from pytest_negativa.cli.common import (
     encode_json,
     run_of,
     runs_of,
+    say_next,
     settings_of,
     show,
 )
@@ -58,6 +59,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         click.echo(encode_json(report), nl=False)
     else:
         show("\n\n".join(render_host_report(report, top=settings.reports.top)))
+        say_next(run)
 
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:

@@ -58,7 +58,8 @@ def doctor(folder: Path, *, status: int, **environ: str) -> str:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (status, "")
+    following = "negativa inspect" if status else "pytest --negativa"
+    assert (done.returncode, done.stderr) == (status, f"Next: {following}\n")
     return done.stdout
 
 
