@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pytest_negativa.analysis.project import first_settings, look
+from pytest_negativa.cli.common import say_next
 from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.file import find_config
 from pytest_negativa.settings.options import CONFIG_NAME
@@ -33,3 +34,4 @@ def init() -> None:
     file = ".gitlab-ci.yml" if project.on_gitlab else "a workflow in .github/workflows"
     click.echo(f"negativa: wrote {CONFIG_NAME}; the job below is for {file}", err=True)
     click.echo(job, nl=False)
+    say_next("pytest --negativa")

@@ -13,6 +13,7 @@ from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.cli.common import (
     PASS_ON,
     print_variables,
+    say_next,
     settings_of,
 )
 from pytest_negativa.cli.program import exit_untraced, trace_command, why_failed
@@ -92,6 +93,7 @@ def trace(
         gather(run)
     run.make_latest()
     click.echo(printable(f"Trace in {run}"), err=True)
+    say_next("negativa locate" if run.trace_files() else run)
     click.get_current_context().exit(status)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from pytest_negativa.models.outcomes import SessionKind
 from pytest_negativa.storage.outcomes import read_outcomes
-from pytest_negativa.storage.results import load_report, load_verdict
+from pytest_negativa.storage.results import load_page_verdict, load_report, load_verdict
 from pytest_negativa.storage.runs import Run
 
 
@@ -18,9 +20,16 @@ def _next_command(run: Run) -> str:
     outcomes = run.outcomes_file
     kind = read_outcomes(outcomes).kind if outcomes.exists() else None
     trace, verify = "pytest --negativa", "pytest --negativa-verify"
-    heal = "pytest --negativa-heal"
+    heal, cpu = "pytest --negativa-heal", "--negativa-cpu"
     if kind is SessionKind.COMMAND:
         trace, verify, heal = "negativa trace", "negativa verify", "negativa verify --heal"
+        cpu = "--cpu"
+    if run.has_pages and not run.trace_files():
+        pages = load_page_verdict(run)
+        if pages is not None and pages.proved:
+            pages_of = shlex.quote(str(run))
+            return f"negativa slim --arch all-major --spare spares --cpu-pages {pages_of} --dry-run"
+        return f"{verify if pages is None and not run.is_failed else trace} {cpu}"
     if load_report(run).replay is not None:
         return f"{trace}, on a machine with a GPU"
     if not run.plan_files():

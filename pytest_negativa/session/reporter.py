@@ -76,6 +76,7 @@ class Reporter:
         # What the report was made from.
         self._reported: Usage | None = None
         self._failure: str | None = None
+        self._next: Run | str | None = None
         # Why the session must fail, whatever its tests did.
         self._failures: Sequence[str] = ()
 
@@ -160,6 +161,7 @@ class Reporter:
             self._write_no_report(_describe(e))
         if self._pages is not None:
             self._show_pages(self._pages, session)
+        self._say_next()
 
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
@@ -187,10 +189,11 @@ class Reporter:
             fails = not_traced.is_faulty or failure is not None
             if self._pages is None or self._pages.run is None:
                 self._write(f"negativa: nothing was traced: {reasons}", red=fails)
-                self._say_next("negativa inspect")
+                self._next = "negativa inspect"
             else:
                 self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
                 self._tell_of_unwritten_reports()
+                self._next = self._pages.run
             return (reasons,) if fails else ()
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
@@ -376,14 +379,14 @@ class Reporter:
             self._write(text)
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
-        self._say_next(self._run)
+        self._next = self._run
 
-    def _say_next(self, after: Run | str) -> None:
+    def _say_next(self) -> None:
         from pytest_negativa.reporting.next_command import next_line
 
         # The supervisor of a round verifies next.
-        if not self._is_round:
-            self._write(next_line(after))
+        if self._next is not None and not self._is_round:
+            self._write(next_line(self._next))
 
     def _section(self) -> None:
         if terminal := self._terminal():

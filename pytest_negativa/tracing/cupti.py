@@ -168,8 +168,9 @@ class CuptiDetector:
         parameters.subscriber_name = _SUBSCRIBER_NAME
         try:
             subscriber = cupti.subscribe_v2(self._on_call, None, parameters.ptr)
-        except cupti.cuptiError as e:
-            if e.status == _ERROR_MULTIPLE_SUBSCRIBERS:
+        # cupti-python looks for libcuda and libcupti now. Its error is then a RuntimeError.
+        except (cupti.cuptiError, RuntimeError) as e:
+            if getattr(e, "status", None) == _ERROR_MULTIPLE_SUBSCRIBERS:
                 self._mappings.refresh()
                 raise TracerBusy(
                     busy_message(

@@ -77,7 +77,7 @@ def verify_program(
         own_status = result.status
         reason = why_no_page_proof(run) if settings.cpu else None
         if not run.plan_files() and settings.cpu and reason is None:
-            return _prove_pages(run, program, settings, own_status) or status
+            return _prove_only_pages(run, program, settings, own_status) or status
         if not run.plan_files() or run.is_failed:
             if reason is not None:
                 _say_unproved(reason)
@@ -89,7 +89,7 @@ def verify_program(
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
     elif not run.plan_files() and settings.cpu and run.has_pages:
-        return _prove_pages(run, program, settings, None)
+        return _prove_only_pages(run, program, settings, None)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
     if settings.healing:
@@ -98,8 +98,10 @@ def verify_program(
         verdict = judge(verification.attempt(verification.traced.planned))
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
-    report(run)
-    pages = _prove_pages(run, program, settings, own_status) if settings.cpu else 0
+    try:
+        pages = _prove_pages(run, program, settings, own_status) if settings.cpu else 0
+    finally:
+        report(run)  # Its page shows both verdicts.
     _say(next_line(run))
     return exit_code(verdict) or pages or status
 
@@ -116,6 +118,13 @@ def why_no_page_proof(run: Run) -> str | None:
     if (failure := run.failure) is not None:
         return f"the traced run failed: {failure}"
     return None
+
+
+def _prove_only_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
+    """Prove a run that traced no GPU code; the status."""
+    status = _prove_pages(run, program, settings, status)
+    _say(next_line(run))
+    return status
 
 
 def _prove_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:

@@ -13,6 +13,7 @@ from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.sessions import unmeasured_environ
 
 # As much of cupti-python as tracing needs. STANDIN_CUPTI_TAKEN: another tool holds CUPTI.
+# STANDIN_CUPTI_LACKS: it finds no library, and raises what cupti-python 13 does.
 CUPTI = """
 import os
 
@@ -28,6 +29,8 @@ class SubscriberParams:
 def subscribe_v2(*_):
     if "STANDIN_CUPTI_TAKEN" in os.environ:
         raise cuptiError
+    if "STANDIN_CUPTI_LACKS" in os.environ:
+        raise RuntimeError("CUDA driver is not found")
     return 1
 
 
@@ -55,7 +58,8 @@ def doctor(folder: Path, *, status: int, **environ: str) -> str:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (status, "")
+    following = "negativa inspect" if status else "pytest --negativa"
+    assert (done.returncode, done.stderr) == (status, f"Next: {following}\n")
     return done.stdout
 
 
@@ -85,6 +89,7 @@ def test_a_machine_that_can_trace(machine: Path) -> None:
     ("environ", "obstacle"),
     [
         ({"STANDIN_CUPTI_TAKEN": "1"}, 'CUPTI serves one tool at a time and is taken by "another'),
+        ({"STANDIN_CUPTI_LACKS": "1"}, "CUPTI refuses to work here: CUDA driver is not found"),
         ({"STANDIN_NO_DEVICE": "1"}, "no GPU works here (cuInit gave error 100): run where"),
         ({"CUDA_MODULE_LOADING": "EAGER"}, "all code would count as used: unset CUDA_MODULE"),
     ],

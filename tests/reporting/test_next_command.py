@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_negativa.models.hostcode import Processor
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.verdict import Healing, LibraryStatus
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.storage.outcomes import CommandOutcome
@@ -42,6 +44,25 @@ def test_from_trace_to_lock(run: Run) -> None:
 def test_a_combined_run_can_not_be_verified(run: Run) -> None:
     run.outcomes_file.unlink()
     assert next_line(run) == "Next: negativa lock --unproved"
+
+
+@pytest.mark.parametrize(
+    ("proved", "command"),
+    [
+        (None, "verify --cpu"),
+        (False, "trace --cpu"),
+        (True, "slim --arch all-major --spare spares"),
+    ],
+)
+def test_only_cpu_code_was_traced(run: Run, proved: bool | None, command: str) -> None:
+    run.host_usage_file.touch()
+    if proved is not None:
+        verdict = PageVerdict(
+            format_version=PAGE_VERDICT_VERSION, run_id=run.run_id, proved=proved, reasons=(),
+            processor=Processor(model="Xeon", flags=()), libraries=(), tests=(), rounds=(),
+        )  # fmt: skip
+        write_record(run.page_verdict_file, verdict)
+    assert next_line(run).startswith(f"Next: negativa {command}")
 
 
 def test_without_a_plan(run: Run) -> None:
