@@ -206,6 +206,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
         complete: the last line is there.
         workers: how the workers of pytest-xdist ended, if that is known.
         running: tests that began and did not end, if the session died.
+        repeats: how tests ended that a round on the originals ran again.
         kind: what ran.
         circumstances: what it was started with; None for a command, and if it died.
     """
@@ -221,6 +222,7 @@ class SessionResult(Record, frozen=True, kw_only=True):
     workers: tuple[WorkerEnded, ...] = ()
     running: tuple[str, ...] = ()
     circumstances: Circumstances | None = None
+    repeats: tuple[TestResult, ...] = ()
 
     @property
     def complete(self) -> bool:

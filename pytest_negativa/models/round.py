@@ -27,6 +27,7 @@ class Round(Record, frozen=True, kw_only=True):
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, even if it is pytest.
         tests: node ids to run; None: all that the command selects.
+        repeated: node ids that run last, up to ``most`` times and for about ``seconds``.
         expected: the outcomes file of the traced run; None if there is none yet.
         stop_at_failure: whether one test that fails, and didn't when traced, ends the round.
     """
@@ -37,5 +38,8 @@ class Round(Record, frozen=True, kw_only=True):
     folder: str
     is_pytest: bool
     tests: tuple[str, ...] | None = None
+    repeated: tuple[str, ...] = ()
+    most: int = 1
+    seconds: float = 0.0
     expected: str | None = None
     stop_at_failure: bool = False

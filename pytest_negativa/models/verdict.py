@@ -24,7 +24,7 @@ TESTS_DIFFER = "the tests don't agree with the traced run"
 """Why a library is not proved if only the tests speak against it."""
 
 FLAKY_RULE = "the originals alone gave both outcomes"
-"""When a test is flaky. The traced run and reruns count, but no run that lost its CUDA context."""
+"""When a test is flaky. The traced run doesn't count, nor an end with a lost CUDA context."""
 
 
 class LibraryStatus(str, enum.Enum):
@@ -152,8 +152,8 @@ class Tolerance(str, enum.Enum):
 
 
 FIRST_IN_FLAKY = (
-    "which is flaky, and nothing shows whether another test needs it: without the flaky tests, "
-    "others end otherwise"
+    "which is flaky, and nothing shows whether another test needs it: on the originals, others end "
+    "otherwise"
 )
 """Why the work of a flaky test speaks against a plan."""
 

@@ -7,8 +7,10 @@ that is another round. So a round with such an option runs the tests of the trac
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Generator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,12 @@ from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.system import System
 
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
+
+# However slow they are, tests that are repeated run so often.
+_LEAST_RUNS = 3
 
 
 def options_by_cache(namespace: argparse.Namespace) -> list[str]:
@@ -39,6 +45,8 @@ class RoundHooks:
         self._repeats = False
         # Whether they are of its files alone.
         self._skips_files = False
+        # By node id of a test that is repeated: the ends of its phases, run by run.
+        self._ends: dict[str, list[list[str]]] = defaultdict(list)
 
     @cached_property
     def _traced(self) -> SessionResult | None:
@@ -90,9 +98,16 @@ class RoundHooks:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         tests = self._round.tests
+        repeated = frozenset(self._round.repeated)
+        items.sort(key=lambda item: utf8(item.nodeid) in repeated)
         if self._repeats and self._traced is not None:
             order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
-            items.sort(key=lambda item: order.get(utf8(item.nodeid), len(order)))
+            items.sort(
+                key=lambda item: (
+                    utf8(item.nodeid) in repeated,
+                    order.get(utf8(item.nodeid), len(order)),
+                )
+            )
             tests = tuple(order) if tests is None else tests
         if tests is None:
             return
@@ -106,10 +121,37 @@ class RoundHooks:
             items[:] = selected
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        """Repeat tests, each time with fixtures of all scopes made anew.
+
+        At once, because a worker of pytest-xdist takes reports of its current test alone.
+        """
+        ends = self._ends[item.nodeid]
+        if utf8(item.nodeid) not in self._round.repeated:
+            return (yield)
+        ends.append([])
+        done = yield
+        if len(ends) > 1:
+            return done
+        begin, seconds = System.monotonic(), self._round.seconds / len(self._round.repeated)
+        while len(ends) < self._round.most:
+            # A test that changed twice ended as traced once, and otherwise after that.
+            changes = sum(end != behind for end, behind in pairwise(ends))
+            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > seconds
+            if changes > 1 or late or item.session.shouldstop or item.session.shouldfail:
+                break
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return done
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        if self._ends[item.nodeid]:
+            self._ends[item.nodeid][-1].append(f"{report.when} {report.outcome}")
         # A test may pass although it lost the context: it expected an error, or used the CPU then.
         if report.failed or report.when == "teardown":
             error = lost_context()
@@ -126,3 +168,12 @@ class RoundHooks:
             ):
                 item.session.shouldstop = "negativa: one failure is enough"
         return report
+
+
+class OneWorker:
+    """Has pytest-xdist start one worker: more would all collect, for a few tests."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        if getattr(config.option, "numprocesses", None):
+            config.option.numprocesses = 1

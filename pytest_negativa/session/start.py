@@ -34,7 +34,7 @@ from pytest_negativa.session.request import (
     replace_process,
     request_of,
 )
-from pytest_negativa.session.round_hooks import RoundHooks, options_by_cache
+from pytest_negativa.session.round_hooks import OneWorker, RoundHooks, options_by_cache
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
@@ -82,6 +82,8 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         plugins.register(RoundReports(round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
+    elif round_spec is not None and round_spec.repeated and round_spec.tests is not None:
+        plugins.register(OneWorker(), "negativa-one-worker")
     tracing_end.at_end(traced, traced.stop)
     if role is Role.WORKER:
         return

@@ -308,11 +308,11 @@ OPTIONS: tuple[Option, ...] = (
         name="verify.rerun",
         flag_name="rerun",
         value="N",
-        default=3,
-        help="Rerun tests that differ up to N times on the originals.",
-        detail="A test is flaky if the originals alone gave both outcomes; the traced run "
-        "counts. All tests rerun as often if the copies left out work of the traced run. "
-        "0 reruns nothing.",
+        default=20,
+        help="Rerun tests that differ up to N times on the originals, in one run.",
+        detail="A test is flaky if the originals alone gave both outcomes. Tests repeat for a "
+        "tenth of the suite's time, and at least 3 times. All tests run once if the copies left "
+        "out work of the traced run. 0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(

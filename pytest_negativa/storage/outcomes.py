@@ -50,17 +50,20 @@ _GRAVEST = (
 )
 
 
-def read_outcomes(path: Path, *, cut_short: Outcome = Outcome.CRASHED) -> SessionResult:
+def read_outcomes(
+    path: Path, *, cut_short: Outcome = Outcome.CRASHED, repeats: bool = False
+) -> SessionResult:
     """How the session that wrote ``path`` ended.
 
     Args:
         cut_short: the outcome of a test that began and didn't end: the session died in it, or
             was killed because it hung.
+        repeats: a test that begins again is no part of its first run.
 
     Raises:
         StoreError: the file can't be read, or is of another version.
     """
-    return fold(_read(path), cut_short)
+    return fold(_read(path), cut_short, repeats=repeats)
 
 
 def _read(path: Path) -> list[AnyOutcomeRecord]:
@@ -125,9 +128,11 @@ def _gravest(ends: Sequence[TestResult]) -> TestResult:
     )
 
 
-def fold(records: Iterable[OutcomeRecord], cut_short: Outcome) -> SessionResult:
+def fold(
+    records: Iterable[OutcomeRecord], cut_short: Outcome, *, repeats: bool = False
+) -> SessionResult:
     """Records of one session to its result; see ``read_outcomes``."""
-    session = _Session()
+    session = _Session(repeats=repeats)
     for record in records:
         session.add(record)
     return session.result(cut_short)
@@ -148,8 +153,11 @@ class _Test:
 
 
 class _Session:
-    def __init__(self) -> None:
+    def __init__(self, *, repeats: bool) -> None:
+        self._repeats = repeats
         self._tests: dict[str, _Test] = {}
+        # Earlier runs of tests that began again.
+        self._past: list[tuple[str, _Test]] = []
         # By worker: the test that lost its CUDA context.
         self._lost: dict[str | None, str] = {}
         self._collection_errors: list[str] = []
@@ -165,6 +173,9 @@ class _Session:
         elif isinstance(record, TestStarted):
             self._times.append(record.time_ns)
             test = self._tests.setdefault(record.nodeid, _Test())
+            if self._repeats and test.ended:
+                self._past.append((record.nodeid, test))
+                self._tests[record.nodeid] = test = _Test()
             test.ended = False
             test.aspects[Aspect.ATTEMPTS].append("start")
         elif isinstance(record, PhaseReported):
@@ -202,28 +213,30 @@ class _Session:
             self._lost.setdefault(record.worker, record.nodeid)
 
     def result(self, cut_short: Outcome) -> SessionResult:
-        tests = []
-        for nodeid, test in self._tests.items():
+        firsts: dict[str, TestResult] = {}
+        repeats: list[TestResult] = []
+        for nodeid, test in (*self._past, *self._tests.items()):
             phases = test.phases if test.ended else [*test.phases, cut_short]
-            tests.append(
-                TestResult(
-                    nodeid=nodeid,
-                    outcome=min(phases, key=_GRAVEST.index, default=Outcome.PASSED),
-                    duration=test.duration,
-                    text=test.text,
-                    worker=test.worker,
-                    gpu_error=test.gpu_error,
-                    # A session that ended by itself before the test did was stopped: no crash.
-                    doubtful=test.doubtful or (self._end is not None and not test.ended),
-                    markers=test.markers,
-                    keywords=test.keywords,
-                    aspects={a: tuple(sorted(texts)) for a, texts in test.aspects.items()},
-                )
+            found = TestResult(
+                nodeid=nodeid,
+                outcome=min(phases, key=_GRAVEST.index, default=Outcome.PASSED),
+                duration=test.duration,
+                text=test.text,
+                worker=test.worker,
+                gpu_error=test.gpu_error,
+                # A session that ended by itself before the test did was stopped: no crash.
+                doubtful=test.doubtful or (self._end is not None and not test.ended),
+                markers=test.markers,
+                keywords=test.keywords,
+                aspects={a: tuple(sorted(texts)) for a, texts in test.aspects.items()},
             )
+            if firsts.setdefault(nodeid, found) is not found:
+                repeats.append(found)
         times = self._times or [0]
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return SessionResult(
-            tests=tuple(tests),
+            tests=tuple(firsts.values()),
+            repeats=tuple(repeats),
             collection_errors=tuple(self._collection_errors),
             command=self._command,
             duration=(times[-1] - times[0]) / 1e9,

@@ -34,6 +34,7 @@ class System:
     readlink = staticmethod(os.readlink)
     getpid = staticmethod(os.getpid)
     time_ns = staticmethod(time.time_ns)
+    monotonic = staticmethod(time.monotonic)
 
     @staticmethod
     def read_all(path: str) -> bytes:

@@ -24,7 +24,7 @@ from pytest_negativa.processes.redirect import (
 )
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.verifying.loaded_originals import loaded_originals
-from pytest_negativa.verifying.originals import OriginalRuns
+from pytest_negativa.verifying.originals import OriginalRound
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
@@ -64,7 +64,7 @@ class Attempt:
         all_rounds: every start of the program until now.
         usage: what the tests used on the copies.
         compare_launches: both runs counted every launch.
-        originals: reruns on the originals.
+        originals: the round on the originals; empty if there was none.
         loads: which processes loaded what.
         opened: see ``opened_originals``; and younger processes, see ``held_originals``.
         held: older processes, see ``held_originals``.
@@ -84,7 +84,7 @@ class Attempt:
     all_rounds: tuple[RoundResult, ...]
     usage: Usage
     compare_launches: bool
-    originals: OriginalRuns
+    originals: OriginalRound
     loads: LoadEvidence
     opened: Mapping[str, str]
     held: Mapping[str, str]

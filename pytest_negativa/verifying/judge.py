@@ -5,6 +5,7 @@ It decides, too, which tests are flaky. Nothing here starts a process or touches
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +20,6 @@ from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
-    FIRST_IN_FLAKY,
     NEEDS,
     TESTS_DIFFER,
     VERDICT_VERSION,
@@ -39,16 +39,16 @@ from pytest_negativa.verifying.evidence import (
     libraries_by_test,
 )
 from pytest_negativa.verifying.originals import (
+    OriginalRound,
+    is_sound,
     known_of_originals,
-    rounds_without_flaky,
-    sound_rounds,
+    undecided_tests,
 )
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
 from pytest_negativa.verifying.same_program import changes_of_start
 from pytest_negativa.verifying.same_work import (
-    Originals,
     Places,
     Work,
     compare_work,
@@ -133,16 +133,14 @@ def judge(attempt: Attempt) -> Verdict:
 def _compare_work(
     attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
 ) -> tuple[WorkDifference, ...]:
-    runs, places = attempt.originals, Places(attempt.reconstruction)
+    found, places = attempt.originals, Places(attempt.reconstruction)
     losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
-    rounds = sound_rounds(tests.before, runs.together, flaky, tests.tolerate, losing)
-    without = rounds_without_flaky(tests.before, runs, flaky, tests.tolerate, losing)
-    if any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)):
-        # Then reruns on the originals don't show what the traced program chooses.
-        rounds = without = ()
-    originals = Originals(
-        [Work.of(r.usage, places) for r in rounds], [Work.of(r.usage, places) for r in without]
-    )
+    originals: Sequence[Work] = ()
+    # Started otherwise, the originals don't show what the traced program chooses.
+    if not any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)) and is_sound(
+        tests.before, found, flaky, tests.tolerate, losing
+    ):
+        originals = [Work.of(usage, places) for usage in found.usages]
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
@@ -159,7 +157,7 @@ def work_of_rounds(
     attempt: Attempt,
     usage: Usage,
     reconstruction: Reconstruction,
-    originals: Originals = Originals(),  # noqa: B008 (frozen)
+    originals: Sequence[Work] = (),
     flaky: Collection[str] = (),
 ) -> tuple[WorkDifference, ...]:
     """How the work of some rounds differs from the traced run's; see ``compare_work``.
@@ -172,30 +170,21 @@ def work_of_rounds(
     traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
     return (
         *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
-        *refused_work(traced, copies, (*originals.all_tests, *originals.without_flaky)),
+        *refused_work(traced, copies, originals),
     )
 
 
-def tests_to_settle(attempt: Attempt) -> tuple[str, ...]:
-    """Tests to run once more on the originals, to tell whether the work that is missing is needed.
+def needs_all_tests(attempt: Attempt) -> bool:
+    """Whether only a run of all tests on the originals can excuse the work that is missing.
 
-    What a flaky test used first is asked of the other tests alone, because the flaky test may use
-    it in any run. After that, all tests run up to ``verify.rerun`` times.
-
-    Returns:
-        Node ids; none if nothing more can be told.
+    The tests that differ are taken for flaky: the same run tells whether they are.
     """
-    verdict = judge(attempt)
-    runs, limit = attempt.originals, attempt.settings.rerun
-    seen = {work.kind for work in verdict.other_work}
-    if not seen or seen & NEEDS or not limit or verdict.changes:
-        return ()
-    flaky = {v.nodeid for v in verdict.tests if v.flaky}
-    others = tuple(v.nodeid for v in verdict.tests if not v.flaky)
-    first_in_flaky = any(work.note == FIRST_IN_FLAKY for work in verdict.other_work)
-    if first_in_flaky and all(r.tests.keys() & flaky for r in runs.without_flaky):
-        return others
-    return (*others, *flaky) if len(runs.together) < limit else ()
+    before, after = by_nodeid(attempt.traced.session.tests), attempt.after
+    differing = undecided_tests(before, after, attempt.settings.tolerate)
+    both = OriginalRound({nodeid: (before[nodeid], after[nodeid]) for nodeid in differing})
+    verdict = judge(dataclasses.replace(attempt, originals=both))
+    kinds = {work.kind for work in verdict.other_work}
+    return bool(kinds) and not kinds & NEEDS and not verdict.changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +220,9 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
     traced, usage = attempt.traced, attempt.usage
     before, after = by_nodeid(traced.session.tests), attempt.after
     tolerate = attempt.settings.tolerate
-    on_originals = known_of_originals(before, after, attempt.originals, tolerate)
+    fresh = {test.nodeid for r in attempt.rounds[1:] for test in r.session.tests}
+    ends = attempt.originals.ends
+    on_originals = known_of_originals(before, after, ends, tolerate, fresh)
     return TestEvidence(
         before=before,
         after=after,

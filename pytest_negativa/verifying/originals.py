@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
-from pytest_negativa.models.outcomes import Aspect, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import same_outcome
 
 Results = Mapping[str, TestResult]
+Ends = Mapping[str, tuple[TestResult, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalRound:
-    """A round on the originals: all tests as the command runs them, or those that aren't flaky.
+    """The one round on the originals, after that on the copies.
 
     Attributes:
-        tests: by node id: how they ended.
-        usage: the GPU code that they used.
+        ends: by node id: how a test ended, each time that it ran.
+        usages: the GPU code that each process used, if all tests ran. Tests that differ come last.
         complete: every process came to its end.
     """
 
-    tests: Results
-    usage: Usage
-    complete: bool
+    ends: Ends = field(default_factory=dict)
+    usages: tuple[Usage, ...] = ()
+    complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalRuns:
-    """All reruns on the originals.
-
-    Attributes:
-        alone: by node id: how a test ended when only some tests ran.
-        together: rounds of all tests.
-        without_flaky: rounds of all tests that were not flaky.
-    """
-
-    alone: Mapping[str, tuple[TestResult, ...]] = field(default_factory=dict)
-    together: tuple[OriginalRound, ...] = ()
-    without_flaky: tuple[OriginalRound, ...] = ()
+def ends_of(rounds: Iterable[RoundResult]) -> Ends:
+    """By node id: how a test ended, each time that it ran with a sound CUDA context."""
+    ends: dict[str, tuple[TestResult, ...]] = defaultdict(tuple)
+    for test in chain.from_iterable((*r.session.tests, *r.session.repeats) for r in rounds):
+        if not test.doubtful:
+            ends[test.nodeid] += (test,)
+    return ends
 
 
 def undecided_tests(
@@ -63,97 +61,77 @@ def undecided_tests(
 
 
 def known_of_originals(
-    before: Results, after: Results, runs: OriginalRuns, tolerate: Collection[Aspect] = ()
+    before: Results,
+    after: Results,
+    ends: Ends,
+    tolerate: Collection[Aspect] = (),
+    fresh: Collection[str] = (),
 ) -> frozenset[str]:
     """Tests that did on the originals, too, what they did on the copies.
 
-    A test that runs alone may end otherwise because it needs an earlier one. So its reruns alone
-    count only if they gave both outcomes. The traced run counts with the rounds of all tests.
+    What a failure on the copies left behind, such as a stale lock, may make the next run fail, and
+    a test may fail because others did not run before it. So an end as on the copies counts only
+    after one that is as traced.
 
-    What a failure on the copies left behind, such as a stale lock, may make the next run fail, too.
-    So a rerun alone counts only after one that ended as traced.
+    Args:
+        fresh: tests that ran in a fresh process on the copies, behind a lost CUDA context.
+            If such a test passes there, it may always do so.
     """
     return frozenset(
         nodeid
         for nodeid in undecided_tests(before, after, tolerate)
-        if _was_seen(before[nodeid], after[nodeid], runs, tolerate)
-    )
-
-
-def needs_other_tests(
-    before: Results, after: Results, runs: OriginalRuns, tolerate: Collection[Aspect] = ()
-) -> bool:
-    """Whether a test ends otherwise alone, and no round of all tests has told more."""
-    known = known_of_originals(before, after, runs, tolerate)
-    return any(
-        nodeid not in known
-        and _is_among(after[nodeid], runs.alone.get(nodeid, ()), before[nodeid], tolerate)
-        and not any(nodeid in r.tests for r in runs.together)
-        for nodeid in undecided_tests(before, after, tolerate)
-    )
-
-
-def sound_rounds(
-    before: Results,
-    rounds: Collection[OriginalRound],
-    flaky: Collection[str],
-    tolerate: Collection[Aspect] = (),
-    losing: Collection[str] = (),
-) -> tuple[OriginalRound, ...]:
-    """The rounds in which each test that is not flaky ended as in the traced run.
-
-    A round in which a test lost its CUDA context does not show what its tests choose. A round
-    that was not traced completely does not show what it left out.
-
-    Args:
-        losing: tests that lost their CUDA context on the copies and on the originals alike.
-    """
-    wanted = {nodeid: test for nodeid, test in before.items() if nodeid not in flaky}
-    return tuple(
-        r
-        for r in rounds
-        if r.complete
-        and not r.usage.incomplete
-        and all(
-            n in r.tests
-            and same_outcome(test, r.tests[n], tolerate)
-            and (r.tests[n].gpu_error is None or n in losing)
-            for n, test in wanted.items()
+        if _was_seen(
+            before[nodeid], after[nodeid], ends.get(nodeid, ()), tolerate, fresh=nodeid in fresh
         )
     )
 
 
-def rounds_without_flaky(
+def is_sound(
     before: Results,
-    runs: OriginalRuns,
+    found: OriginalRound,
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
     losing: Collection[str] = (),
-) -> tuple[OriginalRound, ...]:
-    """The sound rounds in which no flaky test ran, see ``sound_rounds``."""
-    rounds = [r for r in runs.without_flaky if r.tests.keys().isdisjoint(flaky)]
-    return sound_rounds(before, rounds, flaky, tolerate, losing)
+) -> bool:
+    """Whether all tests ran, were traced, and ended as when traced, but for the flaky ones.
+
+    A round in which a test lost its CUDA context does not show what its tests choose.
+
+    Args:
+        losing: tests that lost their CUDA context on the copies and on the originals alike.
+    """
+    return (
+        found.complete
+        and not any(usage.incomplete for usage in found.usages)
+        and all(
+            nodeid in found.ends
+            and same_outcome(test, found.ends[nodeid][0], tolerate)
+            and (found.ends[nodeid][0].gpu_error is None or nodeid in losing)
+            for nodeid, test in before.items()
+            if nodeid not in flaky
+        )
+    )
 
 
 def _was_seen(
-    before: TestResult, after: TestResult, runs: OriginalRuns, tolerate: Collection[Aspect]
-) -> bool:
-    alone = runs.alone.get(after.nodeid, ())
-    together = tuple(r.tests[after.nodeid] for r in runs.together if after.nodeid in r.tests)
-    if after.gpu_error is not None:
-        return any(test.gpu_error is not None for test in (*alone, *together))
-    if _is_among(after, together, before, tolerate):
-        return True
-    ended_as_traced = [_is_among(before, (test,), after, tolerate) for test in alone]
-    first = ended_as_traced.index(True) if any(ended_as_traced) else len(alone)
-    return _is_among(after, alone[first:], before, tolerate)
-
-
-def _is_among(
-    wanted: TestResult,
-    results: tuple[TestResult, ...],
-    other: TestResult,
+    before: TestResult,
+    after: TestResult,
+    ends: tuple[TestResult, ...],
     tolerate: Collection[Aspect],
+    *,
+    fresh: bool,
+) -> bool:
+    if after.gpu_error is not None:
+        return any(test.gpu_error is not None for test in ends)
+    as_traced = [_is_alike(before, test, after, tolerate) for test in ends]
+    first = as_traced.index(True) if any(as_traced) else len(ends)
+    if fresh and after.outcome is Outcome.PASSED:
+        first = 0
+    return any(_is_alike(after, test, before, tolerate) for test in ends[first:])
+
+
+def _is_alike(
+    wanted: TestResult, found: TestResult, other: TestResult, tolerate: Collection[Aspect]
 ) -> bool:
     """Whether a run that kept its CUDA context ended as wanted.
 
@@ -163,4 +141,4 @@ def _is_among(
     """
     if other.outcome is not wanted.outcome:
         tolerate = {*Aspect} - {Aspect.ERROR_TYPE} | {*tolerate}
-    return any(test.gpu_error is None and same_outcome(wanted, test, tolerate) for test in results)
+    return found.gpu_error is None and same_outcome(wanted, found, tolerate)

@@ -10,6 +10,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytest_negativa.errors import refusing
@@ -54,7 +55,7 @@ from pytest_negativa.verifying.judge import (
     reasons_of_outcomes,
     session_status,
 )
-from pytest_negativa.verifying.originals import OriginalRuns, known_of_originals, undecided_tests
+from pytest_negativa.verifying.originals import ends_of, known_of_originals, undecided_tests
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import (
     Program,
@@ -64,7 +65,7 @@ from pytest_negativa.verifying.rounds import (
     run_round,
 )
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.verification import silence_limit
+from pytest_negativa.verifying.verification import repeating_seconds, silence_limit
 
 # Tests that are scheduled otherwise in each run may need more pages each time.
 _MOST_HEALINGS = 3
@@ -316,26 +317,33 @@ class PageProof:
         self, before: Mapping[str, TestResult], after: Mapping[str, TestResult]
     ) -> frozenset[str]:
         """Rerun tests that differ on all pages: which of them are flaky?"""
-        tolerate = self._settings.verify.tolerate
-        alone: dict[str, tuple[TestResult, ...]] = {}
-        for _ in range(self._settings.verify.rerun):
-            known = known_of_originals(before, after, OriginalRuns(alone=alone), tolerate)
-            left = [n for n in undecided_tests(before, after, tolerate) if n not in known]
-            if not left:
-                break
-            ended = conclusive_tests(self._run_all(RoundKind.ORIGINAL, left))
-            for nodeid in left:
-                alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
-        return known_of_originals(before, after, OriginalRuns(alone=alone), tolerate)
+        verify = self._settings.verify
+        differing = tuple(undecided_tests(before, after, verify.tolerate))
+        if not (differing and verify.rerun and self._program.is_pytest):
+            return frozenset()
+        tests = format_items(len(differing), "test differs", "tests differ")
+        self._say(f"negativa: {tests}; running them on the originals")
+        ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing))
+        return known_of_originals(before, after, ends, verify.tolerate)
 
     def _run_all(
-        self, kind: RoundKind, tests: Sequence[str] | None, *, restricted: bool = True
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        *,
+        restricted: bool = True,
+        repeated: Sequence[str] = (),
     ) -> tuple[RoundResult, ...]:
         expected = [test.nodeid for test in self._session.tests]
-        return tuple(run_all(lambda t: self._run_once(kind, t, restricted), tests, expected))
+        once = partial(self._run_once, kind, restricted=restricted, repeated=repeated)
+        return tuple(run_all(once, tests, expected))
 
     def _run_once(
-        self, kind: RoundKind, tests: Sequence[str] | None, restricted: bool
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        restricted: bool,
+        repeated: Sequence[str],
     ) -> RoundResult:
         run = self._folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         environ = dict(self._program.environ)
@@ -345,7 +353,13 @@ class PageProof:
             allowed = self._folder.allowed_pages_file if restricted else None
             environ |= watch_environment(environ, run.page_logs, allowed)
         round_spec = self._program.new_round(
-            kind, run, tests=tests, expected=self._run.outcomes_file
+            kind,
+            run,
+            tests=tests,
+            repeated=repeated,
+            most=self._settings.verify.rerun,
+            seconds=repeating_seconds(self._session),
+            expected=self._run.outcomes_file,
         )
         limit = silence_limit(self._settings, self._session)
         result = run_round(self._program, round_spec, environ, limit)

@@ -61,6 +61,9 @@ class Program:
         run: Run,
         *,
         tests: Sequence[str] | None = None,
+        repeated: Sequence[str] = (),
+        most: int = 1,
+        seconds: float = 0.0,
         expected: Path | None = None,
         stop_at_failure: bool = False,
     ) -> Round:
@@ -68,7 +71,7 @@ class Program:
 
         Args:
             run: its folder.
-            tests, expected, stop_at_failure: see ``Round``.
+            tests, repeated, most, seconds, expected, stop_at_failure: see ``Round``.
         """
         return Round(
             kind=kind,
@@ -77,6 +80,9 @@ class Program:
             folder=str(run),
             is_pytest=self.is_pytest,
             tests=None if tests is None else tuple(tests),
+            repeated=tuple(repeated),
+            most=most,
+            seconds=seconds,
             expected=None if expected is None else str(expected),
             stop_at_failure=stop_at_failure,
         )
@@ -157,21 +163,25 @@ def run_round(
         name=run.run_id,
         kind=round_spec.kind,
         run=run,
-        session=_read(outcomes, Outcome.TIMED_OUT if silent else Outcome.CRASHED),
+        session=_read(
+            outcomes,
+            Outcome.TIMED_OUT if silent else Outcome.CRASHED,
+            repeats=bool(round_spec.repeated),
+        ),
         status=status,
         silent=silent,
         seconds=time.monotonic() - begin,
     )
 
 
-def _read(path: Path, cut_short: Outcome) -> SessionResult:
+def _read(path: Path, cut_short: Outcome, *, repeats: bool) -> SessionResult:
     if not path.exists():
         # It ended before its session began: an error of usage, or a crash.
         return SessionResult(
             tests=(), collection_errors=(), command=(), duration=0, longest_silence=0,
             exit_status=None,
         )  # fmt: skip
-    return read_outcomes(path, cut_short=cut_short)
+    return read_outcomes(path, cut_short=cut_short, repeats=repeats)
 
 
 def run_all(

@@ -125,10 +125,10 @@ def _gpu_children(usage: Usage) -> Iterator[UsageProcess]:
             yield usage.processes[number]
 
 
-def loaded_images(usage: Usage, places: Places) -> set[Use]:
-    """Images of libraries, with and without look-ups."""
+def loaded_images(usage: Usage, places: Places) -> dict[Use, Context]:
+    """Images of libraries, with and without look-ups, and where they were loaded first."""
     return {
-        Use(*places.find(library.library.path, image.offset), None)
+        Use(*places.find(library.library.path, image.offset), None): usage.context_of(image.first)
         for library in usage.libraries
         for image in library.images
     }
@@ -136,17 +136,17 @@ def loaded_images(usage: Usage, places: Places) -> set[Use]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run did.
+    """What one run or process did.
 
     Attributes:
         used: each use, and where it was seen first.
-        images: images of libraries that were loaded.
+        images: images of libraries that were loaded, likewise.
         launched: kernels by test, see ``launches_of``.
         refused: see ``refusals_of``.
     """
 
     used: Mapping[Use, Context]
-    images: Collection[Use]
+    images: Mapping[Use, Context]
     launched: Mapping[str, Collection[str]]
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
@@ -160,22 +160,9 @@ class Work:
             refusals_of(usage, places),
         )
 
-    def includes(self, use: Use) -> bool:
-        """Whether it did this."""
-        return use in self.used or use in self.images
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """Work on the originals, in rounds whose tests ended as traced.
-
-    Attributes:
-        all_tests: of rounds of all tests.
-        without_flaky: of rounds of the tests that are not flaky.
-    """
-
-    all_tests: Collection[Work] = ()
-    without_flaky: Sequence[Work] = ()
+    def first(self, use: Use) -> Context | None:
+        """Where it did this first; None if it didn't."""
+        return self.used.get(use) or self.images.get(use)
 
 
 def launches_of(usage: Usage) -> dict[str, set[str]]:
@@ -222,7 +209,7 @@ def refused_work(
 def compare_work(
     traced: Work,
     copies: Work,
-    originals: Originals,
+    originals: Sequence[Work],
     flaky: Collection[str],
     *,
     launches: bool,
@@ -230,30 +217,32 @@ def compare_work(
     """What was done when traced and not on the copies, and the reverse for launches.
 
     Args:
+        originals: of each process of the round of all tests; none if it tells nothing.
         flaky: tests whose own work is not asked for.
         launches: compare launched kernels, too.
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _launched_otherwise(traced, copies, originals.all_tests, flaky)
+        found += _launched_otherwise(traced, copies, originals, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
 def _left_out(
-    traced: Work, copies: Work, originals: Originals, flaky: Collection[str]
+    traced: Work, copies: Work, originals: Sequence[Work], flaky: Collection[str]
 ) -> Iterator[WorkDifference]:
     for use, context in traced.used.items():
-        if copies.includes(use):
+        if copies.first(use):
             continue
-        chosen = any(not work.includes(use) for work in originals.all_tests)
-        tolerance, note = Tolerance.CHOICE if chosen else None, None
+        again = list(filter(None, (work.first(use) for work in originals)))
+        tolerance, note = Tolerance.CHOICE if originals and not again else None, None
         if context.nodeid in flaky:
-            # A later test may have used it, too, and gone on without the GPU on the copies.
-            without = originals.without_flaky
-            if chosen or any(not work.includes(use) for work in without):
+            # A later test may have used it, too, and gone on without the GPU on the copies. Flaky
+            # tests came last in each process of the originals.
+            others = [first for first in again if first.nodeid not in flaky]
+            if others:
+                context = others[0]
+            elif originals:
                 tolerance = Tolerance.FLAKY
-            elif without:
-                context = without[0].used.get(use, context)
             else:
                 note = FIRST_IN_FLAKY
         yield WorkDifference(
@@ -275,7 +264,7 @@ def _launched_otherwise(
     for test in dict.fromkeys((*traced.launched, *copies.launched)):
         before = frozenset(traced.launched.get(test, nothing))
         after = frozenset(copies.launched.get(test, nothing))
-        again = [work.launched.get(test, nothing) for work in originals]
+        again = nothing.union(*(work.launched.get(test, nothing) for work in originals))
         for kernel in sorted(before ^ after):
             on_copies = kernel in after
             yield WorkDifference(
@@ -284,7 +273,7 @@ def _launched_otherwise(
                 test=test,
                 nodeid=test,
                 tolerance=_tolerance(
-                    test, flaky, chosen=any((kernel in kernels) == on_copies for kernels in again)
+                    test, flaky, chosen=bool(originals) and (kernel in again) == on_copies
                 ),
             )
 

@@ -58,7 +58,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import tests_to_settle
+from pytest_negativa.verifying.judge import needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
@@ -68,15 +68,12 @@ from pytest_negativa.verifying.opened_originals import (
 )
 from pytest_negativa.verifying.originals import (
     OriginalRound,
-    OriginalRuns,
-    known_of_originals,
-    needs_other_tests,
+    ends_of,
     undecided_tests,
 )
 from pytest_negativa.verifying.rounds import (
     Program,
     RoundResult,
-    conclusive_tests,
     run_all,
     run_round,
 )
@@ -87,6 +84,10 @@ from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 _LEAST_SILENCE = 60.0
 _TIMES_SILENCE = 5.0
+
+# Tests that differ are repeated for a tenth of the traced session's time, or of a minute.
+_REPEATING = 0.1
+_LEAST_REPEATING = 6.0
 
 Say = Callable[[str], None]
 
@@ -108,7 +109,7 @@ class Verification:
         self._rounds: list[RoundResult] = []
         self._files = [plan for plan in load_plans(traced.run) if plan.is_files]
         self._unopened = [path for plan in self._files for path in unused_paths(plan)]
-        self._originals = OriginalRuns()
+        self._originals = OriginalRound()
         self._held: tuple[tuple[str, FileUser], ...] = ()
         self._copy_files: tuple[str, ...] = ()
         self._leftover: tuple[tuple[str, FileUser], ...] = ()
@@ -138,7 +139,6 @@ class Verification:
             write_atomically(self.folder.armed_file, tripwire.rows)
         armed = self.folder.armed_file if tripwire.spans else None
         rounds = self.run(RoundKind.VERIFY, None, table, armed)
-        self._rerun_originals(conclusive_tests(rounds))
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
         started_since, held = held_originals(self._held, self._since, self._twins)
@@ -175,29 +175,45 @@ class Verification:
             versions=_versions(usage),
             ended_ns=time.time_ns(),
         )
-        return self._settle_choices(attempt)
+        return self._rerun(attempt)
 
-    def _settle_choices(self, attempt: Attempt) -> Attempt:
-        """Run tests on the originals while the copies did other work without a known reason.
+    def _rerun(self, attempt: Attempt) -> Attempt:
+        """Run tests on the originals, once at most: those that differ, or all if work is missing.
 
-        Autotuning chooses kernels anew in every run; some depend on the order of tests.
+        What the originals do, too, is chance: unseeded data, or a kernel that autotuning chooses.
         """
-        while tests := tests_to_settle(attempt):
-            some = len(tests) < len(self.traced.session.tests)
-            which = "the tests that are not flaky" if some else "all tests"
-            self.say(
-                "negativa: the work on the copies differs from the traced run's; running "
-                f"{which} on the originals to see whether it always does"
-            )
-            self._run_originals(tests if some else None, settles=True)
-            attempt = dataclasses.replace(
-                attempt,
-                originals=self._originals,
-                all_rounds=tuple(self._rounds),
-                problems=tuple(dict.fromkeys((*attempt.problems, *leftover_users(self._leftover)))),
-                files=self._judge_files(),
-            )
-        return attempt
+        verify, known = self.settings.verify, self._originals
+        before = by_nodeid(self.traced.session.tests)
+        differing = tuple(
+            nodeid
+            for nodeid in undecided_tests(before, attempt.after, verify.tolerate)
+            if self.program.is_pytest and nodeid not in known.ends
+        )
+        every = not known.usages and needs_all_tests(attempt)
+        if not verify.rerun or not (differing or every):
+            return attempt
+        why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
+        why += ["the copies left out work of the traced run"] if every else []
+        what = "all tests" if every else format_items(len(differing), "test", "tests")
+        took = f", {self.traced.session.duration:.0f} s when traced" if every else ""
+        self.say(f"negativa: {' and '.join(why)}; running {what} on the originals{took}")
+        rounds = self.run(
+            RoundKind.ORIGINAL, None if every else differing, None, repeated=differing
+        )
+        self._originals = OriginalRound(
+            ends={**known.ends, **ends_of(rounds)},
+            usages=tuple(merge_traces([file]) for file in trace_files(rounds))
+            if every
+            else known.usages,
+            complete=not any(r.died for r in rounds) if every else known.complete,
+        )
+        return dataclasses.replace(
+            attempt,
+            originals=self._originals,
+            all_rounds=tuple(self._rounds),
+            problems=tuple(dict.fromkeys((*attempt.problems, *leftover_users(self._leftover)))),
+            files=self._judge_files(),
+        )
 
     def _judge_files(self) -> tuple[ProvedLibrary, ...]:
         folders = (str(Path(plan.library.path).parent) for plan in self._files)
@@ -234,6 +250,7 @@ class Verification:
         tests: Sequence[str] | None,
         table: Path | None,
         armed: Path | None = None,
+        repeated: Sequence[str] = (),
     ) -> tuple[RoundResult, ...]:
         """Run rounds of a kind until all tests have an outcome; see ``run_all``.
 
@@ -241,10 +258,11 @@ class Verification:
             tests: node ids; None: all that the command selects.
             table: what to redirect; None: nothing.
             armed: removed code, see ``tripwire``.
+            repeated: tests that run last, and again and again, see ``Round``.
         """
         expected = [test.nodeid for test in self.traced.session.tests]
         once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
-            kind, t, table, armed
+            kind, t, table, armed, repeated
         )
         return tuple(run_all(once, tests, expected))
 
@@ -254,6 +272,7 @@ class Verification:
         tests: Sequence[str] | None,
         table: Path | None,
         armed: Path | None = None,
+        repeated: Sequence[str] = (),
     ) -> RoundResult:
         """Run a single round; see ``run``."""
         if kind is RoundKind.ORIGINAL:
@@ -263,6 +282,9 @@ class Verification:
             kind,
             run,
             tests=tests,
+            repeated=repeated,
+            most=self.settings.verify.rerun,
+            seconds=repeating_seconds(self.traced.session),
             expected=self.traced.run.outcomes_file,
             stop_at_failure=kind is RoundKind.PROBE,
         )
@@ -341,57 +363,6 @@ class Verification:
             return environ
         return traced_environment(environ, run, self.program.root)
 
-    def _rerun_originals(self, after: Mapping[str, TestResult]) -> None:
-        """Rerun tests on the originals that end otherwise on the copies, until it is clear why."""
-        before = by_nodeid(self.traced.session.tests)
-        times, tolerate = self.settings.verify.rerun, self.settings.verify.tolerate
-        for number in range(1, times + 1):
-            left = self._undecided(before, after, times)
-            if not left:
-                break
-            tests = format_items(len(left), "test differs", "tests differ")
-            most = f"{number} of at most {times}"
-            self.say(f"negativa: {tests}; rerunning on the originals ({most})")
-            self._run_originals(left)
-        if times and needs_other_tests(before, after, self._originals, tolerate):
-            self.say("negativa: tests end otherwise alone; rerunning all tests on the originals")
-            self._run_originals(None)
-
-    def _undecided(
-        self, before: Mapping[str, TestResult], after: Mapping[str, TestResult], times: int
-    ) -> tuple[str, ...]:
-        tolerate = self.settings.verify.tolerate
-        known = known_of_originals(before, after, self._originals, tolerate)
-        alone = self._originals.alone
-        return tuple(
-            nodeid
-            for nodeid in undecided_tests(before, after, tolerate)
-            if nodeid not in known and len(alone.get(nodeid, ())) < times
-        )
-
-    def _run_originals(self, tests: tuple[str, ...] | None, *, settles: bool = False) -> None:
-        """Run tests on the originals, all if None, and note how they end.
-
-        Args:
-            settles: ``tests`` are all that are not flaky, see ``tests_to_settle``.
-        """
-        rounds = self.run(RoundKind.ORIGINAL, tests, None)
-        ended = conclusive_tests(rounds)
-        runs = self._originals
-        if tests is None or settles or set(tests) >= {t.nodeid for t in self.traced.session.tests}:
-            usage = merge_traces(trace_files(rounds))
-            found = OriginalRound(ended, usage, complete=not any(r.died for r in rounds))
-            if settles and tests is not None:
-                self._originals = dataclasses.replace(
-                    runs, without_flaky=(*runs.without_flaky, found)
-                )
-                return
-            runs = dataclasses.replace(runs, together=(*runs.together, found))
-        alone = dict(runs.alone)
-        for nodeid in tests or ():
-            alone[nodeid] = (*alone.get(nodeid, ()), *(t for t in [ended.get(nodeid)] if t))
-        self._originals = dataclasses.replace(runs, alone=alone)
-
 
 def silence_limit(settings: Settings, traced: SessionResult) -> float | None:
     """For how many seconds no test may begin or end; None: no limit."""
@@ -399,6 +370,11 @@ def silence_limit(settings: Settings, traced: SessionResult) -> float | None:
     if given is not None:
         return float(given) or None
     return max(_LEAST_SILENCE, _TIMES_SILENCE * traced.longest_silence)
+
+
+def repeating_seconds(traced: SessionResult) -> float:
+    """For how many seconds tests that differ are repeated, all together."""
+    return max(_LEAST_REPEATING, _REPEATING * traced.duration)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

@@ -24,7 +24,7 @@ import zstandard
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.storage.records import decode_hook, encode_hook
 from pytest_negativa.verifying.evidence import Attempt
-from pytest_negativa.verifying.judge import tests_to_settle
+from pytest_negativa.verifying.judge import needs_all_tests
 
 RECORDER = Path(__file__).parent / "recorder"
 RECORDED = Path(__file__).parent.parent / "data" / "attempts.jsonl.zst"
@@ -45,13 +45,13 @@ class Recorded(msgspec.Struct, frozen=True):
 
     Attributes:
         test: node id of the test that verified.
-        to_settle: tests that run again before there is a verdict.
+        needs_all: whether all tests run on the originals before there is a verdict.
     """
 
     test: str
     attempt: Attempt
     verdict: Verdict
-    to_settle: tuple[str, ...] = ()
+    needs_all: bool = False
 
 
 def _encode(value: object) -> object:
@@ -111,8 +111,8 @@ def _collect(folder: Path) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
         recorded = _decoder.decode(path.read_bytes())
-        to_settle = tests_to_settle(recorded.attempt)
-        data = _encoder.encode(msgspec.structs.replace(recorded, to_settle=to_settle))
+        needs_all = needs_all_tests(recorded.attempt)
+        data = _encoder.encode(msgspec.structs.replace(recorded, needs_all=needs_all))
         if data not in found[recorded.test]:
             found[recorded.test].append(data)
     return dict(sorted(found.items()))

@@ -40,7 +40,7 @@ from pytest_negativa.verifying.judge import (
     reasons_of_libraries,
     reasons_of_tests,
 )
-from pytest_negativa.verifying.originals import OriginalRound, OriginalRuns
+from pytest_negativa.verifying.originals import OriginalRound
 from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
@@ -302,7 +302,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         all_rounds=(result,),
         usage=usage,
         compare_launches=False,
-        originals=OriginalRuns(),
+        originals=OriginalRound(),
         loads=mapped(made),
         opened={},
         held={},
@@ -355,7 +355,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert row.notes == ("overwritten instead of compacted: saves only 7 bytes",)
 
     # Flaky, and nothing else ended as traced.
-    round_of_all = OriginalRound(results(a=Outcome.FAILED), attempt.usage, complete=True)
-    flaky = judge(replace(failing, originals=OriginalRuns(together=(round_of_all,))))
+    both = (*results(a=Outcome.PASSED).values(), *results(a=Outcome.FAILED).values())
+    flaky = judge(replace(failing, originals=OriginalRound({"a": both})))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)

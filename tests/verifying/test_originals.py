@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -11,12 +12,10 @@ from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.trace import UsageWarning
 from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
 from pytest_negativa.verifying.originals import (
+    Ends,
     OriginalRound,
-    OriginalRuns,
+    is_sound,
     known_of_originals,
-    needs_other_tests,
-    rounds_without_flaky,
-    sound_rounds,
     undecided_tests,
 )
 from tests.support.faults import PlantedFault
@@ -30,85 +29,60 @@ def one(outcome: Outcome, gpu_error: str | None = None) -> dict[str, TestResult]
     return {"a": TestResult(nodeid="a", outcome=outcome, duration=0, gpu_error=gpu_error)}
 
 
-def runs(alone: Sequence[Outcome] = (), together: Sequence[Outcome] = ()) -> OriginalRuns:
-    return OriginalRuns(
-        {"a": tuple(one(outcome)["a"] for outcome in alone)},
-        tuple(OriginalRound(one(outcome), usage_of(), complete=True) for outcome in together),
-    )
+def ends(*results: TestResult) -> Ends:
+    return {"a": results}
 
 
 @pytest.mark.parametrize(
-    ("alone", "together", "flaky"),
+    ("seen", "flaky"),
     [
-        ((), (), False),
-        ((PASSED, PASSED, PASSED), (), False),
+        ((), False),
+        ((PASSED, PASSED, PASSED), False),
         # It may need a test that ran before it.
-        ((FAILED, FAILED, FAILED), (), False),
-        ((PASSED, FAILED), (), True),
-        ((FAILED, PASSED, FAILED), (), True),
+        ((FAILED, FAILED, FAILED), False),
+        ((PASSED, FAILED), True),
+        ((FAILED, PASSED, FAILED), True),
         # It may fail for what its failure on the copies left behind.
-        ((FAILED, PASSED), (), False),
-        ((FAILED, FAILED, PASSED), (PASSED,), False),
-        ((FAILED, PASSED), (FAILED,), True),
-        ((FAILED,), (FAILED,), True),
-        ((FAILED,), (PASSED,), False),
+        ((FAILED, PASSED), False),
         # Neither outcome in question.
-        ((PASSED, Outcome.SKIPPED), (Outcome.ERROR,), False),
+        ((PASSED, Outcome.SKIPPED, Outcome.ERROR), False),
     ],
 )
 @pytest.mark.parametrize(("before", "after"), [(PASSED, FAILED), (FAILED, PASSED)])
 def test_the_originals_alone_make_a_test_flaky(
-    before: Outcome,
-    after: Outcome,
-    alone: Sequence[Outcome],
-    together: Sequence[Outcome],
-    flaky: bool,
+    before: Outcome, after: Outcome, seen: Sequence[Outcome], flaky: bool
 ) -> None:
     if before is FAILED:
         swapped = {PASSED: FAILED, FAILED: PASSED}
-        alone = [swapped.get(o, o) for o in alone]
-        together = [swapped.get(o, o) for o in together]
-    known = known_of_originals(one(before), one(after), runs(alone, together))
+        seen = [swapped.get(o, o) for o in seen]
+    results = [one(outcome)["a"] for outcome in seen]
+    known = known_of_originals(one(before), one(after), ends(*results))
     assert known == (frozenset("a") if flaky else frozenset())
 
 
-def test_a_test_that_ends_otherwise_alone_needs_a_round_of_all() -> None:
-    before, after = one(PASSED), one(FAILED)
-    assert not needs_other_tests(before, after, runs([PASSED] * 3))
-    assert needs_other_tests(before, after, runs([FAILED]))
-    assert needs_other_tests(before, after, runs([FAILED, PASSED]))
-    assert not needs_other_tests(before, after, runs([PASSED, FAILED]))
-    assert not needs_other_tests(before, after, runs([FAILED], [PASSED]))
+def test_a_test_may_always_pass_in_a_fresh_process() -> None:
+    failed, passed = one(FAILED), one(PASSED)
+    for fresh in (), ("a",):
+        known = known_of_originals(failed, passed, ends(passed["a"]), fresh=fresh)
+        assert known == frozenset(fresh)
+    assert not known_of_originals(passed, failed, ends(failed["a"]), fresh=("a",))
 
 
 def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
     before = one(PASSED)
-    sound = OriginalRound(before, usage_of(), complete=True)
+    sound = OriginalRound(ends(before["a"]), (usage_of(),))
     gap = UsageWarning(code="gap", text="the detector was off", process=0)
-    others = (
-        OriginalRound(before, usage_of(incomplete=[gap]), complete=True),
-        OriginalRound(before, usage_of(), complete=False),
-        OriginalRound({}, usage_of(), complete=True),
-        OriginalRound(one(FAILED), usage_of(), complete=True),
-        OriginalRound(one(PASSED, LOST), usage_of(), complete=True),
-    )
-    rounds = (sound, *others)
-    assert sound_rounds(before, rounds, flaky=()) == (sound,)
-    assert sound_rounds(before, rounds, flaky=("a",)) == (sound, *others[2:])
+    assert is_sound(before, sound, flaky=())
+    untraced = (usage_of(), usage_of(incomplete=[gap]))
+    for flaky in (), ("a",):
+        assert not is_sound(before, dataclasses.replace(sound, usages=untraced), flaky)
+        assert not is_sound(before, dataclasses.replace(sound, complete=False), flaky)
+    lost = one(PASSED, LOST)["a"]
+    for other in {}, ends(one(FAILED)["a"]), ends(lost):
+        assert not is_sound(before, OriginalRound(other, (usage_of(),)), flaky=())
+        assert is_sound(before, OriginalRound(other, (usage_of(),)), flaky=("a",))
     # It does so on the copies, too.
-    assert sound_rounds(before, rounds, flaky=(), losing=("a",)) == (sound, others[-1])
-
-
-def test_a_round_without_flaky_tests_is_sound_for_the_others() -> None:
-    before = {**one(PASSED), "b": replace(one(PASSED)["a"], nodeid="b")}
-    only_b, both = (
-        OriginalRound(tests, usage_of(), complete=True) for tests in ({"b": before["b"]}, before)
-    )
-    runs = OriginalRuns(without_flaky=(only_b, both))
-    assert rounds_without_flaky(before, runs, flaky=("a",)) == (only_b,)
-    assert rounds_without_flaky(before, runs, flaky=("b",)) == (), "a did not run, or b did"
-    needs_a = OriginalRound({"b": replace(before["b"], outcome=FAILED)}, usage_of(), complete=True)
-    assert rounds_without_flaky(before, OriginalRuns(without_flaky=(needs_a,)), ("a",)) == ()
+    assert is_sound(before, OriginalRound(ends(lost), (usage_of(),)), flaky=(), losing=("a",))
 
 
 def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:
@@ -121,13 +95,11 @@ def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:
 
 def test_reruns_that_lost_their_context() -> None:
     lost = replace(one(FAILED)["a"], gpu_error=LOST)
-    known = known_of_originals(
-        one(PASSED), one(FAILED), OriginalRuns({"a": (lost, *one(PASSED).values())})
-    )
+    known = known_of_originals(one(PASSED), one(FAILED), ends(lost, *one(PASSED).values()))
     assert known == frozenset(), "such an outcome means nothing"
     passed = one(PASSED, LOST)
-    assert known_of_originals(one(PASSED), passed, OriginalRuns({"a": (passed["a"],)})) == {"a"}
-    assert known_of_originals(one(PASSED), passed, runs([PASSED])) == frozenset()
+    assert known_of_originals(one(PASSED), passed, ends(passed["a"])) == {"a"}
+    assert known_of_originals(one(PASSED), passed, ends(*one(PASSED).values())) == frozenset()
 
 
 @pytest.mark.planted_fault(
@@ -147,10 +119,6 @@ def test_a_lost_context_explains_no_other_outcome(fault: PlantedFault) -> None:
         verified_on=("9.0",),
     )
     fault.check("; ".join(reasons_of_tests(evidence, judge_tests(evidence))))
-
-
-def ends(*results: TestResult) -> OriginalRuns:
-    return OriginalRuns({"a": results})
 
 
 def skipped(error: str) -> TestResult:

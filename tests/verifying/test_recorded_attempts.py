@@ -23,7 +23,7 @@ def test_recorded_attempts_lead_to_the_recorded_verdicts() -> None:
         for test, attempts in recorded.items()
         if any(
             judging.judge(r.attempt) != r.verdict
-            or judging.tests_to_settle(r.attempt) != r.to_settle
+            or judging.needs_all_tests(r.attempt) != r.needs_all
             for r in attempts
         )
     }

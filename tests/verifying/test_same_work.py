@@ -30,7 +30,6 @@ from pytest_negativa.models.verdict import FIRST_IN_FLAKY, Tolerance, WorkDiffer
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
-    Originals,
     Places,
     Work,
     compare_work,
@@ -101,17 +100,13 @@ def compare(
     traced: Usage,
     copies: Usage,
     *originals: Usage,
-    without_flaky: Sequence[Usage] = (),
     flaky: Sequence[str] = (),
     launches: bool = False,
 ) -> tuple[WorkDifference, ...]:
-    again, without = (
-        [Work.of(one, NO_COPIES) for one in usages] for usages in (originals, without_flaky)
-    )
     return compare_work(
         Work.of(traced, NO_COPIES),
         Work.of(copies, NO_COPIES),
-        Originals(again, without),
+        [Work.of(one, NO_COPIES) for one in originals],
         flaky,
         launches=launches,
     )
@@ -163,29 +158,27 @@ def test_a_kernel_of_another_place_is_another_kernel() -> None:
 
 def test_a_round_on_the_originals_shows_a_choice() -> None:
     without = usage({"/lib/a.so": {16: ["l"], 64: []}}, memory={"d1": ["m"], "d2": []})
-    [choice] = compare(TRACED, without, TRACED, without)
+    [choice] = compare(TRACED, without, without, without)
     assert choice.tolerance is Tolerance.CHOICE and choice.kernel == "k"
-    [left_out] = compare(TRACED, without, TRACED, TRACED)
-    assert left_out.tolerance is None
+    [left_out] = compare(TRACED, without, without, TRACED)
+    assert left_out.tolerance is None, "one of the processes used it"
 
 
 def test_what_a_flaky_test_used_first_is_asked_of_the_others() -> None:
     flaky = [str(A.nodeid)]
     copies = usage({"/lib/a.so": {16: ["l", "k"]}}, memory={"d1": ["m"], "d2": []})
-    # The tests that are not flaky: they don't use it, they use it, or nothing tells.
-    [work] = compare(TRACED, copies, without_flaky=[usage()], flaky=flaky)
+    # In the processes of the originals the flaky test came last: no other test uses it, one does,
+    # or nothing tells.
+    [work] = compare(TRACED, copies, TRACED, usage(), flaky=flaky)
     assert work.tolerance is Tolerance.FLAKY
     assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
     used = usage({"/lib/a.so": {64: []}}, context=1)
-    [work] = compare(TRACED, copies, TRACED, without_flaky=[used], flaky=flaky)
+    [work] = compare(TRACED, copies, TRACED, used, flaky=flaky)
     assert (work.tolerance, work.test, work.nodeid) == (None, str(B), B.nodeid)
-    [work] = compare(TRACED, copies, TRACED, flaky=flaky)
+    [work] = compare(TRACED, copies, flaky=flaky)
     assert (work.tolerance, work.note) == (None, FIRST_IN_FLAKY)
     [reason] = reasons_of_work([work], TRACED)
     assert f"first used in {A}, which is flaky, and nothing shows" in reason
-    # It is a choice if all tests leave it out, the flaky one included.
-    [work] = compare(TRACED, copies, copies, without_flaky=[used], flaky=flaky)
-    assert work.tolerance is Tolerance.FLAKY
 
 
 def test_launches_are_compared_test_by_test() -> None:
