@@ -424,10 +424,12 @@ static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
     return row != NULL && copy_is_there(row) ? row : NULL;
 }
 
-/* The name for which the loader got a copy last. */
+/* The row whose copy the loader got last, and the name that it had asked for. */
+static const Row *given;
 static char asked[PATH_MAX];
 
 static const char *give_copy(const Row *row, const char *name) {
+    given = row;
     asked[0] = 0;
     if (strlen(name) < sizeof asked) strcpy(asked, name);
     return row->copy;
@@ -436,7 +438,8 @@ static const char *give_copy(const Row *row, const char *name) {
 /* Has dladdr tell the name that was asked for, in the place of the copy's name. A relative one
  * would take $ORIGIN from expand_origin. */
 static void rename_copy(struct link_map *map) {
-    if (asked[0] == '/' && row_of_copy(map->l_name) != NULL && strlen(asked) <= strlen(map->l_name))
+    if (asked[0] == '/' && strcmp(map->l_name, given->copy) == 0 &&
+        strlen(asked) <= strlen(map->l_name))
         strcpy(map->l_name, asked);
 }
 

@@ -355,7 +355,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert row.notes == ("overwritten instead of compacted: saves only 7 bytes",)
 
     # Flaky, and nothing else ended as traced.
-    both = (*results(a=Outcome.PASSED).values(), *results(a=Outcome.FAILED).values())
-    flaky = judge(replace(failing, originals=OriginalRound({"a": both})))
+    ends = (*results(a=Outcome.PASSED).values(), *results(a=Outcome.FAILED).values())
+    flaky = judge(replace(failing, originals=OriginalRound({"a": ends})))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)

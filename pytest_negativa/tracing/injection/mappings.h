@@ -75,8 +75,9 @@ static void refresh_mappings(void) {
         return;
     }
     mappings = bigger;
+    size_t count = 0;
     char *line = maps_text.data;
-    for (char *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    for (char *end; count < lines && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
         unsigned long start, stop, offset, inode;
         char permissions[5];
@@ -86,16 +87,17 @@ static void refresh_mappings(void) {
             path_at == 0 || line[path_at] != '/')
             continue;
         unescape(line + path_at);
-        mappings[mapping_count++] =
+        bigger[count++] =
             (Mapping){start, stop, offset, inode, line + path_at, permissions[2] == 'x', false};
     }
     /* What the loader mapped has a part with code. Parts of one file lie side by side. */
-    for (size_t i = 0, j; i < mapping_count; i = j) {
+    for (size_t i = 0, j; i < count; i = j) {
         bool code = false;
-        for (j = i; j < mapping_count && strcmp(mappings[i].path, mappings[j].path) == 0; j++)
-            code = code || mappings[j].executable;
-        for (size_t k = i; k < j; k++) mappings[k].of_loader = code;
+        for (j = i; j < count && strcmp(bigger[i].path, bigger[j].path) == 0; j++)
+            code = code || bigger[j].executable;
+        for (size_t k = i; k < j; k++) bigger[k].of_loader = code;
     }
+    mapping_count = count;
     read_at_adds = counters[0];
     read_at_subs = counters[1];
     maps_valid = true;
