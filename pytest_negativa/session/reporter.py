@@ -382,10 +382,10 @@ class Reporter:
         self._next = self._run
 
     def _say_next(self) -> None:
-        from pytest_negativa.reporting.next_command import next_line
-
         # The supervisor of a round verifies next.
         if self._next is not None and not self._is_round:
+            from pytest_negativa.reporting.next_command import next_line
+
             self._write(next_line(self._next))
 
     def _section(self) -> None:
