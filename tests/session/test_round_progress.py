@@ -11,14 +11,18 @@ from tests.support.verified import VerifiedProject
 
 pytestmark = pytest.mark.slow
 
-# On the originals, a test waits until the reader of the log has seen why it runs.
+# On the originals, a test waits until the reader of the log has seen why it runs. What it needs
+# it reads so that no witness sees it: healing has to search.
 SUITE = """
+from standin_gpu import _address
+
 def test_use():
     use(LIB, 0)
     while ROUND == "original" and not Path("seen").exists():
         time.sleep(0.01)
     if ROUND:
-        need(LIB, USED[1])
+        with open("/proc/self/mem", "rb", 0) as memory:
+            assert len(set(os.pread(memory.fileno(), 16, _address(LIB, USED[1])))) > 1
 """
 
 
@@ -38,4 +42,4 @@ def test_rounds_and_a_search_are_told_as_they_begin(tmp_path: Path) -> None:
     shown = [line for line in told if line.startswith("negativa: ")]
     assert shown[1] == "negativa: 1 test differs; running 1 test on the originals"
     assert "negativa: healing: 1 test differs on the copies; searching 27 removed parts" in shown
-    assert "negativa: healing: run 1 of at most 200, 1 part given back: pass" in shown
+    assert any(line.startswith("negativa: healing: run 1 of at most 200, ") for line in shown)
