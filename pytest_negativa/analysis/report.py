@@ -199,7 +199,7 @@ def _can_be_replaced(path: Path | Url) -> bool:
 
 
 def killed_process(usage: Usage) -> str | None:
-    """Why a run failed that a signal ended; None if each process ended by itself.
+    """The process that a signal ended, in words; None if each process ended by itself.
 
     A test may kill a child process, so the children of the session don't count.
     """
@@ -210,7 +210,7 @@ def killed_process(usage: Usage) -> str | None:
 
 
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
-    """What the complete trace has, and the trace of the report had not."""
+    """Uses in the complete trace that are not in the report's trace."""
     known = _describe_uses(reported)
     return tuple(text for use, text in _describe_uses(complete).items() if use not in known)
 
@@ -411,7 +411,7 @@ _NO_PLAN = "the limits can't be checked: this run has no plan"
 
 
 def load_contents(run: Run) -> ReportContents:
-    """What the reports of a run show. Rows are of the plans, which healing may have changed.
+    """Contents of a run's reports. Rows are of the plans, which healing may have changed.
 
     Raises:
         StoreError: the run isn't located yet, has no trace of GPU code, or one of its files can't

@@ -1,4 +1,4 @@
-"""What several commands of ``negativa`` share: options, settings, the run, what they print."""
+"""Shared by the commands of ``negativa``: options, settings, the run, output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ``negativa`` ends: exit statuses, and the end by a signal.
+"""Exit statuses of ``negativa``, and the end by a signal.
 
 ``cli.main`` imports this module, so it imports little.
 """
