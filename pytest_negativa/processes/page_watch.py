@@ -16,6 +16,7 @@ from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
+ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
 
@@ -44,10 +45,12 @@ def watch_environment(
     allowed: Path | None = None,
     *,
     by_test: bool = False,
+    only_gpu: bool = False,
 ) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 
     Args:
+        only_gpu: record nothing of CPU code.
         allowed: a file of ``hostcode.page_logs.encode_allowed``: which pages may be touched.
         by_test: a process may tell which test runs, see ``TestTeller``.
 
@@ -59,6 +62,8 @@ def watch_environment(
         added[ALLOWED_VARIABLE] = str(allowed.absolute())
     if by_test:
         added[TEST_VARIABLE] = ""
+    if only_gpu:
+        added[ONLY_GPU_VARIABLE] = "1"
     return added
 
 

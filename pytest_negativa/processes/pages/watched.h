@@ -111,14 +111,14 @@ static bool show(const Library *library, const Range *range, uintptr_t start, ui
     return mprotect((void *)start, end - start, range->protection) == 0;
 }
 
-/* Nothing is watched any more. All of it counts as touched, or the log of removed code says so. */
+/* Nothing is watched any more. CPU code counts as touched; the log of GPU code says so. */
 static bool give_up(Library *library) {
-    bool done = true;
+    bool done = true, of_gpu = armed.data != NULL || library->record->kind == GPU_CODE;
     atomic_store(&library->kept, true);
-    if (armed.data != NULL) library->record->flags |= UNWATCHED;
+    if (of_gpu) library->record->flags |= UNWATCHED;
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
-        if (armed.data == NULL) touch(library, range, range->start, range->end);
+        if (!of_gpu) touch(library, range, range->start, range->end);
         done &= show(library, range, range->start, range->end);
     }
     return done;
