@@ -236,6 +236,11 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
         for image in library.images
         for offset in image.prelinked
     }
+    uses |= {
+        (library.library.path, page): f"code in {library.library.path}"
+        for library in usage.libraries
+        for page in library.touched
+    }
     for name, place, image in images:
         if image.whole:
             uses[place, "image"] = f"code in {name}"

@@ -21,6 +21,7 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
@@ -66,7 +67,7 @@ def plan_and_report(
         healed: of a combined run what healing gave back in its parts.
     """
     with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
-        usage = merge_when_ended(lambda: traces)
+        usage = with_pages(merge_when_ended(lambda: traces), run)
         failure = failure or killed_process(usage)
         latest = copies is None or is_used_here(usage)
         if healed:
