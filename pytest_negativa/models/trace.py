@@ -651,6 +651,15 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
         """Whether a process ran with CUDA_MODULE_LOADING=EAGER."""
         return any(warning.code == EAGER_LOADING for warning in self.warnings)
 
+    @property
+    def is_witness(self) -> bool:
+        """Whether it shows what no process read: pages were watched in a run that is complete.
+
+        With eager loading the driver reads the headers of all that there is.
+        """
+        complete = self.why_incomplete() is None and not self.loads_eagerly
+        return complete and any(library.untouched for library in self.libraries)
+
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""
         for library in self.libraries:

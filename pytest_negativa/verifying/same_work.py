@@ -214,7 +214,7 @@ def compare_work(
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
-    """What was done when traced and not on the copies, and the reverse for launches.
+    """What was done when traced and not on the copies.
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
@@ -223,7 +223,7 @@ def compare_work(
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _launched_otherwise(traced, copies, originals, flaky)
+        found += _not_launched(traced, copies, originals, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
@@ -257,31 +257,20 @@ def _left_out(
         )
 
 
-def _launched_otherwise(
+def _not_launched(
     traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
 ) -> Iterator[WorkDifference]:
-    nothing: frozenset[str] = frozenset()
-    for test in dict.fromkeys((*traced.launched, *copies.launched)):
-        before = frozenset(traced.launched.get(test, nothing))
-        after = frozenset(copies.launched.get(test, nothing))
-        again = nothing.union(*(work.launched.get(test, nothing) for work in originals))
-        for kernel in sorted(before ^ after):
-            on_copies = kernel in after
+    for test, kernels in traced.launched.items():
+        again = {name for work in originals for name in work.launched.get(test, ())}
+        for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
+            tolerance = Tolerance.CHOICE if originals and kernel not in again else None
             yield WorkDifference(
-                kind=WorkKind.LAUNCHED if on_copies else WorkKind.NOT_LAUNCHED,
+                kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=_tolerance(
-                    test, flaky, chosen=bool(originals) and (kernel in again) == on_copies
-                ),
+                tolerance=Tolerance.FLAKY if test in flaky else tolerance,
             )
-
-
-def _tolerance(nodeid: str | None, flaky: Collection[str], *, chosen: bool) -> Tolerance | None:
-    if nodeid in flaky:
-        return Tolerance.FLAKY
-    return Tolerance.CHOICE if chosen else None
 
 
 def name_holders(

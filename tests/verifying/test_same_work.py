@@ -187,19 +187,14 @@ def test_launches_are_compared_test_by_test() -> None:
     copies = usage(lookups, launched={0: ["k"], 1: ["k", "l"], 2: ["l"]})
     assert compare(traced, copies) == ()
     found = compare(traced, copies, launches=True)
-    assert [(d.kind, d.kernel, d.test) for d in found] == [
-        (WorkKind.NOT_LAUNCHED, "l", A.nodeid),
-        (WorkKind.LAUNCHED, "l", B.nodeid),
-    ]
-    assert [d.detail for d in found] == [f"l, in {A.nodeid}", f"l, in {B.nodeid}"]
+    assert [(d.kind, d.detail) for d in found] == [(WorkKind.NOT_LAUNCHED, f"l, in {A.nodeid}")]
     # The originals do either from run to run.
     again = usage(lookups, launched={0: ["k"], 1: ["k"], 2: ["l"]})
     tolerances = [d.tolerance for d in compare(traced, copies, again, launches=True)]
-    assert tolerances == [None, Tolerance.CHOICE]
+    assert tolerances == [Tolerance.CHOICE]
     as_traced = [d.tolerance for d in compare(traced, copies, traced, launches=True)]
-    assert as_traced == [None, None]
+    assert as_traced == [None]
     assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
-        None,
         Tolerance.FLAKY,
     ]
 
