@@ -7,12 +7,14 @@ watched it, to its end.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.page_logs import PAGE, count_lost, read_page_logs
 from pytest_negativa.models.spans import Span, minus, union
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
 
 
@@ -56,3 +58,24 @@ _File = tuple[str, int | None, int | None, int | None, int | None]
 def _file(library: TracedLibrary) -> _File:
     device, inode, size, mtime_ns, _ = library.state
     return library.path, device, inode, size, mtime_ns
+
+
+def with_pages_of(usage: Usage, parts: Iterable[Run]) -> Usage:
+    """The usage of combined runs, with the pages that any of them touched, known by content.
+
+    Raises:
+        StoreError: the usage of a run can't be read.
+    """
+    touched: dict[str | None, list[Span]] = defaultdict(list)
+    for part in parts:
+        found = load_usage(part)
+        for used in () if found is None else found.libraries:
+            touched[used.library.sha256] += used.touched
+    touched.pop(None, None)
+    return replace(
+        usage,
+        libraries=tuple(
+            replace(used, touched=union(touched.get(used.library.sha256, ())) or used.touched)
+            for used in usage.libraries
+        ),
+    )
