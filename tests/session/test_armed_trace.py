@@ -71,6 +71,8 @@ def test_work_that_is_not_repeated_needs_no_rerun(
 ) -> None:
     project = VerifiedProject(tmp_path / "project", suite)
     project.write("negativa.yaml", f"granularity: {granularity}\n")
+    addopts = project.environ["PYTEST_ADDOPTS"]
+    project.environ["PYTEST_ADDOPTS"] = addopts.replace("-p no:cacheprovider", "")
     project.trace("--negativa-cpu")
     before, trimmed = unused(project)
     shown = project.verify()
