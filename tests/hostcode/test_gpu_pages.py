@@ -119,3 +119,39 @@ def test_combined_runs_keep_what_any_of_them_touched(run: Run, tmp_path: Path) -
     untraced = Run(tmp_path / "untraced")
     [found] = with_pages_of(usage, (run, touching, untraced)).libraries
     assert found.touched == (page(18288),) and found.untouched == ()
+
+
+WRITES = """
+import ctypes, os, socket, sys
+base = ctypes.c_size_t.from_address(ctypes.CDLL(sys.argv[1])._handle).value
+code = (ctypes.c_char * 65536).from_address(base + 16384)
+parts = [memoryview(code)[i * 8192 :][:4096] for i in range(8)]
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+pair = socket.socketpair()
+with open(sys.argv[2], "wb", 0) as file:
+    assert os.write(file.fileno(), parts[0]) == file.write(parts[1]) == 4096
+    assert os.pwrite(file.fileno(), parts[2], 8192) == 4096
+    os.lseek(file.fileno(), 0, os.SEEK_END)
+    assert os.writev(file.fileno(), [parts[3], parts[4]]) == 8192
+    assert pair[0].send(parts[5]) == 4096
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(("127.0.0.1", 0))
+    assert datagrams.sendto(parts[6], datagrams.getsockname()) == 4096
+    stream = ctypes.c_void_p(libc.fdopen(os.dup(file.fileno()), b"wb"))
+    at = ctypes.c_void_p(base + 16384 + 7 * 8192)
+    assert libc.fwrite(at, 1, 4096, stream) == 4096 and libc.fclose(stream) == 0
+"""
+
+
+def test_who_hands_code_to_a_system_call_reads_it(run: Run, tmp_path: Path) -> None:
+    environ = unmeasured_environ()
+    environ |= watch_environment(environ, run.page_logs)
+    command = (sys.executable, "-c", WRITES, str(QUICKSTART_LIBRARY), str(tmp_path / "written"))
+    process = subprocess.Popen(command, env=environ)
+    assert process.wait() == 0
+    starts = [16384 + i * 8192 for i in range(8)]
+    assert pages_of(run, process.pid).touched == tuple(map(page, starts))
+    whole = QUICKSTART_LIBRARY.read_bytes()
+    expected = b"".join(whole[start : start + PAGE_SIZE] for start in (*starts[:5], starts[7]))
+    assert (tmp_path / "written").read_bytes() == expected
