@@ -28,18 +28,19 @@ def with_pages(usage: Usage, run: Run) -> Usage:
         PageLogError: a log is damaged.
         StoreError: a log can't be read.
     """
-    if not run.page_logs.is_dir():
+    logs = next((folder for folder in (run.page_logs, run.touch_logs) if folder.is_dir()), None)
+    if logs is None:
         return usage
     watched: dict[_File, list[set[Span]]] = defaultdict(list)
     touched: dict[_File, list[Span]] = defaultdict(list)
     processes: Counter[tuple[_File, int]] = Counter()
-    for process in read_page_logs(run.page_logs):
+    for process in read_page_logs(logs):
         for one in process.gpu_code:
             key = one.path, one.device, one.inode, one.size, one.mtime_ns
             touched[key] += (Span(page, page + PAGE) for page in one.pages)
             watched[key].append({Span(*r) for r in one.ranges} if one.watched else set())
             processes[key, process.pid] += 1
-    is_complete = not count_lost(run.page_logs)
+    is_complete = not count_lost(logs)
 
     def add(used: LibraryUsage) -> LibraryUsage:
         key = _file(used.library)

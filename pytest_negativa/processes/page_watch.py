@@ -57,13 +57,15 @@ def watch_environment(
     Raises:
         PageWatchError: this machine can't do it.
     """
-    added = {**_with_watch(environ), LOGS_VARIABLE: str(logs.absolute())}
+    added = {
+        **_with_watch(environ),
+        LOGS_VARIABLE: str(logs.absolute()),
+        ONLY_GPU_VARIABLE: "1" if only_gpu else "",
+    }
     if allowed is not None:
         added[ALLOWED_VARIABLE] = str(allowed.absolute())
     if by_test:
         added[TEST_VARIABLE] = ""
-    if only_gpu:
-        added[ONLY_GPU_VARIABLE] = "1"
     return added
 
 

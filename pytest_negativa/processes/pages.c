@@ -11,8 +11,8 @@
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
  * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
  * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
- * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if set: GPU code
- * alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
+ * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
+ * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
  * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
  * shared mapping of a file, so a process that is killed loses nothing. fallocate reserves its
  * blocks: touching a hole of a file on a full disk would be a SIGBUS.
@@ -25,7 +25,7 @@
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
- * shares.
+ * shares. What the program hands to libc's write and the like is read before.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -147,7 +147,8 @@ EXPORT unsigned int la_version(unsigned int version) {
         return 0;
     }
     by_test = name != NULL;
-    only_gpu = getenv("NEGATIVA_PAGES_GPU") != NULL;
+    const char *gpu = getenv("NEGATIVA_PAGES_GPU");
+    only_gpu = gpu != NULL && gpu[0] != 0;
     if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }

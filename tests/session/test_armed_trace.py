@@ -97,6 +97,16 @@ def unused(project: VerifiedProject) -> tuple[set[int], list[str]]:
     return removed, [str(cubin["start"]) for cubin in plan["trimmed"]]
 
 
+@pytest.mark.slow
+def test_trace_and_proof_in_one_command_watch_without_cpu_code(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", MEMO)
+    shown = project.verify("--negativa")
+    assert "\nPROVED" in shown and "not repeated: its images stay whole" in shown
+    assert "Watched: no process read " in shown
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+    assert not (project.run_folder / "cpu").exists() and "CPU code" not in shown
+
+
 FALLS_BACK = f"""
 def test_use():
     use(LIB, 0)
