@@ -7,7 +7,7 @@ endian::
     u32 size          of the record, a multiple of 8
     u32 kind          1: the process, 2: a library, 3: a test, 4: gaps of a library with a spare,
                       5: GPU code of a library
-    u32 flags         1: it can't be watched; 2: some of its pages are forbidden
+    u32 flags         1: it can't be watched
     u32 major, minor  of the device
     u32 ranges
     u64 inode         of a process: its id
@@ -44,12 +44,11 @@ import itertools
 import os
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError, refusing
-from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -64,7 +63,7 @@ _RANGE = struct.Struct("<QQ")
 _PROCESS, _LIBRARY, _TEST, _GAPS, _GPU_CODE = 1, 2, 3, 4, 5
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
-_UNWATCHED, _RESTRICTED = 1, 2
+_UNWATCHED = 1
 
 
 class PageLogError(NegativaError):
@@ -79,7 +78,6 @@ class LoggedLibrary:
         path: real path; empty if it was not found.
         device, inode, size, mtime_ns: of the file, as ``stat`` has them.
         watched: whether touched pages were recorded.
-        restricted: whether some pages were forbidden, see ``encode_allowed``.
         ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
         pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
     """
@@ -90,7 +88,6 @@ class LoggedLibrary:
     size: int
     mtime_ns: int
     watched: bool
-    restricted: bool
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
 
@@ -227,7 +224,6 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 size=size,
                 mtime_ns=time_ns,
                 watched=not flags & _UNWATCHED,
-                restricted=bool(flags & _RESTRICTED),
                 ranges=ranges,
                 pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
             )
@@ -324,36 +320,6 @@ def touched_spans(ranges: Iterable[tuple[int, int]], pages: int) -> Iterator[tup
         pages >>= count
         for run in re.finditer("1+", lowest_first):
             yield start + run.start() * PAGE, start + run.end() * PAGE
-
-
-def encode_allowed(
-    file: HostFile, ranges: Collection[tuple[int, int]], touched: Collection[int]
-) -> bytes:
-    """A record by which ``pages.c`` allows the touched pages of a library, and forbids the others.
-
-    The file that NEGATIVA_PAGES_ALLOWED names holds these records.
-    """
-    ordered = sorted(ranges)
-    pages = [page for start, end in ordered for page in range(start, end, PAGE)]
-    bits = bytearray(-(-len(pages) // 64) * 8)
-    for number, page in enumerate(pages):
-        if page in touched:
-            bits[number // 8] |= 1 << number % 8
-    offset = _RECORD.size + len(ordered) * _RANGE.size
-    head = _RECORD.pack(
-        offset + len(bits),
-        _LIBRARY,
-        0,
-        os.major(file.device),
-        os.minor(file.device),
-        len(ordered),
-        file.inode,
-        file.size,
-        file.mtime_ns,
-        0,
-        offset,
-    )
-    return head + b"".join(_RANGE.pack(*one) for one in ordered) + bytes(bits)
 
 
 def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:

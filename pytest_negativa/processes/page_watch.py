@@ -14,7 +14,6 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
-ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
 ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
@@ -42,7 +41,6 @@ def why_unwatchable() -> str | None:
 def watch_environment(
     environ: Mapping[str, str],
     logs: Path,
-    allowed: Path | None = None,
     *,
     by_test: bool = False,
     only_gpu: bool = False,
@@ -51,7 +49,6 @@ def watch_environment(
 
     Args:
         only_gpu: record nothing of CPU code.
-        allowed: a file of ``hostcode.page_logs.encode_allowed``: which pages may be touched.
         by_test: a process may tell which test runs, see ``TestTeller``.
 
     Raises:
@@ -62,8 +59,6 @@ def watch_environment(
         LOGS_VARIABLE: str(logs.absolute()),
         ONLY_GPU_VARIABLE: "1" if only_gpu else "",
     }
-    if allowed is not None:
-        added[ALLOWED_VARIABLE] = str(allowed.absolute())
     if by_test:
         added[TEST_VARIABLE] = ""
     return added

@@ -1,5 +1,4 @@
-/* Records which pages of CPU code and of GPU code a process touches, and can keep others
- * unreadable.
+/* Records which pages of CPU code and of GPU code a process touches.
  *
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first
@@ -9,8 +8,6 @@
  * tests are told apart, because a guard discards what a program wrote to a page.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
- * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
  * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
  * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
  * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
@@ -18,7 +15,7 @@
  * blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark. Not so where tests are told apart or pages are forbidden.
+ * what they have needs no second mark. Not so where tests are told apart.
  *
  * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
  * inaccessible again then, and the test has bits of its own for those that it touches.
@@ -76,8 +73,7 @@ static Library *watch(const struct link_map *map, int fd, const char *path, bool
     memcpy(ranges + library->range_count, path, length);
     library->record = record;
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = watched ? find_bits(&allowed, record, library->bit_bytes) : NULL;
-    record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
+    record->flags = watched ? 0 : UNWATCHED;
     publish(record, size);
     if (!watched || pages == 0) return NULL;
     show_to_handler(library);
@@ -96,7 +92,7 @@ static Library *watch_all(const struct link_map *map) {
     int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
     bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
-    Library *gpu = allowed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : NULL;
+    Library *gpu = watch(map, fd, path, is_read, GPU_CODE);
     if (fd >= 0) close_file(fd);
     return code != NULL ? code : gpu;
 }
@@ -117,13 +113,12 @@ static unsigned long max_mappings(void) {
 }
 
 EXPORT unsigned int la_version(unsigned int version) {
-    const char *folder = getenv("NEGATIVA_PAGES_LOGS"),
-               *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS");
     const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
-        restricted = name = NULL;
+        name = NULL;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -141,7 +136,6 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, most_parts);
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
-        (restricted != NULL && !read_records(restricted, &allowed)) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;

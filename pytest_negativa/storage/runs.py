@@ -451,7 +451,6 @@ class VerificationFolder:
     table_file = _Place("redirect.table")
     armed_file = _Place("armed")
     verdict_file = _Place("verdict.json")
-    allowed_pages_file = _Place("allowed.pages")
 
     def round(self, name: str) -> Run:
         """The folder of one round."""

@@ -23,7 +23,7 @@ enum {
 };
 
 enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4, GPU_CODE = 5 };
-enum { UNWATCHED = 1, RESTRICTED = 2 };
+enum { UNWATCHED = 1 };
 
 typedef struct {
     uint64_t start, end; /* whole pages: addresses of the ELF file; gaps: offsets in the original;
