@@ -147,15 +147,7 @@ class Tolerance(str, enum.Enum):
     """Why a difference in the work does not speak against a plan."""
 
     NOT_REPEATED = "not repeated: its images stay whole, and no process touched what was removed"
-    CHOICE = "the originals don't use it in every run"
-    FLAKY = "only flaky tests need it"
-
-
-FIRST_IN_FLAKY = (
-    "which is flaky, and nothing shows whether another test needs it: on the originals, others end "
-    "otherwise"
-)
-"""Why the work of a flaky test speaks against a plan."""
+    CHOICE = "the originals don't use it in every run, or only flaky tests do"
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):

@@ -23,7 +23,6 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.models.trace import Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
-    FIRST_IN_FLAKY,
     Tolerance,
     WorkDifference,
     WorkKind,
@@ -233,18 +232,11 @@ def _left_out(
     for use, context in traced.used.items():
         if copies.first(use):
             continue
-        again = list(filter(None, (work.first(use) for work in originals)))
-        tolerance, note = Tolerance.CHOICE if originals and not again else None, None
-        if context.nodeid in flaky:
-            # A later test may have used it, too, and gone on without the GPU on the copies. Flaky
-            # tests came last in each process of the originals.
-            others = [first for first in again if first.nodeid not in flaky]
-            if others:
-                context = others[0]
-            elif originals:
-                tolerance = Tolerance.FLAKY
-            else:
-                note = FIRST_IN_FLAKY
+        # Flaky tests came last in each process of the originals.
+        firsts = filter(None, (work.first(use) for work in originals))
+        again = [first for first in firsts if first.nodeid not in flaky]
+        if again and context.nodeid in flaky:
+            context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
             library=use.library,
@@ -252,8 +244,7 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=tolerance,
-            note=note,
+            tolerance=Tolerance.CHOICE if originals and not again else None,
         )
 
 
@@ -263,13 +254,13 @@ def _not_launched(
     for test, kernels in traced.launched.items():
         again = {name for work in originals for name in work.launched.get(test, ())}
         for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
-            tolerance = Tolerance.CHOICE if originals and kernel not in again else None
+            is_chance = test in flaky or (originals and kernel not in again)
             yield WorkDifference(
                 kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=Tolerance.FLAKY if test in flaky else tolerance,
+                tolerance=Tolerance.CHOICE if is_chance else None,
             )
 
 

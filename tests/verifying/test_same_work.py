@@ -26,7 +26,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageWarning,
 )
-from pytest_negativa.models.verdict import FIRST_IN_FLAKY, Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
@@ -170,15 +170,13 @@ def test_what_a_flaky_test_used_first_is_asked_of_the_others() -> None:
     # In the processes of the originals the flaky test came last: no other test uses it, one does,
     # or nothing tells.
     [work] = compare(TRACED, copies, TRACED, usage(), flaky=flaky)
-    assert work.tolerance is Tolerance.FLAKY
+    assert work.tolerance is Tolerance.CHOICE
     assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
     used = usage({"/lib/a.so": {64: []}}, context=1)
     [work] = compare(TRACED, copies, TRACED, used, flaky=flaky)
     assert (work.tolerance, work.test, work.nodeid) == (None, str(B), B.nodeid)
     [work] = compare(TRACED, copies, flaky=flaky)
-    assert (work.tolerance, work.note) == (None, FIRST_IN_FLAKY)
-    [reason] = reasons_of_work([work], TRACED)
-    assert f"first used in {A}, which is flaky, and nothing shows" in reason
+    assert (work.tolerance, work.test) == (None, str(A))
 
 
 def test_launches_are_compared_test_by_test() -> None:
@@ -195,7 +193,7 @@ def test_launches_are_compared_test_by_test() -> None:
     as_traced = [d.tolerance for d in compare(traced, copies, traced, launches=True)]
     assert as_traced == [None]
     assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
-        Tolerance.FLAKY,
+        Tolerance.CHOICE,
     ]
 
 
