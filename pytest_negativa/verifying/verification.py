@@ -26,14 +26,16 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import ProvedLibrary, Verdict
 from pytest_negativa.processes.file_users import (
     FileUser,
+    processes_with_driver,
     wait_for_users,
     wait_for_users_of_gone,
 )
-from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
+    redirect_library,
     redirected_originals,
     why_not_replaceable,
     why_unsupported,
@@ -63,8 +65,8 @@ from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
     leftover_users,
+    older_processes,
     opened_originals,
-    users_of_earlier_copies,
 )
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -111,9 +113,10 @@ class Verification:
         self._unopened = [path for plan in self._files for path in unused_paths(plan)]
         self._originals = OriginalRound()
         self._held: tuple[tuple[str, FileUser], ...] = ()
-        self._copy_files: tuple[str, ...] = ()
-        self._leftover: tuple[tuple[str, FileUser], ...] = ()
-        self._earlier: tuple[str, ...] = ()
+        # By path: the original.
+        self._copy_files: Mapping[str, str] = {}
+        self._leftover: tuple[str, ...] = ()
+        self._older: tuple[str, ...] = ()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
@@ -130,9 +133,9 @@ class Verification:
         """
         # A verdict of before must not outlive a verification that is interrupted.
         remove_file(self._record)
-        self._held = self._leftover = self._earlier = ()
+        self._held = self._leftover = self._older = ()
         reconstruction, table = self.write_copies(planned)
-        self._copy_files = tuple(copy.copy for copy in reconstruction.libraries)
+        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
         self.say(_written_line(reconstruction))
         tripwire = arm(planned, reconstruction, self.traced.usage)
         if tripwire.spans:
@@ -160,7 +163,7 @@ class Verification:
                 self._unsubstituted,
                 traces_children=self.settings.trace.children,
             ),
-            opened={**started_since, **opened_originals(opens, self._twins)},
+            opened={**started_since, **opened_originals(opens, self._twins, self._copy_files)},
             held=held,
             files=self._judge_files(),
             armed=tripwire.spans,
@@ -170,7 +173,7 @@ class Verification:
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
                 *leftover_users(self._leftover),
-                *users_of_earlier_copies(self._earlier),
+                *older_processes(self._older),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -275,8 +278,10 @@ class Verification:
         repeated: Sequence[str] = (),
     ) -> RoundResult:
         """Run a single round; see ``run``."""
-        if kind is RoundKind.ORIGINAL:
-            self._leftover += wait_for_users(self._copy_files, self._since)
+        if kind is not RoundKind.PROBE:
+            users = wait_for_users(self._copy_files, self._since)
+            self._leftover += tuple(user.who for _, user in users)
+            self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         round_spec = self.program.new_round(
             kind,
@@ -298,14 +303,22 @@ class Verification:
                 stack.enter_context(hold_copies(self.copies))
             originals = () if table is None else redirected_originals(table)
             watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
+            used = self._copy_files if kind is RoundKind.VERIFY else ()
+            copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
             limit = silence_limit(self.settings, self.traced.session)
-            with watch:
+            with watch, copies:
                 # What begins to use an original from now on is seen by the watch.
                 if kind is RoundKind.VERIFY:
-                    self._earlier += wait_for_users_of_gone(os.path.realpath(self.copies))
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = run_round(self.program, round_spec, environ, limit)
-        result = dataclasses.replace(result, opens=watch.opens)
+        if kind is RoundKind.VERIFY:
+            self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
+        opens = dataclasses.replace(
+            watch.opens,
+            unseen={**copies.opens.unseen, **watch.opens.unseen},
+            strangers=copies.opens.strangers,
+        )
+        result = dataclasses.replace(result, opens=opens)
         self._rounds.append(result)
         return result
 
