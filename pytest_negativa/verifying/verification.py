@@ -14,8 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.installed.libraries import size_of
-from pytest_negativa.installed.record import find_by_content
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
@@ -82,6 +80,7 @@ from pytest_negativa.verifying.rounds import (
 from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
+from pytest_negativa.verifying.twins import find_twins
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 _LEAST_SILENCE = 60.0
@@ -352,19 +351,14 @@ class Verification:
 
     @cached_property
     def _twins(self) -> Mapping[str, str]:
-        """By real path of an installed file with the content of an original: the original.
-
-        The lock is applied by content, so ``slim`` takes code out of these files, too.
-        """
-        originals = {p.library.sha256: p.library for p in self.traced.plans if p.library.sha256}
-        planned = {plan.library.path for plan in self.traced.plans}
-        sites = {find_site(Path(path)) for path in planned} | set(map(Path, filter(None, sys.path)))
-        found = find_by_content(filter(None, sites), originals)
-        return {
-            str(path): originals[sha256].path
-            for path, sha256 in found
-            if str(path) not in planned and size_of(path) == originals[sha256].size
-        }
+        """Twins in the project and where this environment's or a planned library's packages are."""
+        planned = [plan.library for plan in self.traced.plans]
+        sites = (find_site(Path(library.path)) for library in planned)
+        folders = [self.program.root, self.program.cwd, *filter(None, sites)]
+        folders += map(Path, filter(None, sys.path))
+        # A wheel may have libraries in the environment's lib.
+        folders += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+        return find_twins(folders, planned, [self.settings.directory])
 
     def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.program.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -437,15 +438,23 @@ def test_child():
 
 @pytest.mark.slow
 @pytest.mark.planted_fault(
-    "Two packages have the same library, and a child with an emptied environment uses the second.",
+    "Two packages, or a package and the project, have the same library, and a child with an "
+    "emptied environment uses the second.",
     says="two/lib.so, which has the content of the original, 1 time while the tests ran",
 )
-def test_a_twin_of_the_original_is_opened(tmp_path: Path, fault: PlantedFault) -> None:
+@pytest.mark.parametrize("where", ["installed", "in the project"])
+def test_a_twin_of_the_original_is_opened(tmp_path: Path, fault: PlantedFault, where: str) -> None:
     """The lock is applied by content, so slim would take code out of both."""
     project = VerifiedProject(tmp_path / "project", TWINS)
     files = {f"{name}/lib.so": project.folder / "lib.so" for name in ("one", "two")}
-    pip_install(tmp_path / "site", make_wheel(tmp_path, "twins", "1.0", files))
-    project.environ["SITE"] = str(tmp_path / "site")
+    if where == "installed":
+        pip_install(tmp_path / "site", make_wheel(tmp_path, "twins", "1.0", files))
+        project.environ["SITE"] = str(tmp_path / "site")
+    else:
+        for name, source in files.items():
+            (project.folder / "src" / name).parent.mkdir(parents=True)
+            shutil.copy(source, project.folder / "src" / name)
+        project.environ["SITE"] = str(project.folder / "src")
     fault.check(project.trace().verify(status=1, FAULT="emptied"))
     assert project.statuses()["lib.so"][0] == "not proved"
 
