@@ -125,7 +125,8 @@ class Circumstances(Record, frozen=True, kw_only=True):
         options: by name: the value of each option of pytest and of its plugins, as Python's text.
         variables: by name: 16 bits of the digest of each variable's value, which may be a secret.
         files: by path below the root folder: the digest of each file with tests, of the
-            ``conftest.py`` around it, and of pytest's configuration.
+            ``conftest.py`` around it, of each module of the project that was imported, and of
+            pytest's configuration.
     """
 
     program: str = "pytest"

@@ -24,7 +24,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
-from pytest_negativa.session.circumstances import circumstances_of
+from pytest_negativa.session.circumstances import circumstances_of, modules_below
 from pytest_negativa.session.error_words import describe_error
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.records import utf8
@@ -42,6 +42,9 @@ ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
 SUBTEST_ATTRIBUTE = "negativa_subtest"
 MARKERS_ATTRIBUTE = "negativa_markers"
 KEYWORDS_ATTRIBUTE = "negativa_keywords"
+
+_MODULES = "negativa_modules"
+"""What a worker of pytest-xdist tells the controller in the end."""
 
 _MAX_TEXT = 500
 _ATTEMPTS = pytest.StashKey[Counter[str]]()
@@ -87,6 +90,11 @@ class ReportDetails:
         return report
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[_MODULES] = modules_below(session.config.rootpath)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # As pytest 9 and pytest-subtests have it.
         context = getattr(report, "context", None)
@@ -103,7 +111,7 @@ class OutcomeRecorder:
         self._writer = writer
         self._nodes: list[Any] = []
         self._finished: SessionFinished | None = None
-        # Paths of files with tests, as node ids have them.
+        # Paths of files with tests, as node ids have them, and of modules that workers imported.
         self._files: set[str] = set()
         # Tests may change it.
         self._environ = dict(os.environ)
@@ -163,6 +171,7 @@ class OutcomeRecorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._files.update(modules_below(session.config.rootpath))
         self._finished = SessionFinished(
             exit_status=int(session.exitstatus),
             # What comes now is no test: it must not count as a long one.
@@ -183,6 +192,11 @@ class OutcomeRecorder:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self, node: Any) -> None:
         self._nodes.append(node)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        # A worker that crashed has no output.
+        self._files.update(getattr(node, "workeroutput", {}).get(_MODULES, ()))
 
     def _write_ends_of_workers(self) -> None:
         """Write the statuses of workers, for all of which pytest-xdist has waited by now."""

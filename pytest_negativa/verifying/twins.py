@@ -44,9 +44,9 @@ def find_twins(
             status = entry.stat(follow_symlinks=False)
             if status.st_size in wanted and (status.st_dev, status.st_ino) not in known:
                 with ByteSource(entry.path) as source:
-                    original = wanted[status.st_size].get(source.sha256())
-                if original is not None:
-                    twins[entry.path] = original
+                    twin_of = wanted[status.st_size].get(source.sha256())
+                if twin_of is not None:
+                    twins[entry.path] = twin_of
     return twins
 
 
