@@ -24,6 +24,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
+from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.circumstances import circumstances_of, modules_below
 from pytest_negativa.session.error_words import describe_error
 from pytest_negativa.storage.jsonl import LineWriter
@@ -42,6 +43,7 @@ ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
 SUBTEST_ATTRIBUTE = "negativa_subtest"
 MARKERS_ATTRIBUTE = "negativa_markers"
 KEYWORDS_ATTRIBUTE = "negativa_keywords"
+CHILDREN_ATTRIBUTE = "negativa_children"
 
 _MODULES = "negativa_modules"
 """What a worker of pytest-xdist tells the controller in the end."""
@@ -53,10 +55,13 @@ _ATTEMPTS = pytest.StashKey[Counter[str]]()
 class ReportDetails:
     """Adds to the reports of this process's tests what the process that reports can't tell.
 
-    That is how often the phase ran, the type of the error, the name of a subtest, and the words
-    that select the test. The plugin flaky reports the last attempt only. pytest 9 changes the name
-    of a subtest on the way from a worker of pytest-xdist.
+    That is how often the phase ran, the type of the error, the children that failed, the name of a
+    subtest, and the words that select the test. The plugin flaky reports the last attempt only.
+    pytest 9 changes the name of a subtest on the way from a worker of pytest-xdist.
     """
+
+    def __init__(self, ends: ChildEnds) -> None:
+        self._ends = ends
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -81,6 +86,7 @@ class ReportDetails:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
+        setattr(report, CHILDREN_ATTRIBUTE, self._ends.take())
         # Whatever another plugin made of the outcome, the phase raised this.
         if call.excinfo is not None:
             setattr(report, ERROR_TYPE_ATTRIBUTE, describe_error(call.excinfo.value))
@@ -160,6 +166,7 @@ class OutcomeRecorder:
                 error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
                 markers=tuple(getattr(report, MARKERS_ATTRIBUTE, ())),
                 keywords=tuple(getattr(report, KEYWORDS_ATTRIBUTE, ())),
+                children=tuple(getattr(report, CHILDREN_ATTRIBUTE, ())),
             )
         )
 
