@@ -355,7 +355,9 @@ class Verification:
         planned = [plan.library for plan in self.traced.plans]
         sites = (find_site(Path(library.path)) for library in planned)
         folders = [self.program.root, self.program.cwd, *filter(None, sites)]
-        folders += map(Path, filter(None, sys.path))
+        # The supervisor adds the folder of this package, which no test may have.
+        own = Path(__file__).parents[2]
+        folders += [Path(name) for name in filter(None, sys.path) if Path(name) != own]
         # A wheel may have libraries in the environment's lib.
         folders += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
         return find_twins(folders, planned, [self.settings.directory])
