@@ -36,8 +36,8 @@ def test_they_prove_and_refuse() -> None:
     assert any(v.proved for v in verdicts) and any(not v.proved for v in verdicts)
 
 
-def test_each_witness_catches_faults_that_no_other_one_does() -> None:
-    assert [name for name, _, alone in count_faults() if not alone] == []
+def test_each_witness_catches_faults_by_itself() -> None:
+    assert [name for name, caught, _ in count_faults() if not caught] == []
 
 
 def test_a_verdict_that_proves_nothing_proves_no_files() -> None:
