@@ -23,23 +23,21 @@ class ChildEnds:
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
+        self._attribute = property(lambda process: process.__dict__.get("returncode"), self._note)
 
     def start(self) -> None:
         """Note them from now on."""
-
-        def get(process: subprocess.Popen[bytes]) -> int | None:
-            return process.__dict__.get("returncode")
-
-        def note(process: subprocess.Popen[bytes], status: int | None) -> None:
-            process.__dict__["returncode"] = status
-            if status is not None and (status > 0 or -status in _CRASHES):
-                self._failed.add(f"{_program(process.args)} ended with {status}")
-
-        setattr(subprocess.Popen, "returncode", property(get, note))  # noqa: B010 (a new one)
+        setattr(subprocess.Popen, "returncode", self._attribute)  # noqa: B010 (a new one)
 
     def stop(self) -> None:
-        """Note no more of them."""
-        delattr(subprocess.Popen, "returncode")
+        """Note no more of them, unless a session within this one did so already."""
+        if vars(subprocess.Popen).get("returncode") is self._attribute:
+            delattr(subprocess.Popen, "returncode")
+
+    def _note(self, process: subprocess.Popen[bytes], status: int | None) -> None:
+        process.__dict__["returncode"] = status
+        if status is not None and (status > 0 or -status in _CRASHES):
+            self._failed.add(f"{_program(process.args)} ended with {status}")
 
     def take(self) -> list[str]:
         """Those since the last call: program and status."""

@@ -25,6 +25,7 @@ def test_children_that_fail_are_noted_however_they_are_started() -> None:
         assert ends.take() == []
     finally:
         ends.stop()
+    ends.stop()
     assert subprocess.run(["false"]).returncode == 1 and child.returncode == -15
     assert ends.take() == []
 
