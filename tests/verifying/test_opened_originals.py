@@ -211,7 +211,8 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
             ) as process:
                 assert process.stdin is not None and process.stdout is not None
                 assert process.stdout.readline() == b"\n"
-                while not environ and not watch.opens.strangers:
+                deadline = time.monotonic() + 60
+                while not (environ or watch.opens.strangers) and time.monotonic() < deadline:
                     time.sleep(0.01)
                 process.stdin.close()
     [(path, [who])] = watch.opens.strangers.items()
