@@ -506,6 +506,22 @@ def test_an_edited_test(tmp_path: Path, fault: PlantedFault) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.planted_fault(
+    "A module that tests import is edited between trace and proof, and uses less.",
+    says="file tools/helper.py: changed since it was traced",
+)
+def test_an_edited_module(tmp_path: Path, fault: PlantedFault, workers: str) -> None:
+    suite = "sys.path.append('tools')\nimport helper\n\ndef test_use():\n    helper.run(use, LIB)\n"
+    project = VerifiedProject(tmp_path / "project", suite)
+    text = "def run(use, library):\n    use(library, 0, 1)\n"
+    helper = project.write("tools/helper.py", text)
+    project.trace("-n", workers)
+    helper.write_text(text.replace("0, 1", "0"))
+    fault.check(project.verify("-n", workers, status=1))
+
+
+@pytest.mark.slow
 def test_another_start_that_does_the_same(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", ON_DEMAND)
     project.write("conftest.py", DEVICE)
