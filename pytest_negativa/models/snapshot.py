@@ -70,18 +70,11 @@ class Snapshot(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         libraries: those with GPU code.
-        title: what it is of. In a history: id of the run, or date and revision of the lock file.
-        problem: why its libraries are left out of a history; None if they are here.
+        title: what it is of.
     """
 
     title: str
     libraries: tuple[SnapshotLibrary, ...]
-    problem: str | None = None
-
-    @classmethod
-    def left_out(cls, title: str, problem: str) -> Snapshot:
-        """A gap in a history."""
-        return cls(format_version=SNAPSHOT_VERSION, title=title, libraries=(), problem=problem)
 
 
 class Change(msgspec.Struct, frozen=True, order=True):

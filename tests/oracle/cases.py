@@ -195,7 +195,6 @@ def launches(box: Box) -> None:
     grew = ("--compare", "before.json", "--compare-fail", "unused:1")
     box.negativa("report", *grew, *crossed("50", "100", "9"), **at)
     box.negativa("diff", **at)
-    box.negativa("diff", "--json", "--library", "libapp*", **at)
     box.negativa("diff", "--json", "before.json", ".negativa/latest", **at)
 
 
