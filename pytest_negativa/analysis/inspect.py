@@ -249,7 +249,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             yield inspection.set_report(
                 one.libraries.label,
                 [summary for summary, _ in summaries],
-                {s.path: removed for s, removed in summaries if removed is not None},
+                [removed for _, removed in summaries if removed is not None],
                 windows,
             )
         for mapped in one.mapped:
