@@ -289,7 +289,7 @@ class _Analyzer:
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
                 return warning.text
-        return self._usage.why_unended()
+        return next(self._usage.why_unended(), None)
 
     def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
         images = [

@@ -12,7 +12,7 @@ from pytest_negativa.analysis.combine import (
     at_all_paths,
     is_used_here,
 )
-from pytest_negativa.analysis.report import killed_process, plan_run
+from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
     say_next,
@@ -63,7 +63,8 @@ def plan_and_report(
     """
     with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
-        failure = failure or killed_process(usage)
+        killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
+        failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
         if healed:
             save_healed(run, at_all_paths(healed, usage), ())
