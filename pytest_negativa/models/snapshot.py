@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -86,6 +86,13 @@ class Change(msgspec.Struct, frozen=True, order=True):
 
     before: int | None
     after: int | None
+
+    @staticmethod
+    def total(changes: Iterable[Change]) -> Change:
+        """The sums of both sides; None for a side that is None in all."""
+        pairs = [(one.before, one.after) for one in changes]
+        sides = ([side for side in both if side is not None] for both in zip(*pairs, strict=True))
+        return Change(*(sum(side) if side else None for side in sides)) if pairs else Change(0, 0)
 
     @property
     def growth(self) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
 from pytest_negativa.errors import one_of
@@ -17,6 +16,7 @@ from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
@@ -159,7 +159,8 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
     for s in summaries:
         folder = s.path if s.file_kind.is_host else os.path.dirname(s.path)  # noqa: PTH120
         groups[folder, s.file_kind].append(s)
-    names = short_names([s.path for s in summaries])
+    paths = [s.path for s in summaries]
+    names = dict(zip(paths, short_names(paths), strict=True))
     common = os.path.commonpath([folder for folder, _ in groups])
     rows = []
     for (folder, kind), group in sorted(
@@ -180,16 +181,6 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
         total=["total", *_figures(summaries)],
         drop=(6, 4, 5, 3, 7, 1),
     )
-
-
-def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """File names; where two files share one, their paths below the folder that all are in."""
-    counts = Counter(Path(path).name for path in paths)
-    common = os.path.commonpath(paths) if len(paths) > 1 else ""
-    return {
-        path: name if counts[name := Path(path).name] == 1 else os.path.relpath(path, common)
-        for path in paths
-    }
 
 
 def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:

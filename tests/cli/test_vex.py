@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import local_functions, named_functions
+from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import MANIFEST_VERSION
 from pytest_negativa.slimming.tree import digest_of
@@ -186,7 +186,7 @@ def test_a_name_that_is_wrong(vex: Vex, gone: list[str], fault: PlantedFault) ->
 def test_a_cpu_function_is_no_kernel(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
     path = vex.site / "libmultiarch.so"
     with ByteSource(path) as source:
-        functions = {name.decode() for _, (_, name) in named_functions(source)}
+        functions = {name.decode() for _, (_, name) in local_functions(source) or ()}
         left, _ = map_slimmed(source, Scope())
     name = min(functions - set(left.names) - set(gone))
     assert b"\0" + name.encode() + b"\0" in path.read_bytes()
