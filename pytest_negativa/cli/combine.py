@@ -135,4 +135,5 @@ def _combine(
         executor,
         failure="; ".join(failed) or None,
         healed=healed,
+        parts=runs,
     )

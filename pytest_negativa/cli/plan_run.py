@@ -19,6 +19,7 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
@@ -52,6 +53,7 @@ def plan_and_report(
     failure: str | None,
     status: int = 0,
     healed: Sequence[NeededSpan] | None = None,
+    parts: Sequence[Run] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
@@ -60,9 +62,10 @@ def plan_and_report(
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
         healed: what healing gave back in the parts of a combined run; None for another run.
+        parts: of a combined run.
     """
     with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
-        usage = merge_when_ended(lambda: traces)
+        usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
         failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
