@@ -199,17 +199,6 @@ def _can_be_replaced(path: Path | Url) -> bool:
     return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
 
 
-def killed_process(usage: Usage) -> str | None:
-    """The process that a signal ended, in words; None if each process ended by itself.
-
-    A test may kill a child process, so the children of the session don't count.
-    """
-    for process in usage.processes:
-        if not process.ended and process.header.role.runs_tests:
-            return f"process {process.header.pid} did not end by itself"
-    return None
-
-
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
     """Uses in the complete trace that are not in the report's trace."""
     known = _describe_uses(reported)
@@ -372,14 +361,13 @@ def _replay_line(usage: Usage) -> str | None:
 def _not_covered(analysis: Analysis) -> Iterator[str]:
     usage = analysis.usage
     yield from dict.fromkeys(warning.text for warning in usage.incomplete)
-    for process in usage.processes:
-        # A child that is gone lost nothing: merging names those that did.
-        if not process.ended and process.header.role.runs_tests:
-            name = process.header.worker or process.header.role.value
-            yield (
-                f"process {process.header.pid} ({name}) did not end by itself; what it had "
-                "done until then is in the trace"
-            )
+    # A child that is gone lost nothing: merging names those that did.
+    for process in usage.unended():
+        name = process.header.worker or process.header.role.value
+        yield (
+            f"process {process.header.pid} ({name}) did not end by itself; what it had "
+            "done until then is in the trace"
+        )
     yield from analysis.unreadable
 
 

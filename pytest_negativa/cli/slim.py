@@ -289,7 +289,6 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         rows,
         "",
         as_json=as_json,
-        checked=True,
         require=require,
         nothing_done=reason,
         then=then,

@@ -55,7 +55,7 @@ def _push_spares(paths: tuple[Path, ...], url: Url) -> None:
     paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = push_spares(paths, url)
-    finish(rows, f"no library with a spare in {places(*paths)}", checked=True)
+    finish(rows, f"no library with a spare in {places(*paths)}")
 
 
 def _push_run(named: list[str], url: Url) -> None:
@@ -112,4 +112,4 @@ def _fetch_spares(paths: tuple[Path, ...], folder: Path) -> None:
     paths = paths or active_paths()
     with interruptible(GOES_ON):
         rows = fetch_spares(paths, absolute(folder))
-    finish(rows, f"no spare to fetch in {places(*paths)}", checked=True)
+    finish(rows, f"no spare to fetch in {places(*paths)}")

@@ -276,9 +276,9 @@ def test_limits_do_not_pass_where_nothing_is_counted(recorded: Project, limit: s
     text = "libraries: {include: [libquikstart.so]}\n"
     recorded.write("negativa.yaml", text)
     shown = recorded.negativa("locate", "--run", ".negativa/run").stdout
-    told = "/negativa.yaml:1:23: libraries.include: 'libquikstart.so' matches no library "
+    told = "/negativa.yaml:1:22: libraries.include: 'libquikstart.so' matches no library "
     assert shown.count(told) == 1
-    assert "nearest name is libquickstart.so" in shown
+    assert "did you mean libquickstart.so?" in shown
 
     recorded.write("negativa.yaml", f"{text}thresholds: {{{limit}}}\n")
     for command in (("locate", "--run", ".negativa/run"), ("report",)):

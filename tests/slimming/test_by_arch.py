@@ -178,7 +178,7 @@ def test_a_link_by_the_driver(tmp_path: Path) -> None:
     site.mkdir()
     shutil.copy(library, site)
     target = site / library.name
-    dead = ["--dead", "--arch=90", "--max-dead=0"]
+    dead = ["--arch=90", "--max-dead=0"]
     assert inspect(target, "--require-arch=80").exit_code == 0
     before = inspect(target, "--require-arch=90")
     assert inspect(target, *dead).exit_code == 1

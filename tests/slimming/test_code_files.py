@@ -27,7 +27,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.reporting.slimming import render_check
+from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
@@ -130,7 +130,7 @@ def test_files_that_no_gpu_can_load_go_and_come_back(site: Path, tmp_path: Path)
     assert left(site) == STAYS
     rows = check(site)
     assert [row.status for row in rows] == [SlimStatus.SOUND]
-    assert re.search(r"kernels/ +- +sound, 3 files removed", render_check(rows, ""))
+    assert re.search(r"kernels/ +- +sound, 3 files removed", render_rows(rows, ""))
     assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
     [back] = undo_trees([site])
     assert (back.status, back.detail) == (SlimStatus.UNDONE, "3 files")
