@@ -47,7 +47,7 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
+from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
@@ -374,7 +374,7 @@ def remove_files(
     for group, state in states.items():
         try:
             for number, place in enumerate(journal.places(group.names)):
-                take_out(place, state, journal.token, by_ctime=not number)
+                take_out(place, state, by_ctime=not number)
             done.append(group)
         except (OSError, NegativaError) as e:
             for name in group.names:
@@ -489,12 +489,9 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
     make_folder(path.parent)
     # Some names are so long that a hidden name made of them would be too long.
     staged = staged_name(path.with_name("file"), token)
-    try:
-        # Not a link: a program that writes to the file must not change the kept one.
-        copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
-        take_free(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    # Not a link: a program that writes to the file must not change the kept one.
+    copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
+    take(staged, path, None)
 
 
 def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:

@@ -33,13 +33,8 @@ ORIGINALS_MARK = ".negativa-originals"
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
-SWAP_SUFFIX = ".negativa-swap"
-"""Ends the hidden names by which a file goes into its place, and the old file comes out."""
-
 _TEMPORARY = re.compile(
-    r"\.(?P<place>.+)\.(?P<token>[0-9a-f]{16})"
-    rf"({re.escape(SWAP_SUFFIX)}|{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?)",
-    re.DOTALL,
+    rf"\..+\.([0-9a-f]{{16}}){re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
 _METADATA_SUFFIX = ".dist-info"
 _METADATA = f"{_METADATA_SUFFIX}/METADATA"
@@ -58,34 +53,6 @@ def staged_name(path: Path, token: str) -> Path:
         token: of the run, which the manifest holds; by it the next run knows the file for ours.
     """
     return path.with_name(f".{path.name}.{token}{STAGED_SUFFIX}")
-
-
-def swap_name(path: Path, token: str) -> Path:
-    """A hidden name beside ``path`` by which it is exchanged; see ``staged_name``."""
-    return path.with_name(f".{path.name}.{token}{SWAP_SUFFIX}")
-
-
-@dataclass(frozen=True, slots=True)
-class Temporary:
-    """A file that has the name of a temporary one of a run.
-
-    Attributes:
-        path: the file.
-        token: of the run.
-        place: if the file went into a place, or came out of it: the place.
-    """
-
-    path: Path
-    token: str
-    place: Path | None = None
-
-
-def temporary_at(path: Path) -> Temporary | None:
-    """What the name of a temporary file tells; None if it is no such name."""
-    if (match := _TEMPORARY.fullmatch(path.name)) is None:
-        return None
-    is_swap = path.name.endswith(SWAP_SUFFIX)
-    return Temporary(path, match["token"], path.with_name(match["place"]) if is_swap else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +90,8 @@ class Tree:
         root: real path of the folder; names are below it.
         groups: its files, by name.
         sites: folders that distributions are installed in.
-        leftovers: files with names of temporary ones, which killed runs may have left.
+        leftovers: files with names of temporary ones, which killed runs may have left, and the
+            token of the run that each name has.
         partial: whether it is single files.
         unlisted: folders below it that can't be listed, with the reason.
         unnamed: the files whose names are not UTF-8. The manifest, which is JSON, can't have them.
@@ -132,7 +100,7 @@ class Tree:
     root: Path
     groups: list[FileGroup] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    leftovers: list[Temporary] = field(default_factory=list)
+    leftovers: dict[Path, str] = field(default_factory=dict)
     partial: bool = False
     unlisted: dict[str, str] = field(default_factory=dict)
     unnamed: list[FileGroup] = field(default_factory=list)
@@ -296,8 +264,8 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
-        if hidden and (temporary := temporary_at(root / name)) is not None:
-            tree.leftovers.append(temporary)
+        if hidden and (match := _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :])) is not None:
+            tree.leftovers[root / name] = match[1]
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.slimming import replace as replacing
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
-from pytest_negativa.slimming.replace import TakenError, copy_file, exchange, keep_original
+from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
@@ -152,12 +153,12 @@ def test_a_power_cut_leaves_the_old_or_the_new(site: Made, monkeypatch: pytest.M
         events.append(("sync", os.fstat(descriptor).st_ino))
         real(descriptor)
 
-    def take(swap: Path, place: Path) -> bool:
-        events.append(("take", swap.stat().st_ino))
-        return exchange(swap, place)
+    def taking(new: Path, place: Path, *arguments: Any, **options: Any) -> None:
+        events.append(("take", new.stat().st_ino))
+        take(new, place, *arguments, **options)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(replacing, "exchange", take)
+    monkeypatch.setattr(replacing, "take", taking)
     slim(site)
     for path in (site.one, site.two):
         at = events.index(("take", path.stat().st_ino))

@@ -20,7 +20,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.tree import MANIFEST_NAME, SWAP_SUFFIX, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
@@ -199,7 +199,7 @@ def test_interrupted_before_the_hidden_name_goes(
     calls: list[Path] = []
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.name.endswith(SWAP_SUFFIX):
+        if path.name.endswith(STAGED_SUFFIX):
             calls.append(path)
             if len(calls) == interrupted_at:
                 raise KeyboardInterrupt
