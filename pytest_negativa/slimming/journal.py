@@ -20,7 +20,6 @@ from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    RecordFile,
     RecordRow,
     SlimmedFile,
 )
@@ -39,9 +38,7 @@ from pytest_negativa.slimming.tree import (
     digest_of,
     staged_name,
 )
-from pytest_negativa.storage.attributes import set_mtime
 from pytest_negativa.storage.shared_folders import refuse_shared
-from pytest_negativa.storage.system import open_regular
 
 
 class Journal:
@@ -171,11 +168,8 @@ class Journal:
         }
 
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
-        """What RECORD files say of a library, for its entry.
-
-        The manifest also gets what these files are, unless a slimmed library has changed them.
-        """
-        rows = tuple(
+        """What RECORD files say of a library, for its entry."""
+        return tuple(
             RecordRow(
                 record=os.path.relpath(installed.record, self.root),
                 name=name,
@@ -187,13 +181,6 @@ class Journal:
             for name in names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
-        changed = {row.record for entry in self.manifest.slimmed.values() for row in entry.rows}
-        for record in {row.record for row in rows} - changed:
-            path = self.root / record
-            if (sha256 := digest_of(path)) is not None:
-                mtime_ns = path.stat().st_mtime_ns
-                self.manifest.records[record] = RecordFile(sha256=sha256, mtime_ns=mtime_ns)
-        return rows
 
     def finish(self, changes: Mapping[str, RecordLine]) -> None:
         """Bring RECORD files in line with the libraries, and forget what is back.
@@ -220,16 +207,6 @@ class Journal:
             raise problem
         for key in self._back:
             self.manifest.slimmed.pop(key, None)
-
-    def restore_times(self) -> None:
-        """Give RECORD files that are as before slimming the times of then, and no other file."""
-        times = {os.path.normpath(self.root / n): one for n, one in self.manifest.records.items()}
-        for path in (one.record for site in self.sites for one in site.installed()):
-            before = times.get(str(path))
-            if before is not None and digest_of(path) == before.sha256:
-                # It may belong to another user, who only let it be written.
-                with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
-                    set_mtime(file.fileno(), before.mtime_ns)
 
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:

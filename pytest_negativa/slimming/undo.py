@@ -76,9 +76,6 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
             rows += _undo_entries(journal, entries, on_done, dry_run=False)
         finally:
             journal.finish({})
-            journal.restore_times()
-            if not manifest.slimmed:
-                manifest.records.clear()
         left = {row.path for row in rows if row.status is SlimStatus.FAILED}
         before |= spares_of(entry for key, entry in by_spare.items() if key not in left)
         release(before, tree.root, manifest)
