@@ -11,7 +11,8 @@ from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 5
-"""Format version of the manifest. History: 5 has no ``records``; 4 adds ``replaced`` and has no
+"""Format version of the manifest. History: 5 has no ``records``, and
+``record`` for ``recorded``; 4 adds ``replaced`` and has no
 ``left``; 3 adds ``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
 """
 
@@ -102,7 +103,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
         source: what told that no program needs it, for people: the lock, or archs.
         original: where the file lies; None if it was not kept.
-        recorded: a RECORD had a row for it, with this digest.
+        record: the RECORD that had a row for it with this digest, below the folder; None: none had.
     """
 
     sha256: Sha256
@@ -111,7 +112,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode
     source: str
     original: str | None = None
-    recorded: bool = False
+    record: str | None = None
 
 
 class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):

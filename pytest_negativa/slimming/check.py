@@ -105,7 +105,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Record
         judged = _judge(tree.root, name, entry, records)
     elif tree.is_hidden((name,)):
         judged = SlimStatus.FAILED, "its folder cannot be listed"
-    elif is_uninstalled(name, entry, records):
+    elif is_uninstalled(tree.root, entry):
         detail = "it was slimmed; its distribution is no longer installed"
         judged = SlimStatus.DIFFERENT, detail
     else:

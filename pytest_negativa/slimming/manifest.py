@@ -151,9 +151,10 @@ Records = Mapping[str, Path]
 """The digests that RECORD files have for a library now, and which RECORD has each."""
 
 
-def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
-    """Whether a RECORD had the library when it was slimmed, and none has it now."""
-    return not records and any(row.name == name for row in entry.rows)
+def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
+    """Whether a distribution that had the library is gone, and not away with all of its site."""
+    infos = [Path(os.path.normpath(root / row.record)).parent for row in entry.rows]
+    return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
 
 
 def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:

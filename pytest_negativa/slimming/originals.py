@@ -176,16 +176,4 @@ def is_past(tree: Tree, entry: SlimmedFile) -> bool:
         return True
     if may_be_kept(entry):
         return False
-    return found != {Fate.GONE} or entry.spare is None or _is_removed(tree, entry)
-
-
-def _is_removed(tree: Tree, entry: SlimmedFile) -> bool:
-    """Whether a library that is not there was uninstalled, and not away with all of its site."""
-    recorded = tree.recorded(set(entry.names))
-    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
-    sites = {tree.root, *(site.folder for site in tree.sites)}
-    return (
-        any(is_uninstalled(name, entry, recorded.get(name, {})) for name in entry.names)
-        and {Path(record).parents[1] for record in records_then} <= sites
-        and tree.unread_record() is None
-    )
+    return found != {Fate.GONE} or entry.spare is None or is_uninstalled(tree.root, entry)

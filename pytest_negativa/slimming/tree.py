@@ -37,7 +37,6 @@ _TEMPORARY = re.compile(
     rf"\..+\.([0-9a-f]{{16}}){re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
 _METADATA_SUFFIX = ".dist-info"
-_METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
 _NOT_UTF8 = "its path is not UTF-8, and the manifest can't hold it; rename it"
 ELF_MAGIC = b"\x7fELF"
@@ -141,15 +140,6 @@ class Tree:
                     if digest := installed.libraries[path].digest:
                         found[paths[path]][digest] = installed.record
         return dict(found)
-
-    def unread_record(self) -> Path | None:
-        """The first RECORD that can't be read, which may have any name; None if all were read."""
-        metadata = (self.root / name for name in self._by_name if name.endswith(_METADATA))
-        # A site whose RECORD files are all gone is not among the sites.
-        sites = {site.folder: site for site in self.sites}
-        sites = {folder: Site(folder) for folder in (path.parents[1] for path in metadata)} | sites
-        unread = (record for _, site in sorted(sites.items()) for record in site.unread_records())
-        return next(unread, None)
 
     def unknown_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
         """A row for each folder that can't be listed, and library whose name is not UTF-8.

@@ -152,11 +152,10 @@ def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
     """Why a library that was deleted is not put back; None: its package is there."""
     if tree.is_hidden(entry.names):
         raise ReconstructError("its folder cannot be listed")
-    found = tree.recorded(set(entry.names))
-    recorded = [(name, entry, found.get(name, {})) for name in entry.names]
-    if any(is_uninstalled(*one) for one in recorded):
+    if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
-    if any(is_reinstalled(*one) for one in recorded):
+    found = tree.recorded(set(entry.names))
+    if any(is_reinstalled(name, entry, found.get(name, {})) for name in entry.names):
         return "it is no longer there, and RECORD has the digest of another file"
     folders = {(tree.root / name).parent for name in entry.names}
     ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)
