@@ -11,8 +11,8 @@ from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
 MANIFEST_VERSION = 5
-"""Format version of the manifest. History: 5 has no ``records``, and
-``record`` for ``recorded``; 4 adds ``replaced`` and has no
+"""Format version of the manifest. History: 5 has no ``records`` and
+``spares``, and ``record`` for ``recorded``; 4 adds ``replaced`` and has no
 ``left``; 3 adds ``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
 """
 
@@ -124,12 +124,10 @@ class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=T
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
         removed: files that are gone, by their path below the folder.
-        spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
     slimmed: dict[str, SlimmedFile]
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
-    spares: str | None = None
     run_spares: tuple[str, ...] = ()
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
@@ -151,7 +149,6 @@ class SlimStatus(str, enum.Enum):
     GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
-    AT_WORK = "at work"
     INTERRUPTED = "interrupted"
 
 
@@ -161,7 +158,6 @@ PROBLEMS = frozenset(
         SlimStatus.GONE,
         SlimStatus.DAMAGED,
         SlimStatus.FAILED,
-        SlimStatus.AT_WORK,
     }
 )
 """Statuses that end the command with an error."""

@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import Origins, reinstall_commands
+from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -46,13 +46,13 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
+from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _HEADERS = Scope(headers_only=True)
-_AGAIN = "install it again"
 _NOT_AGAIN = (
     "removed before, by another lock or for other archs, and this one may keep them: put them back "
     "(negativa slim undo), or install them again, then slim"
@@ -283,8 +283,7 @@ def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
 
 def _known(tree: Tree, manifest: SlimManifest) -> list[tuple[str, RemovedFile]]:
     """The files that slimming removed, as far as the tree tells what became of them."""
-    removed = sorted(manifest.removed.items()) if not tree.partial else ()
-    return [(name, entry) for name, entry in removed if not tree.is_hidden((name,))]
+    return sorted(manifest.removed.items(), key=lambda one: one[0]) if not tree.partial else []
 
 
 def _is_stale(tree: Tree, name: str, entry: RemovedFile) -> bool:
@@ -447,9 +446,9 @@ def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[tuple[s
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
     """Advice for getting files back that were not kept."""
-    origins, paths = Origins(tree.sites), [tree.root / name for name in names]
-    known = [(path, one) for path in paths if (one := origins.of(path)) is not None]
-    return "; ".join(f"install it again: {how}" for how in reinstall_commands(known)) or _AGAIN
+    origins = Origins(tree.sites)
+    found = dict.fromkeys(origins.of(tree.root / name) for name in names)
+    return "; ".join(map(how_to_reinstall, found))
 
 
 def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:

@@ -62,15 +62,6 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
-    """Whether another process holds a folder; does not wait."""
-    try:
-        with open_to_lock(folder, _FOLDER) as descriptor:
-            return not lock(descriptor, shared=True, wait=False)
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold one folder; see ``hold``.

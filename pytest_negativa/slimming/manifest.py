@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, size_before
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.origin import reinstall_commands
+from pytest_negativa.installed.origin import reinstall_command
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -138,11 +138,9 @@ def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
     return {Path(entry.spare) for entry in entries if entry.spare is not None}
 
 
-def how_to_reinstall(path: Path, origin: Origin | None) -> str:
-    """Advice for getting back a file whose original was not kept; ``path`` is absolute."""
-    if origin is None:
-        return "install it again"
-    return f"install it again: {reinstall_commands([(path, origin)])[0]}"
+def how_to_reinstall(origin: Origin | None) -> str:
+    """Advice for getting back a file whose original was not kept."""
+    return "install it again" + ("" if origin is None else f": {reinstall_command(origin)}")
 
 
 UNREADABLE = "it cannot be read"

@@ -159,7 +159,7 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
     if entry.spare is not None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
-    again = how_to_reinstall(root / entry.names[0], entry.origin)
+    again = how_to_reinstall(entry.origin)
     raise ReconstructError(f"was slimmed, and its original {why}; {again}")
 
 
@@ -170,7 +170,7 @@ def is_past(tree: Tree, entry: SlimmedFile) -> bool:
     away for a while may come back.
     """
     found = {one.fate for one in judge(tree, entry).values()}
-    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}) or tree.is_hidden(entry.names):
+    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}):
         return False
     if Fate.ORIGINAL in found:
         return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,15 +172,6 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) 
     notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
     removed = sum(map(_removed_from, cubins))
     return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
-
-
-_BY_ARCHS = re.compile(r"what devices of (.+) can load")
-
-
-def devices_of(source: str) -> tuple[str, ...]:
-    """The compute capabilities that the source of ``by_archs`` names; empty for another one."""
-    found = _BY_ARCHS.fullmatch(source)
-    return tuple(found[1].split(", ")) if found else ()
 
 
 def by_archs(

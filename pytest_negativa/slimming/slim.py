@@ -26,7 +26,6 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import (
     find_by_archs,
     find_by_lock,
-    refuse_impossible,
     require_known,
 )
 from pytest_negativa.storage.records import utf8
@@ -54,7 +53,6 @@ class SlimRequest:
         devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
         strip_others: strip also those of the others that lose no GPU code.
-        force_archs: take devices for which the CUDA of a library can't compile.
         drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
         spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
             that no test is known to have loaded.
@@ -67,7 +65,6 @@ class SlimRequest:
     lock: Lock | None = None
     devices: tuple[ComputeCapability, ...] = ()
     keep_ptx: bool = False
-    force_archs: bool = False
     strip_others: bool = False
     drop_never_loaded: bool = False
     spare_never_loaded: bool = False
@@ -232,8 +229,6 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             )
             for one in journals
         ]
-    if not request.force_archs:
-        refuse_impossible((task for work in lists for task in work.tasks), request.devices)
     pairs = zip(journals, lists, strict=True)
     return [Slimmer(journal, work, options) for journal, work in pairs], unmet
 

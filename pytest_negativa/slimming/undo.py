@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
@@ -65,7 +64,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-    rows = tree.unknown_rows(is_slimmed)
+    rows: list[SlimRow] = []
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):
@@ -150,8 +149,6 @@ def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
     """Why a library that was deleted is not put back; None: its package is there."""
-    if tree.is_hidden(entry.names):
-        raise ReconstructError("its folder cannot be listed")
     if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
     found = tree.recorded(set(entry.names))

@@ -17,7 +17,6 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +25,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.text import printable
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.shared_folders import make_folder
@@ -48,20 +46,10 @@ This wheel is not the original. negativa slim (pytest-negativa) removed GPU code
 RECORD has their new digests. A program that needs the removed code fails with a CUDA error, or
 finds no file; then install the original wheel of the same version.
 
-The licence of the original applies to it. The wheel's METADATA says:
-
-{terms}
-
-A licence may limit how libraries are changed and passed on. NVIDIA's agreements do, and the wheel
-of another vendor may have libraries of NVIDIA. Check the terms before you pass this wheel on.
+The licence of the original applies to it: see METADATA. A licence may limit how libraries are
+changed and passed on. NVIDIA's agreements do, and the wheel of another vendor may have libraries of
+NVIDIA. Check the terms before you pass this wheel on.
 """
-_TERMS = {
-    "distribution": ("Name", "Version"),
-    "from": ("Author", "Author-email", "Maintainer", "Maintainer-email"),
-    "licence": ("License-Expression", "License"),
-    "its text": ("License-File",),
-}
-_MAX_TERM = 200
 
 
 def slim_wheel(
@@ -190,7 +178,7 @@ def _write(
     with refusing(target, "written", ReconstructError), new_file(target) as new:
         if slimmed:
             with open(new.fd, "w+b", closefd=False) as file:
-                _pack(file, folder, infos, info_folder, _notice(folder / info_folder, slimmed))
+                _pack(file, folder, infos, info_folder, _notice(slimmed))
         else:
             with wheel.open("rb") as old, open(new.fd, "wb", closefd=False) as file:
                 shutil.copyfileobj(old, file, _STEP)
@@ -233,22 +221,7 @@ def _pack(
         add(record.filename, record, io.BytesIO(text.getvalue().encode()))
 
 
-def _notice(info_folder: Path, slimmed: Sequence[SlimRow]) -> bytes:
+def _notice(slimmed: Sequence[SlimRow]) -> bytes:
     lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
     files = "\n".join(f"    {line}" for line in lines)
-    terms = "\n".join(f"    {line}" for line in _terms(info_folder))
-    return _NOTICE_TEXT.format(files=files, terms=terms).encode()
-
-
-def _terms(info_folder: Path) -> Iterator[str]:
-    """Who made the original, and under which licence, as its metadata has them."""
-    path = info_folder / "METADATA"
-    # Its headers are UTF-8, unlike those of a mail.
-    text = path.read_text("utf-8", "replace") if path.is_file() else ""
-    metadata = HeaderParser().parsestr(text)
-    for what, names in _TERMS.items():
-        # "License" may hold the whole text of one.
-        values = [str(value).strip() for name in names for value in metadata.get_all(name, ())]
-        lines = [value.splitlines()[0] for value in values if value]
-        told = printable(", ".join(line[:_MAX_TERM] for line in lines))
-        yield f"{what}: {told or 'not told'}"
+    return _NOTICE_TEXT.format(files=files).encode()

@@ -28,7 +28,7 @@ from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import ONE, TWO, Made
-from tests.support.sites import digests, snapshot
+from tests.support.sites import digests
 
 pytestmark = needs_compiler
 
@@ -173,30 +173,8 @@ def begin_run(site: Made) -> None:
 
 
 @pytest.mark.planted_fault(
-    "The user checks a folder while slim changes it.", says="run check again when it has ended"
-)
-def test_check_reports_a_run_at_work(site: Made, fault: PlantedFault) -> None:
-    slim(site)
-    begin_run(site)
-    holder = subprocess.Popen(["flock", site.folder, "sleep", "60"])
-    try:
-        subprocess.run(
-            ["sh", "-c", 'while flock -n "$0" true; do sleep 0.05; done', site.folder], check=True
-        )
-        before = snapshot(site.folder)
-        for path in (site.folder, site.one.parent):
-            output = negativa("slim", "check", path, code=1)
-            assert f"{site.folder}/: at work" in output
-            fault.check(output)
-        assert snapshot(site.folder) == before
-    finally:
-        holder.kill()
-        holder.wait()
-
-
-@pytest.mark.planted_fault(
     "slim was killed, and the user checks the folder.",
-    says="interrupted: a run was killed here; the next negativa slim or undo of this folder",
+    says="interrupted: a run is at work here, or was killed: check again when it has ended",
 )
 def test_check_reports_a_run_that_was_killed(site: Made, fault: PlantedFault) -> None:
     slim(site)

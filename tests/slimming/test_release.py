@@ -44,7 +44,6 @@ def slim(folder: Path, spares: Path, site: Made | None = None) -> None:
         paths=(folder,),
         lock=None if site is None else site.lock,
         devices=() if site is not None else (SM_80,),
-        force_archs=True,
         options=SlimOptions(spare=SparePolicy(spares)),
     )
     assert not slim_trees(request).failed

@@ -99,47 +99,12 @@ def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: s
             assert (new.read(name) == old.read(name)) is not changed
         notice = new.read(f"{INFO}/{NOTICE}").decode()
     assert ONE in notice and TWO in notice and "plain.so" not in notice
-    assert "distribution: gpu-code, 1.0" in notice and "licence: not told" in notice
     pip_install(tmp_path / "site", made)
     assert is_slimmed(tmp_path / "site" / ONE)
     assert (tmp_path / "site/gpu/tool.sh").stat().st_mode & 0o111
     # The installed libraries tell what they are, without the manifest.
     explained = CliRunner().invoke(main, ["explain", "CUDA error: x", str(tmp_path / "site")])
     assert "2 slimmed libraries here" in explained.output
-
-
-@pytest.mark.slow
-def test_the_notice_names_vendor_and_licence(original: Path, tmp_path: Path) -> None:
-    """As the wheel's metadata has them, which may hold the whole text of a licence."""
-    terms = (
-        "Author: Exämple Ltd.\nAuthor-email: gpu@example.com\nLicense: Example EULA\n"
-        "        You may not\x1b[31m ...\nLicense-File: LICENSE.txt\nLicense-File: NOTICE\n"
-    )
-    wheel = tmp_path / original.name
-    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
-        for info in old.infolist():
-            more = terms if info.filename.endswith("METADATA") else ""
-            new.writestr(info, old.read(info) + more.encode())
-    result = slim(wheel, "--target", tmp_path / "out", "--arch", "sm_90")
-    assert result.exit_code == 0, result.output
-    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
-        notice = made.read(f"{INFO}/{NOTICE}").decode()
-    assert "    from: Exämple Ltd., gpu@example.com\n    licence: Example EULA\n" in notice
-    assert "    its text: LICENSE.txt, NOTICE\n" in notice and "You may not" not in notice
-
-
-@pytest.mark.slow
-def test_the_notice_of_a_wheel_without_metadata(original: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / original.name
-    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
-        for info in old.infolist():
-            if not info.filename.endswith("METADATA"):
-                new.writestr(info, old.read(info))
-    result = slim(wheel, "--target", tmp_path / "out", "--arch", "sm_90")
-    assert result.exit_code == 0, result.output
-    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
-        notice = made.read(f"{INFO}/{NOTICE}").decode()
-    assert "    distribution: not told\n" in notice
 
 
 @pytest.mark.slow
