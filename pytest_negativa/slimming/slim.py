@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimManifest, SlimRow
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
@@ -216,8 +216,6 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             jobs=options.jobs,
         )
     else:
-        for journal in journals:
-            _refuse_others(journal.tree, journal.manifest)
         assert others is not None
         lists = [
             find_by_archs(
@@ -249,20 +247,6 @@ def _run(
     for slimmer in slimmers:
         rows += slimmer.run(count)
     return SlimReport(tuple(sorted(rows, key=lambda row: row.path)))
-
-
-def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
-    """Refuse a named file that is no library.
-
-    Raises:
-        OptionError: it is none.
-    """
-    if not tree.partial:
-        return
-    known = {name for entry in manifest.slimmed.values() for name in entry.names}
-    for group in tree.groups:
-        if not known.intersection(group.names) and not tree.is_library(group):
-            raise OptionError(f"{tree.root / group.name}: {_NO_LIBRARY}")
 
 
 def refuse_other_files(paths: Sequence[Path]) -> None:

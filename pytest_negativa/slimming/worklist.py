@@ -171,9 +171,11 @@ def classify(
     # A digest of the lock says enough.
     if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
+    source = tree.root / library.name
+    if not recipe.takes_others(library.size) and read_fact(source, has_gpu_code) is False:
+        return None
     # A bind mount shows one name in two folders.
     outside = max(0, library.links - len(library.names))
-    source = tree.root / library.name
     return Task(recipe, source, library.names, library.size, outside=outside)
 
 
