@@ -36,6 +36,7 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings, SourceKind
+from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_line
@@ -236,6 +237,11 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
         for image in library.images
         for offset in image.prelinked
     }
+    uses |= {
+        (library.library.path, page): f"code in {library.library.path}"
+        for library in usage.libraries
+        for page in library.touched
+    }
     for name, place, image in images:
         if image.whole:
             uses[place, "image"] = f"code in {name}"
@@ -293,6 +299,22 @@ def build_report(
         compared=checked.lines,
         part=part,
         unchecked=analysis.unchecked,
+        watched_bytes=_watched_bytes(analysis),
+    )
+
+
+def _watched_bytes(analysis: Analysis) -> int:
+    untouched = {used.library.path: used.untouched for used in analysis.usage.libraries}
+    unused = (
+        (one.plan.library.path, d.start, d.end)
+        for one in analysis.libraries
+        for d in one.plan.decisions
+        if not d.kept
+    )
+    return size(
+        watched
+        for path, start, end in unused
+        for watched in intersection([(start, end)], untouched.get(path, ()))
     )
 
 

@@ -136,4 +136,5 @@ def _combine(
         failure="; ".join(failed) or None,
         copies=copies,
         healed=healed,
+        parts=runs,
     )

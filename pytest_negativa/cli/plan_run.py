@@ -21,6 +21,7 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
@@ -55,6 +56,7 @@ def plan_and_report(
     status: int = 0,
     copies: Mapping[str, Collection[str]] | None = None,
     healed: Sequence[NeededSpan] = (),
+    parts: Sequence[Run] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
@@ -64,9 +66,10 @@ def plan_and_report(
         status: exit status of the traced command.
         copies: of a combined run the names of the traces by part; None for another run.
         healed: of a combined run what healing gave back in its parts.
+        parts: of a combined run.
     """
     with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
-        usage = merge_when_ended(lambda: traces)
+        usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         failure = failure or killed_process(usage)
         latest = copies is None or is_used_here(usage)
         if healed:

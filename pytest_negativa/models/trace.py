@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
+from pytest_negativa.models.spans import Span
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
@@ -505,12 +506,19 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.enumerated_by) or not self.kernels
 
 
-class LibraryUsage(Record, frozen=True, kw_only=True):
-    """What was used of a library. ``images`` may be empty: it was mapped, nothing more."""
+class LibraryUsage(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What was used of a library. ``images`` may be empty: it was mapped, nothing more.
+
+    Attributes:
+        touched: whole pages of GPU code that a process read, as file offsets; disjoint.
+        untouched: those that each process watched, and none read.
+    """
 
     library: TracedLibrary
     images: tuple[ImageUse, ...]
     processes: tuple[NonNegative, ...]
+    touched: tuple[Span, ...] = ()
+    untouched: tuple[Span, ...] = ()
 
 
 class UsageProcess(Record, frozen=True, kw_only=True):
@@ -642,6 +650,15 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
     def loads_eagerly(self) -> bool:
         """Whether a process ran with CUDA_MODULE_LOADING=EAGER."""
         return any(warning.code == EAGER_LOADING for warning in self.warnings)
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it shows what no process read: pages were watched in a run that is complete.
+
+        With eager loading the driver reads the headers of all that there is.
+        """
+        complete = self.why_incomplete() is None and not self.loads_eagerly
+        return complete and any(library.untouched for library in self.libraries)
 
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""

@@ -23,7 +23,6 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.models.trace import Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
-    FIRST_IN_FLAKY,
     Tolerance,
     WorkDifference,
     WorkKind,
@@ -214,7 +213,7 @@ def compare_work(
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
-    """What was done when traced and not on the copies, and the reverse for launches.
+    """What was done when traced and not on the copies.
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
@@ -223,7 +222,7 @@ def compare_work(
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _launched_otherwise(traced, copies, originals, flaky)
+        found += _not_launched(traced, copies, originals, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
@@ -233,18 +232,11 @@ def _left_out(
     for use, context in traced.used.items():
         if copies.first(use):
             continue
-        again = list(filter(None, (work.first(use) for work in originals)))
-        tolerance, note = Tolerance.CHOICE if originals and not again else None, None
-        if context.nodeid in flaky:
-            # A later test may have used it, too, and gone on without the GPU on the copies. Flaky
-            # tests came last in each process of the originals.
-            others = [first for first in again if first.nodeid not in flaky]
-            if others:
-                context = others[0]
-            elif originals:
-                tolerance = Tolerance.FLAKY
-            else:
-                note = FIRST_IN_FLAKY
+        # Flaky tests came last in each process of the originals.
+        firsts = filter(None, (work.first(use) for work in originals))
+        again = [first for first in firsts if first.nodeid not in flaky]
+        if again and context.nodeid in flaky:
+            context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
             library=use.library,
@@ -252,36 +244,24 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=tolerance,
-            note=note,
+            tolerance=Tolerance.CHOICE if originals and not again else None,
         )
 
 
-def _launched_otherwise(
+def _not_launched(
     traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
 ) -> Iterator[WorkDifference]:
-    nothing: frozenset[str] = frozenset()
-    for test in dict.fromkeys((*traced.launched, *copies.launched)):
-        before = frozenset(traced.launched.get(test, nothing))
-        after = frozenset(copies.launched.get(test, nothing))
-        again = nothing.union(*(work.launched.get(test, nothing) for work in originals))
-        for kernel in sorted(before ^ after):
-            on_copies = kernel in after
+    for test, kernels in traced.launched.items():
+        again = {name for work in originals for name in work.launched.get(test, ())}
+        for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
+            is_chance = test in flaky or (originals and kernel not in again)
             yield WorkDifference(
-                kind=WorkKind.LAUNCHED if on_copies else WorkKind.NOT_LAUNCHED,
+                kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=_tolerance(
-                    test, flaky, chosen=bool(originals) and (kernel in again) == on_copies
-                ),
+                tolerance=Tolerance.CHOICE if is_chance else None,
             )
-
-
-def _tolerance(nodeid: str | None, flaky: Collection[str], *, chosen: bool) -> Tolerance | None:
-    if nodeid in flaky:
-        return Tolerance.FLAKY
-    return Tolerance.CHOICE if chosen else None
 
 
 def name_holders(

@@ -24,6 +24,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import ProvedLibrary, Verdict
+from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.file_users import (
     FileUser,
     wait_for_users,
@@ -47,7 +48,13 @@ from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_plans,
+    load_unhealed,
+    save_healed,
+    save_plans,
+)
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
@@ -314,9 +321,13 @@ class Verification:
         return same_outcome(before, after, self.settings.verify.tolerate)
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict.json`` into the verification's folder and the run's."""
+        """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
+        if verdict.proved and verdict.kept:
+            run = self.traced.run
+            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
     def _record(self) -> Path:

@@ -12,13 +12,14 @@ from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.spans import PAGE_SIZE, Span, around
+from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.storage.results import negativa_ml_spans
-from tests.support.libraries import BIN
+from tests.support.libraries import BIN, QUICKSTART_LIBRARY
 from tests.support.usages import TEST, library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
@@ -287,6 +288,31 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
         for f in frames
     }
     assert len(fitting) == 2
+
+
+def test_what_was_read_past_the_driver_is_kept() -> None:
+    library_map = read(str(QUICKSTART_LIBRARY))
+    used, *_, other = regions(library_map)
+    kernels = kernels_for(library_map, used)
+    usage = usage_of(library_usage(library_map, {used.span.start: kernels}))
+    [library] = usage.libraries
+    # The driver reads the headers of the region and the payload that it loads.
+    loaded = next(d for d in plan(library_map, usage).decisions if d.kept)
+    headers = [Span(e.header_offset, e.payload.start) for e in used.elements]
+    its_pages = around([*headers, (loaded.start, loaded.end)], PAGE_SIZE)
+    element = max(other.elements, key=lambda e: e.payload.size)
+    end = element.payload.end // PAGE_SIZE * PAGE_SIZE
+    payloads = [e.payload for e in other.elements]
+    on_page = {p.start for p in payloads if p.start < end and end - PAGE_SIZE < p.end}
+    past_it = (*its_pages, Span(end - PAGE_SIZE, end))
+    for touched, kept in (its_pages, set()), (past_it, on_page):
+        read_past = replace(library, touched=tuple(touched))
+        found = plan(library_map, replace(usage, libraries=(read_past,)))
+        assert {d.start for d in found.decisions if d.reason == "touched"} == kept
+    # An eager driver reads all headers.
+    warning = UsageWarning(code=EAGER_LOADING, text="", process=0)
+    eager = replace(usage, libraries=(read_past,), warnings=(warning,))
+    assert reasons(plan(library_map, eager))["touched"] == 0
 
 
 def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -> None:

@@ -379,10 +379,10 @@ def test_a_page_that_is_needed_after_all(
     rows = project.latest("cpu-verdict.json")["libraries"]
     (row,) = (one for one in rows if one["path"] == str(library))
     missed = (Span(*span) for span in row["missed"])
-    # Traced, needed, traced once more, needed: each time another one.
-    assert functions_in(library, missed) == {"in_handler"}
+    # Traced, needed and added to the trace, needed: each time another one.
+    assert functions_in(library, missed) == {"in_child"}
     healed = project.pytest(*options, "--negativa-heal")
-    assert "tracing the CPU code once more" in healed.stdout
+    assert "the trace of CPU code gets what the tests needed, too" in healed.stdout
     assert "Proved on" in healed.stdout
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
+from pytest_negativa.models.outcomes import Circumstances, Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     Reconstruction,
@@ -20,12 +20,13 @@ from pytest_negativa.models.reconstruction import (
 )
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
-from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import FirstUse, Refusal
+from pytest_negativa.models.spans import Span, covers, size
+from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, UsageWarning
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
     ProvedLibrary,
+    Tolerance,
     WorkDifference,
     WorkKind,
 )
@@ -37,6 +38,7 @@ from pytest_negativa.verifying.judge import (
     judge,
     judge_libraries,
     judge_tests,
+    needs_all_tests,
     reasons_of_libraries,
     reasons_of_tests,
 )
@@ -359,3 +361,47 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     flaky = judge(replace(failing, originals=OriginalRound({"a": ends})))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)
+
+
+def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
+    made: tuple[LibraryPlan, Reconstruction], tmp_path: Path
+) -> None:
+    plan, reconstruction = made
+    attempt = attempt_of(made, *results(a=Outcome.PASSED).values())
+    [planned] = analyze(used(Path(plan.library.path), regions=(1,)), settings(tmp_path)).libraries
+    [library] = attempt.usage.libraries
+    [copy] = reconstruction.libraries
+    first, *others = copy.unused
+    # All but the first element was watched, and the copies load the region and no kernel of it.
+    watched = replace_fields(library, untouched=tuple(others))
+    usage = replace_fields(attempt.usage, libraries=(watched,))
+    lacking = replace_fields(library, images=tuple(
+        replace_fields(i, kernels={}) for i in library.images
+    ))  # fmt: skip
+    traced = replace(attempt.traced, planned=(planned,), usage=usage)
+    attempt = replace(attempt, traced=traced, usage=replace_fields(usage, libraries=(lacking,)))
+    verdict = judge(attempt)
+    assert verdict.proved and {w.tolerance for w in verdict.work} == {Tolerance.NOT_REPEATED}
+    assert {(span.start, span.end) for span in verdict.kept} == {
+        (d.start, d.end) for d in plan.decisions if not d.kept and covers([first], d.start, d.end)
+    }
+    [row] = verdict.libraries
+    assert row.spans == tuple(others) and row.unused_bytes == size(others) < plan.unused_bytes
+    assert not needs_all_tests(attempt)
+
+    eager = UsageWarning(code=EAGER_LOADING, text="", process=0)
+    gap = UsageWarning(code="gap", text="the detector was off", process=0)
+    killed = tuple(replace_fields(p, ended=False) for p in usage.processes)
+    other = replace_fields(attempt.rounds[0].session, circumstances=Circumstances(program="run.py"))
+    traced_by_pytest = replace_fields(traced.session, circumstances=Circumstances(program="pytest"))
+    for no_witness in (
+        replace(traced, usage=replace_fields(usage, warnings=(eager,))),
+        replace(traced, usage=replace_fields(usage, incomplete=(gap,))),
+        replace(traced, usage=replace_fields(usage, processes=killed)),
+        replace(traced, usage=replace_fields(usage, libraries=(library,))),
+        replace(traced, session=traced_by_pytest),
+    ):
+        rounds = (replace(attempt.rounds[0], session=other),)
+        doubted = judge(replace(attempt, traced=no_witness, rounds=rounds))
+        assert not doubted.proved and doubted.kept == ()
+        assert {w.tolerance for w in doubted.work} == {None}

@@ -52,6 +52,7 @@ const REASONS = {
   "not-opened": [2, "A file that is GPU code, and no test opened it (not opened)"],
   "loaded": [0, "Loaded by the tests"],
   "memory-image": [0, "Loaded by the tests, unpacked by the library itself"],
+  touched: [0, "Read by a process, and no call of the driver shows why"],
   "incomplete": [1, "More may have been used than the trace knows"],
   "changed": [1, "The library is not the one that was traced"],
   "unmatched": [1, "The tests loaded code that its map does not explain"],
