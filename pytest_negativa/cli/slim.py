@@ -112,7 +112,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--force-arch",
     is_flag=True,
-    help="Take archs that this release or a library's CUDA does not know.",
+    help="Take archs that this release does not know.",
 )
 @click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --arch).")
 @click.option(
@@ -275,8 +275,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
 
     PATH is a folder or a library; by default, the active environment.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
-    or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed,
+    or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     paths = paths or active_paths()
     with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
@@ -352,7 +352,6 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         paths=flags.paths or active_paths(or_own=False),
         lock=_load_lock(flags.lock_file) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
-        force_archs=flags.force_arch,
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
         drop_never_loaded=flags.drop_never_loaded,

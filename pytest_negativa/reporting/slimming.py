@@ -144,8 +144,5 @@ def _kind(row: SlimRow) -> str:
     return "each would save less than the minimum" if detail.startswith(_SMALL) else detail
 
 
-_BRING = (
-    "bring the spares back (negativa fetch does, if push --spares sent them), or set "
-    "NEGATIVA_SPARE_DIR to their folder"
-)
+_BRING = "bring the spares back, or set NEGATIVA_SPARE_DIR to their folder"
 _SMALL = ("saves only", "there is nothing to remove")

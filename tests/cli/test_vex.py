@@ -370,10 +370,6 @@ def test_a_spare(vex: Vex, tmp_path: Path, fault: PlantedFault) -> None:
         "--original", kit.library, library="libpages.so", functions=[name, "misspelled"]
     )
     assert "its original has no misspelled" in kept
-    # push sent the spare to a store, from which fetch brings it back.
-    sent = {"format_version": MANIFEST_VERSION, "slimmed": {}, "spares": "s3://store/spares"}
-    (vex.site / "negativa-slim.json").write_text(json.dumps(sent))
-    assert "its spare is at s3://store/spares" in vex.reason("--original", kit.library, **code)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     read_at,
     read_tables,
-    refuse_unnamed_data,
+    refuse_appended_data,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageMap,
@@ -365,7 +365,7 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
     if tables.header.e_machine != EM_X86_64:
         raise CannotCompactError(source.path, "is for another machine than x86-64")
     refuse_programs(source, tables)
-    refuse_unnamed_data(source, tables)
+    refuse_appended_data(source, tables)
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
     for name in _needed_names(source, tables, dynamic):
