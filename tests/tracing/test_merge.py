@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from pytest_negativa.models.trace import (
     DataKind,
     DataRecord,
     DeviceRecord,
+    EndRecord,
     EnumerationRecord,
     GapEndRecord,
     GapRecord,
@@ -32,9 +32,9 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.digests import save_digests
-from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.files import read_trace
-from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.storage.runs import TRACE_SUFFIX, Run
+from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
 from tests.support.faults import PlantedFault
 from tests.support.traces import DEVICE, LIBRARY, header, records, write
 
@@ -99,14 +99,20 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
     ]
     usages = [merge_traces(order) for order in itertools.permutations(paths)]
     assert all(usage == usages[0] for usage in usages)
-    trace = read_trace(paths[0])
-    assert trace.header is not None
-    shuffled = list(trace.records)
-    random.Random(1).shuffle(shuffled)
-    other = write(tmp_path / "s", trace.header, shuffled)
-    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
-    other = write(tmp_path / "r", trace.header, trace.records[::-1])
-    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
+    device, *lines = records()
+    uses: tuple[TraceRecord, ...] = (
+        KernelRecord(image=3, name="k", context=2),
+        RefusalRecord(call="get", code=500, context=2, image=3, name="k"),
+        RefusalRecord(call="load", code=200, context=2, library=1, offset=0x40),
+        LaunchRecord(name="k", count=2, context=2),
+    )
+    for use in uses:
+        merged = [
+            merge_traces([write(tmp_path, header(), [device, *order])])
+            for order in itertools.permutations([*lines, use])
+        ]
+        found = [(u.libraries, u.refusals, u.launches, u.incomplete) for u in merged]
+        assert found == [found[0]] * len(found) and not found[0][-1]
 
 
 def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> None:
@@ -142,6 +148,35 @@ def test_an_unreadable_sample_is_no_lack(tmp_path: Path) -> None:
     run.mark_samples()
     usage = merge_traces([empty])
     assert [w.code for w in usage.warnings] == ["trace-unreadable"] and not usage.incomplete
+
+
+def test_the_merge_waits_for_children(tmp_path: Path) -> None:
+    child = TraceWriter(tmp_path / f"child{TRACE_SUFFIX}", header(8, Role.CHILD))
+    [lack] = merge_when_ended(lambda: [child.path], seconds=0).incomplete
+    assert lack.code == STILL_RUNNING
+    looks = itertools.count()
+
+    def find() -> list[Path]:
+        if next(looks) == 1:
+            child.write(EndRecord(time_ns=1000))
+            child.close()
+        return [child.path]
+
+    assert merge_when_ended(find).processes[0].ended and next(looks) == 2
+    assert not merge_when_ended(find).incomplete and next(looks) == 4
+
+
+def test_the_first_of_several_calls_that_load_an_image(tmp_path: Path) -> None:
+    def load(call: str, context: int) -> ImageRecord:
+        return ImageRecord(
+            id=3, form=ImageForm.FATBIN, call=call, context=context, library=1, offset=0x40
+        )
+
+    lines = [*records(), context(4, "before", time_ns=50), load("other", 4), load("third", 2)]
+    [library] = merge_traces([write(tmp_path, header(), lines)]).libraries
+    [image] = library.images
+    assert image.calls == ("cuLibraryLoadData", "other", "third")
+    assert image.first.time_ns == 50
 
 
 def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
@@ -196,6 +231,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         # As of a recording without times.
         LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
         LaunchRecord(name="old", count=1, context=2),
+        LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     use = usage.libraries[0].images[0]
@@ -206,9 +242,11 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     ] == [
         ("k", 5, 120, ()),
         ("k", 1, 9, ("outer", "inner")),
-        ("old", 2, None, ()),
+        ("old", 3, None, ()),
         ("old", 1, 1, ("inner",)),
     ]
+    assert usage.processes[0].counts_launches
+    assert not merge_traces([write(tmp_path, header(), records("k"))]).processes[0].counts_launches
     # The file has each name once.
     assert list(usage.launches) == ["k", "old"]
     assert usage.ranges == (("inner",), ("outer", "inner"))
@@ -288,6 +326,7 @@ def test_a_gap_tells_its_test(tmp_path: Path) -> None:
     # The context of a gap was lost.
     usage = merge_traces([write(tmp_path, header(), [gap])])
     assert usage.gaps[0].context.phase is Phase.PROCESS
+    assert usage.incomplete[0].text.startswith("process: the detector")
 
 
 def test_warnings(tmp_path: Path) -> None:

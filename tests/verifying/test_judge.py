@@ -267,6 +267,13 @@ def test_nothing_unused_is_nothing_to_prove(made: tuple[LibraryPlan, Reconstruct
     )
     assert row.status is LibraryStatus.NOTHING_UNUSED
     assert against == [NO_COPY]
+    # All that is planned stays in the copy.
+    [copy] = reconstruction.libraries
+    same = replace_fields(copy, unused=(), unused_bytes=0, elements=0)
+    row, against = judge_one(
+        (plan, replace_fields(reconstruction, libraries=(same,))), mapped(made)
+    )
+    assert (row.status, row.unused_bytes, against) == (LibraryStatus.NOTHING_UNUSED, 0, [])
 
 
 # ---- The verdict as a whole ----

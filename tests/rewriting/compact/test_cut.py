@@ -281,6 +281,15 @@ def test_constants_stay(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
 
 
+def test_code_in_a_section_of_its_own_goes(tmp_path: Path) -> None:
+    """As linkers leave it with ``-z keep-text-section-prefix``."""
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text('__asm__(".section .text.hot,\\"ax\\"\\n.balign 4096\\n.skip 65536, 0x90");')
+    flags = ("-shared", "-Wl,--unique=.text.hot")
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    assert 65536 <= size(cut_library(library, library, tmp_path, [], OPTIONS).gaps) < 65536 + 8192
+
+
 def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
     with pytest.raises(CannotCompactError, match="cut the original"):
         cut_library(cut.library, tmp_path / "again", tmp_path, [])
