@@ -309,6 +309,7 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         ("-Wl,-z,max-page-size=2097152",),
         ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
+        ("-Wl,--section-start=.dynsym=0x800000",),
     ],
     ids=" ".join,
 )
@@ -317,6 +318,21 @@ def test_other_layouts(kit: Kit, tmp_path: Path, flags: tuple[str, ...]) -> None
     cut = other.cut(tmp_path / "cut")
     check(other, cut)
     assert kit.run("plain", cut.library).stdout == kit.output
+
+
+def test_a_dynamic_section_that_fills_its_page(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    """The two words behind it, which ld.so writes to, have a page of their own."""
+    missing = -end_of_dynamic_section(cut.library) % 4096 // 16
+    flags = [f"-Wl,-f,none{i}" for i in range(missing)]
+    full = Kit(compile_library(tmp_path, *flags), kit.program, kit.pages).cut(tmp_path / "cut")
+    assert end_of_dynamic_section(full.library) % 4096 == 0
+    assert kit.run("plain", full.library).stdout == kit.output
+
+
+def end_of_dynamic_section(library: Path) -> int:
+    with library.open("rb") as file:
+        [section] = [s for s in ELFFile(file).iter_segments() if s["p_type"] == "PT_DYNAMIC"]
+        return int(section["p_vaddr"] + section["p_filesz"])
 
 
 # ---- GPU code in data that programs write to ----
