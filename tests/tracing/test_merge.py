@@ -97,8 +97,13 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
         write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=pid * 64))
         for pid in (7, 8, 9)
     ]
+    other = LibraryRecord(id=1, library=TracedLibrary(path="/other.so", size=10))
+    lines = [other if isinstance(r, LibraryRecord) else r for r in records("k")]
+    paths.append(write(tmp_path, header(10), lines))
     usages = [merge_traces(order) for order in itertools.permutations(paths)]
     assert all(usage == usages[0] for usage in usages)
+    assert [found.processes for found in usages[0].libraries] == [(3,), (0, 1, 2)]
+    assert [image.processes for image in usages[0].libraries[1].images] == [(0,), (1,), (2,)]
     device, *lines = records()
     uses: tuple[TraceRecord, ...] = (
         KernelRecord(image=3, name="k", context=2),
