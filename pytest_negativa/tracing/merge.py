@@ -410,7 +410,7 @@ class _TraceMerger:
         self._process = process
         self._contexts: dict[int, tuple[int, int]] = {}
         self._context: Context | None = None
-        self._libraries: dict[int, _Library] = {}
+        self._libraries: dict[int | None, _Library] = {}
         self._images: dict[int, _Image] = {}
         self._paths: dict[int | None, str] = {}
         self._places: dict[int | None, _Place] = {}
@@ -507,7 +507,7 @@ class _TraceMerger:
         self._merger.loads(self._process)
         self._places[record.id] = self._paths.get(record.library), record.offset
         when = self._when(record.context, place)
-        if record.library is not None and record.offset is not None:
+        if record.offset is not None:
             library = self._libraries.get(record.library)
             if library is None:
                 self._dangling.add(f"library {record.library}")

@@ -69,7 +69,7 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     says="its trace has no end, and nothing tells whether it has ended",
 )
 def test_a_child_with_the_id_of_the_session(tmp_path: Path, fault: PlantedFault) -> None:
-    own = write(tmp_path, header(7), records("k1"))
+    own = write(tmp_path, header(7), records("k1"), end=False)
     child = write(tmp_path, header(7, Role.CHILD, start_ns=6), records("k2"), end=False)
     # As on a file system without locks.
     child.write_bytes(child.read_bytes().replace(b'"locked":true,', b""))
@@ -94,7 +94,7 @@ def test_a_process_that_names_no_device(tmp_path: Path, fault: PlantedFault) -> 
 
 def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> None:
     paths = [
-        write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=pid * 64))
+        write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=999 - pid))
         for pid in (7, 8, 9)
     ]
     other = LibraryRecord(id=1, library=TracedLibrary(path="/other.so", size=10))
@@ -103,7 +103,7 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
     usages = [merge_traces(order) for order in itertools.permutations(paths)]
     assert all(usage == usages[0] for usage in usages)
     assert [found.processes for found in usages[0].libraries] == [(3,), (0, 1, 2)]
-    assert [image.processes for image in usages[0].libraries[1].images] == [(0,), (1,), (2,)]
+    assert [image.processes for image in usages[0].libraries[1].images] == [(2,), (1,), (0,)]
     device, *lines = records()
     uses: tuple[TraceRecord, ...] = (
         KernelRecord(image=3, name="k", context=2),

@@ -391,3 +391,22 @@ def test_pages_that_the_loader_writes_to_stay(tmp_path: Path) -> None:
     for pointer in (start, start + (end - start) // 2):
         assert not covers(done.gaps, pointer, pointer + 8)
     assert end - start - size(done.gaps) < 5 * 4096
+
+
+def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) -> None:
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(
+        "__attribute__((aligned(4096))) char code[16 * 4096] = {1};\nchar zeros[1 << 20];\n"
+        "int use(void) { return code[sizeof code - 1] + zeros[4096]++ + 42; }\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-nostartfiles", "-o", library, source], check=True)
+    with library.open("rb") as file:
+        [data] = [s for s in ELFFile(file).iter_segments("PT_LOAD") if s["p_memsz"] > s["p_filesz"]]
+        end = data["p_offset"] + data["p_filesz"]
+    assert end % 4096 == 0
+    container = (end - 16 * 4096, end)
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS, [container])
+    assert done.gaps == ((container[0], end - 4096),)
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
+    command = [sys.executable, "-I", "-c", script, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
