@@ -26,6 +26,7 @@ from pytest_negativa.models.trace import (
     Phase,
     Refusal,
     RefusalRecord,
+    Replay,
     Role,
     TracedLibrary,
     TraceRecord,
@@ -192,7 +193,7 @@ def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     (problem,) = usage.incomplete
     assert problem.code == "trace-damaged"
-    assert "image 99" in problem.text and "library 96" in problem.text
+    assert problem.text.endswith(": context 97, image 99, library 96")
 
 
 def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
@@ -228,6 +229,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     lines = [
         *records("k"),
         DataRecord(image=3, name="d", kind=DataKind.MANAGED, context=2),
+        EnumerationRecord(image=3, call="cuModuleEnumerateFunctions", context=2),
         EnumerationRecord(image=3, call="cuLibraryEnumerateKernels", context=2),
         LaunchRecord(name="k", count=2, context=2, gpu_ns=70),
         LaunchRecord(name="k", count=3, context=2, gpu_ns=50),
@@ -241,7 +243,8 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     use = usage.libraries[0].images[0]
     assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
-    assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
+    assert use.enumerated_by == ("cuLibraryEnumerateKernels", "cuModuleEnumerateFunctions")
+    assert use.whole
     assert [
         (name, row.count, row.gpu_ns, usage.ranges_of(row)) for name, row in usage.iter_launches()
     ] == [
@@ -338,6 +341,7 @@ def test_warnings(tmp_path: Path) -> None:
     lines: list[TraceRecord] = [
         WarningRecord(code="a", text="1"),
         WarningRecord(code="b", text="2", incomplete=True),
+        WarningRecord(code="a", text="1"),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     assert [w.code for w in usage.warnings] == ["a"]
@@ -350,6 +354,14 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
         write(tmp_path, header(run_id="run-2"), records("k")),
     ]
     assert merge_traces(paths).run_ids == ("run-1", "run-2")
+
+
+def test_a_replay_in_one_process_is_that_of_the_run(tmp_path: Path) -> None:
+    replay = Replay(device="NVIDIA H200", recorded_ns=1)
+    heads = header(7), replace(header(8, Role.WORKER), replay=replay)
+    paths = [write(tmp_path, head, records("k")) for head in heads]
+    assert merge_traces(paths).replay == replay
+    assert merge_traces(paths[:1]).replay is None
 
 
 def test_nothing_merges_to_nothing() -> None:
