@@ -21,7 +21,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import FirstUse, Refusal
+from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, UsageWarning
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
@@ -353,6 +353,12 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert [d.kind for d in judge(touched).work] == [WorkKind.TOUCHED]
     both = judge(replace(touched, usage=refusing))
     assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
+
+    # An eager process asks for code that its program doesn't need.
+    warning = UsageWarning(code=EAGER_LOADING, text="eager", process=0)
+    eager = judge(replace(touched, usage=replace_fields(refusing, warnings=(warning,))))
+    [reason] = eager.reasons
+    assert eager.work == () and "CUDA_MODULE_LOADING=EAGER" in reason
 
     plan, reconstruction = made
     [library] = reconstruction.libraries
