@@ -35,7 +35,7 @@ _MAX_COMMAND = 200
 
 # CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
 _OF_STATE = frozenset({2, 3, 4, 46, 100, 101, 201, 304, 600, 999}).union(
-    range(700, 721), range(802, 808), range(900, 911)
+    range(700, 722), range(802, 811), range(900, 912)
 )
 
 

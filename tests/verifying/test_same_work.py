@@ -234,8 +234,8 @@ def test_what_the_driver_refused_on_the_copies_alone() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"code": code} for code in (2, 3, 4, 46, 100, 101, 201, 304, 600, 700, 720, 802, 807, 900)]
-    + [{"code": code} for code in (910, 999)]
+    [{"code": code} for code in (2, 3, 4, 46, 100, 101, 201, 304, 600, 700, 721, 802, 810, 900)]
+    + [{"code": code} for code in (911, 999)]
     + [{"path": None, "name": None}],
     ids=str,
 )
