@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
+from pytest_negativa.models.outcomes import Circumstances, Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     Reconstruction,
@@ -359,6 +359,24 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     eager = judge(replace(touched, usage=replace_fields(refusing, warnings=(warning,))))
     [reason] = eager.reasons
     assert eager.work == () and "CUDA_MODULE_LOADING=EAGER" in reason
+
+    # Tests that are started otherwise may do other work.
+    traced, first_round = attempt.traced, attempt.rounds[0]
+    starts = [
+        replace_fields(traced.session, circumstances=Circumstances(program=program))
+        for program in ("pytest", "run.py")
+    ]
+    otherwise = replace(
+        attempt,
+        traced=replace(traced, session=starts[0]),
+        rounds=(replace(first_round, session=starts[1]),),
+    )
+    assert judge(otherwise).proved and judge(otherwise).changes
+    *_, reason = judge(replace(otherwise, touches=touched.touches)).reasons[:2]
+    assert reason.startswith("the tests were started otherwise than when traced (program: pytest")
+
+    held = judge(replace(attempt, held={path: "process 7 had it open"}))
+    assert held.proved and held.libraries[0].notes == ("process 7 had it open",)
 
     plan, reconstruction = made
     [library] = reconstruction.libraries

@@ -105,6 +105,7 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
     old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
     assert sum(start in old and end - 1 in old for start, end in done.gaps) == 1
+    assert list(done.gaps) == sorted(done.gaps)
     assert done.library.read_bytes().count(f"{name}399\0".encode()) == 1
     script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{name}399())"
     words = [sys.executable, "-c", script, str(done.library)]
