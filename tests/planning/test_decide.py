@@ -80,6 +80,7 @@ def test_one_region_used(multiarch: LibraryMap) -> None:
     assert kept.detail == "tests/test_a.py::test_b (call)"
     assert found.used_kernels == (KernelUse(names[0], TEST),)
     assert len(found.unused_kernels) == 5
+    assert list(found.unused_kernels) == sorted(found.unused_kernels)
     assert names[0] not in found.unused_kernels
 
 
@@ -96,8 +97,8 @@ def test_the_order_of_the_map_makes_no_difference() -> None:
 
     assert found == plan(library_map, usage)
     assert [d.start for d in found.decisions] == sorted(d.start for d in found.decisions)
-    for names in [k.name for k in found.used_kernels], found.unused_kernels:
-        assert list(names) == sorted(names)
+    names = [kernel.name for kernel in found.used_kernels]
+    assert names == sorted(names)
 
 
 def test_nothing_used_is_all_unused(multiarch: LibraryMap) -> None:
