@@ -138,11 +138,10 @@ def _compare_work(
     attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
 ) -> tuple[WorkDifference, ...]:
     found, places = attempt.originals, Places(attempt.reconstruction)
-    losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
     originals: Sequence[Work] = ()
     # Started otherwise, the originals don't show what the traced program chooses.
     if not any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)) and is_sound(
-        tests.before, found, flaky, tests.tolerate, losing
+        tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
@@ -405,7 +404,7 @@ def _status(
         return LibraryStatus.NOT_SUBSTITUTED, detail
     if loads.incomplete is not None:
         return LibraryStatus.NOT_PROVED, loads.incomplete
-    if copy is None or not copy.changes_code:
+    if not (copy and copy.changes_code):
         return LibraryStatus.NOTHING_UNUSED, None
     if doubt is not None:
         return LibraryStatus.NOT_PROVED, doubt

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,7 +34,7 @@ _MAX_COMMAND = 200
 
 # CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
 _OF_STATE = frozenset({2, 3, 4, 46, 100, 101, 201, 304, 600, 999}).union(
-    range(700, 721), range(802, 808), range(900, 911)
+    range(700, 722), range(802, 811), range(900, 912)
 )
 
 
@@ -80,10 +80,9 @@ class Places:
 
 def _moved_back(kept: Sequence[MovedSpan], offset: int) -> int:
     """The original's offset of an offset in a compacted copy; -1 for bytes of the copy's own."""
-    at = bisect_right(kept, offset, key=lambda k: k.target) - 1
-    if at < 0 or offset - kept[at].target >= kept[at].end - kept[at].start:
-        return -1
-    return kept[at].start + offset - kept[at].target
+    part = kept[bisect_right(kept, offset, key=lambda k: k.target) - 1]
+    inside = offset - part.target
+    return part.start + inside if 0 <= inside < part.end - part.start else -1
 
 
 def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
@@ -146,7 +145,7 @@ class Work:
 
     used: Mapping[Use, Context]
     images: Mapping[Use, Context]
-    launched: Mapping[str, Collection[str]]
+    launched: Mapping[str, Set[str]]
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
     @classmethod
@@ -269,7 +268,7 @@ def name_holders(
 ) -> tuple[WorkDifference, ...]:
     """Add the library that holds a kernel to differences that don't tell it."""
     work = tuple(work)
-    wanted = {d.kernel for d in work if d.library is None and d.kernel is not None}
+    wanted = {d.kernel for d in work if d.library is None}
     holders: dict[str, str] = {}
     for one in planned if wanted else ():
         for block in one.library_map.iter_code():
@@ -284,9 +283,7 @@ def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator
     against = [d for d in work if d.tolerance is None]
     for kind in WorkKind:
         if of_kind := [d for d in against if d.kind is kind]:
-            count = len(of_kind)
-            more = f" and {count - 1:,} more" if count > 1 else ""
-            yield f"{kind.value}: {of_kind[0].detail}{more}"
+            yield _first_of(of_kind)
     if against and copies.incomplete:
         yield f"tracing on the copies was incomplete: {copies.incomplete[0].text}"
 
@@ -297,8 +294,9 @@ def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
     for difference in work:
         if difference.tolerance is None and difference.library is not None:
             by_library[difference.library].append(difference)
-    return {
-        library: f"{found[0].kind.value}: {found[0].detail}"
-        + (f" and {len(found) - 1:,} more" if len(found) > 1 else "")
-        for library, found in by_library.items()
-    }
+    return {library: _first_of(found) for library, found in by_library.items()}
+
+
+def _first_of(work: Sequence[WorkDifference]) -> str:
+    more = f" and {len(work) - 1:,} more" if len(work) > 1 else ""
+    return f"{work[0].kind.value}: {work[0].detail}{more}"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import LibraryMap, Region, Scope
+from pytest_negativa.models.library import LibraryMap, Problem, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around
 from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
@@ -81,7 +81,25 @@ def test_one_region_used(multiarch: LibraryMap) -> None:
     assert kept.detail == "tests/test_a.py::test_b (call)"
     assert found.used_kernels == (KernelUse(names[0], TEST),)
     assert len(found.unused_kernels) == 5
+    assert list(found.unused_kernels) == sorted(found.unused_kernels)
     assert names[0] not in found.unused_kernels
+
+
+def test_the_order_of_the_map_makes_no_difference() -> None:
+    library_map = read("librdc_linked.so")
+    starts = [region.span.start for region in regions(library_map)]
+    usage = usage_of(library_usage(library_map, dict.fromkeys(starts, ())))
+    turned = replace(
+        library_map,
+        sections=tuple(replace(s, regions=s.regions[::-1]) for s in library_map.sections[::-1]),
+    )
+
+    found = plan(turned, usage)
+
+    assert found == plan(library_map, usage)
+    assert [d.start for d in found.decisions] == sorted(d.start for d in found.decisions)
+    names = [kernel.name for kernel in found.used_kernels]
+    assert names == sorted(names)
 
 
 def test_nothing_used_is_all_unused(multiarch: LibraryMap) -> None:
@@ -258,6 +276,16 @@ def test_missing_data_means_keep(
     assert negativa_ml_spans(found)["spans"] == []
 
 
+def test_places_that_are_not_understood_are_noted(multiarch: LibraryMap) -> None:
+    problems = (Problem(offset=64, text="no container"), Problem(offset=128, text="no header"))
+    usage = usage_of(library_usage(multiarch, {}))
+
+    found = plan(replace(multiarch, problems=problems), usage)
+
+    [note] = found.notes
+    assert note.startswith("2 places") and note.endswith("at offset 0x40: no container")
+
+
 def test_used_kernel_that_no_chosen_element_has_keeps_its_region(multiarch: LibraryMap) -> None:
     region = regions(multiarch)[0]
     used = library_usage(multiarch, {region.span.start: ["no_such_kernel"]})
@@ -288,6 +316,14 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
         for f in frames
     }
     assert len(fitting) == 2
+    # Nothing tells which frame has the same code for another device.
+    policy = KeepPolicy(devices=(ComputeCapability(8, 0),))
+    kept = {d.start: d.reason for d in plan(library_map, usage, policy).decisions if d.kept}
+    assert kept == {
+        f.span.start: (KeepReason.MEMORY_IMAGE if f is used else KeepReason.ARCH_POLICY).value
+        for f in frames
+        if f is used or f not in fitting
+    }
 
 
 def test_what_was_read_past_the_driver_is_kept() -> None:

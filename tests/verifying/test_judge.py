@@ -269,6 +269,13 @@ def test_nothing_unused_is_nothing_to_prove(made: tuple[LibraryPlan, Reconstruct
     )
     assert row.status is LibraryStatus.NOTHING_UNUSED
     assert against == [NO_COPY]
+    # All that is planned stays in the copy.
+    [copy] = reconstruction.libraries
+    same = replace_fields(copy, unused=(), unused_bytes=0, elements=0)
+    row, against = judge_one(
+        (plan, replace_fields(reconstruction, libraries=(same,))), mapped(made)
+    )
+    assert (row.status, row.unused_bytes, against) == (LibraryStatus.NOTHING_UNUSED, 0, [])
 
 
 # ---- The verdict as a whole ----
@@ -348,6 +355,30 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     assert [d.kind for d in judge(touched).work] == [WorkKind.TOUCHED]
     both = judge(replace(touched, usage=refusing))
     assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
+
+    # An eager process asks for code that its program doesn't need.
+    warning = UsageWarning(code=EAGER_LOADING, text="eager", process=0)
+    eager = judge(replace(touched, usage=replace_fields(refusing, warnings=(warning,))))
+    [reason] = eager.reasons
+    assert eager.work == () and "CUDA_MODULE_LOADING=EAGER" in reason
+
+    # Tests that are started otherwise may do other work.
+    traced, first_round = attempt.traced, attempt.rounds[0]
+    starts = [
+        replace_fields(traced.session, circumstances=Circumstances(program=program))
+        for program in ("pytest", "run.py")
+    ]
+    otherwise = replace(
+        attempt,
+        traced=replace(traced, session=starts[0]),
+        rounds=(replace(first_round, session=starts[1]),),
+    )
+    assert judge(otherwise).proved and judge(otherwise).changes
+    *_, reason = judge(replace(otherwise, touches=touched.touches)).reasons[:2]
+    assert reason.startswith("the tests were started otherwise than when traced (program: pytest")
+
+    held = judge(replace(attempt, held={path: "process 7 had it open"}))
+    assert held.proved and held.libraries[0].notes == ("process 7 had it open",)
 
     plan, reconstruction = made
     [library] = reconstruction.libraries

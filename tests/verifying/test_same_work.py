@@ -227,7 +227,8 @@ def test_what_the_driver_refused_on_the_copies_alone() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"code": code} for code in (2, 46, 700, 720, 802, 807, 900, 910, 999)]
+    [{"code": code} for code in (2, 3, 4, 46, 100, 101, 201, 304, 600, 700, 721, 802, 810, 900)]
+    + [{"code": code} for code in (911, 999)]
     + [{"path": None, "name": None}],
     ids=str,
 )
@@ -250,6 +251,9 @@ def test_reasons_name_the_first_and_count_the_rest() -> None:
     assert details_by_library(work) == {
         "a.so": f"used when traced, but not on the copies: k of a.so, first used in {A} and 2 more"
     }
+    of_a = [d for d in work if d.library]
+    [two] = reasons_of_work(of_a[:2], TRACED)
+    assert two.endswith(f"k of a.so, first used in {A} and 1 more")
     gap = UsageWarning(code="gap", text="the detector was off", process=0)
     assert list(reasons_of_work(work, replace(TRACED, incomplete=(gap,)))) == [
         reason,

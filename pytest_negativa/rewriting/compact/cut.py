@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -470,10 +469,10 @@ def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) 
         for section, name in sections
         if load.p_offset <= section.sh_offset and section.file_end <= load.file_end
     ]
-    for (section, name), (following, next_name) in itertools.zip_longest(
-        inside, inside[1:], fillvalue=(None, b"")
+    for (section, name), (following, next_name) in zip(
+        inside, [*inside[1:], (None, b"")], strict=False
     ):
-        if section is None or not _may_go(section, name, dynamic):
+        if not _may_go(section, name, dynamic):
             continue
         end = section.file_end
         if following is not None and _may_go(following, next_name, dynamic):
