@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     settings_of,
+    slim_by,
 )
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
@@ -99,7 +101,8 @@ def diff(
 
     shown_as = template_of if settings.reports.demangle else str
     try:
-        difference = compare_snapshots(load(before), load(after))
+        new = load(after)
+        difference = compare_snapshots(load(before), new)
     finally:
         # The figures lack these, so they are named first.
         for error in unread:
@@ -113,9 +116,13 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    answer(difference, render_difference(difference, shown_as, top), as_json=as_json)
-    if globs and not difference.kernels and not as_json:
-        click.echo(f"\n0 of {changed:,} changed kernels match")
+    paragraphs = [*render_difference(difference, shown_as, top)]
+    if globs and not difference.kernels:
+        paragraphs.append(f"0 of {changed:,} changed kernels match")
+    is_planned = any(row.reason for library in new.libraries for row in library.rows)
+    look = "pytest --negativa --negativa-compare=" if is_planned else "negativa inspect "
+    then = None if unread else look + shlex.quote(after)
+    answer(difference, paragraphs, as_json=as_json, then=then)
     if unread:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -130,7 +137,8 @@ def _show_growth(lock: str | None, runs: RunsFolder, glob: str | None, *, as_jso
             param_hint="--library",
         )
     listing = Listing(format_version=LISTING_VERSION, rows=_only(glob, points))
-    answer(listing, render_history(points, glob), as_json=as_json)
+    then = "negativa report" if lock is None else slim_by(lock)
+    answer(listing, render_history(points, glob), as_json=as_json, then=then)
 
 
 def _only(glob: str | None, points: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:

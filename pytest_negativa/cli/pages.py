@@ -13,7 +13,6 @@ from pytest_negativa.cli.common import (
     as_json_option,
     run_of,
     runs_of,
-    say_next,
     settings_of,
     show,
 )
@@ -55,9 +54,7 @@ def pages(others: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         show(_compare({one.run_id: require_usage(one) for one in named}))
         return
     report = replace(summarize(usage), variants=list_variants(usage))
-    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json)
-    if not as_json:
-        say_next(run)
+    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json, then=run)
 
 
 def _compare(usages: Mapping[str, HostUsage]) -> str:

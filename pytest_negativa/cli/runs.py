@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, runs_of, settings_of
+from pytest_negativa.cli.common import as_json_option, encode_json, runs_of, say_next, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, RunList, RunRow
 from pytest_negativa.reporting.tables import format_table
@@ -43,6 +43,7 @@ def list_runs(as_json: bool) -> None:
         return
     if not listing.runs:
         click.echo(printable(f"no traced run in {folder.folder}"))
+        say_next("pytest --negativa")
         return
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
@@ -51,6 +52,7 @@ def list_runs(as_json: bool) -> None:
     click.echo(format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=()))
     if listing.copies_size is not None:
         click.echo(f"\ncopies of libraries: {format_bytes(listing.copies_size)}")
+    say_next("negativa report")
 
 
 @runs.command()

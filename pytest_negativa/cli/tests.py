@@ -137,10 +137,14 @@ def _list_tests(
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
     libraries = _libraries(run)
+    tests = [test for test in by_test if test_glob is None or matches(test_glob, test)]
+    if not tests and test_glob is not None:
+        raise click.BadParameter(
+            f"{test_glob!r} matches no test that used the GPU; negativa tests lists those",
+            param_hint="--test",
+        )
     listed = []
-    for test, of_test in by_test.items():
-        if test_glob is not None and not matches(test_glob, test):
-            continue
+    for test, of_test in ((test, by_test[test]) for test in tests):
         ranges = [
             LaunchRange(ranges=around, kernels=found)
             for around, runs in of_test.items()
