@@ -91,7 +91,8 @@ def misses(
         report = report_misses(read_misses(places), folders)
     then = f"negativa slim check {typed(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
-        then = f"negativa lock {' '.join(f'--add-misses {typed([log])}' for log in places)}"
+        added = " ".join(f"--add-misses {typed([log])}" for log in places)
+        then = f"negativa lock {added} {typed(folders)}"
     paragraphs = render_misses(report.rows, top=settings.reports.top)
     answer(report, paragraphs, as_json=as_json, then=then)
 

@@ -81,7 +81,8 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert done.stderr.endswith(f"Next: negativa slim check {cut.library.parent}\n")
     project.write("negativa.lock", "")
     then = project.negativa(*command).stderr.splitlines()[-1]
-    assert then == f"Next: negativa lock --add-misses {one} --add-misses '{other}'"
+    added = f"--add-misses {one} --add-misses '{other}'"
+    assert then == f"Next: negativa lock {added} {cut.library.parent}"
     shown = done.stdout
     lines = shown.splitlines()
     assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
