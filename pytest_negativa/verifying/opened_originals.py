@@ -71,7 +71,7 @@ def held_originals(
 
 
 def leftover_users(users: Iterable[tuple[str, FileUser]]) -> Iterator[str]:
-    """Why runs on the originals tell nothing: processes of before may have answered with a copy.
+    """Why runs on the originals tell nothing: earlier processes may have answered with a copy.
 
     Args:
         users: a copy, and a process that used it when tests began on the originals.
@@ -84,7 +84,7 @@ def leftover_users(users: Iterable[tuple[str, FileUser]]) -> Iterator[str]:
 
 
 def users_of_earlier_copies(users: Iterable[str]) -> Iterator[str]:
-    """Why runs on the copies tell nothing: processes of before may have answered with other copies.
+    """Why runs on the copies tell nothing: earlier processes may have answered with other copies.
 
     Args:
         users: processes that used a copy that had been replaced when the tests began.
