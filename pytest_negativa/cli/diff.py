@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def diff(
 
     shown_as = template_of if settings.reports.demangle else str
     try:
-        difference = compare_snapshots(load(before), load(after))
+        new = load(after)
+        difference = compare_snapshots(load(before), new)
     finally:
         # The figures lack these, so they are named first.
         for error in unread:
@@ -102,9 +104,13 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    answer(difference, render_difference(difference, shown_as, top), as_json=as_json)
-    if globs and not difference.kernels and not as_json:
-        click.echo(f"\n0 of {changed:,} changed kernels match")
+    paragraphs = [*render_difference(difference, shown_as, top)]
+    if globs and not difference.kernels:
+        paragraphs.append(f"0 of {changed:,} changed kernels match")
+    is_planned = any(row.reason for library in new.libraries for row in library.rows)
+    look = "pytest --negativa --negativa-compare=" if is_planned else "negativa inspect "
+    then = None if unread else look + shlex.quote(after)
+    answer(difference, paragraphs, as_json=as_json, then=then)
     if unread:
         click.get_current_context().exit(EXIT_FAILED)
 

@@ -28,9 +28,9 @@ from pytest_negativa.cli.common import (
     EXECUTOR,
     EXIT_FAILED,
     JOBS,
+    LOCK_FILE,
     MATCH,
     NO_CACHE,
-    PathOrUrl,
     active_paths,
     arch_option,
     as_json_option,
@@ -90,7 +90,7 @@ _ROWS = 20
 @click.option("--run", metavar="RUN", help="Show what this run loaded and leaves unused.")
 @click.option(
     "--lock",
-    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    type=LOCK_FILE,
     metavar="FILE|URL",
     help="Show what the libraries of this lock file need.",
 )
@@ -168,6 +168,7 @@ def inspect(
             lock,
             devices,
             _ROWS if top is None else top,
+            _next(libraries, devices) if Path(libraries[0]).is_dir() else None,
             as_json=as_json,
             jobs=jobs,
             executor=executor,

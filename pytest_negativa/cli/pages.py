@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import answer, as_json_option, run_of, say_next, settings_of
+from pytest_negativa.cli.common import answer, as_json_option, run_of, settings_of
 from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.reporting.host_pages import render_host_report
@@ -26,6 +26,4 @@ def pages(as_json: bool, **flags: Any) -> None:
     settings = settings_of(flags)
     run = run_of(settings)
     report = summarize(require_usage(run))
-    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json)
-    if not as_json:
-        say_next(run)
+    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json, then=run)

@@ -14,7 +14,7 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    PathOrUrl,
+    LOCK_FILE,
     active_paths,
     as_json_option,
     interruptible,
@@ -98,7 +98,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--lock",
     "lock_file",
-    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    type=LOCK_FILE,
     metavar="FILE|URL",
     help=f"Read from this lock what stays. (default without --arch: {LOCK})",
 )
@@ -325,6 +325,11 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--spare-never-loaded does what --drop-never-loaded does, and more; give one of them",
         ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
+        (
+            flags.no_way_back,
+            flags.keep_originals is None and (flags.spare is None or flags.strip_others),
+            "--no-way-back contradicts --spare and --keep-originals; leave one out",
+        ),
         (
             flags.spare,
             not flags.no_strip,

@@ -175,7 +175,9 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
     found: dict[bytes, Misses] = {}
     for path in paths:
         if not path.exists():
-            raise StoreError(f"{path}: no such log, nor a folder of logs")
+            raise StoreError(
+                f"{path}: no such log, nor a folder of logs; see negativa misses --attach-env"
+            )
         for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
             if (process := _read_log(log)) is None:
                 raise PageLogError(

@@ -241,7 +241,7 @@ class PageProof:
             NegativaError: files of the run can't be read or written.
             Interrupted: a signal asked this process to end.
         """
-        # A verdict of before must not outlive a proof that is interrupted.
+        # An earlier verdict must not outlive a proof that is interrupted.
         remove_file(self._run.page_verdict_file)
         incomplete = require_usage(self._run).incomplete
         loaded = traced_pages(self._run)

@@ -137,7 +137,7 @@ class Verification:
         Raises:
             NegativaError: the copies can't be written, or the last verdict can't be removed.
         """
-        # A verdict of before must not outlive a verification that is interrupted.
+        # An earlier verdict must not outlive a verification that is interrupted.
         remove_file(self._record)
         self._held = self._leftover = self._older = ()
         reconstruction, table = self.write_copies(planned)

@@ -38,8 +38,11 @@ def test_what_can_be_compared(project: Project) -> None:
     assert f"path: {library}\n" in locked and str(project.folder) not in locked
 
     # The id of a run, its folder, and what was locked of it.
-    for other in (str(run), "negativa.lock", library):
-        shown = project.negativa("diff", run.name, other).stdout
+    compare, look = "pytest --negativa --negativa-compare=", "negativa inspect "
+    for other, then in ((str(run), compare), ("negativa.lock", compare), (library, look)):
+        done = project.negativa("diff", run.name, other)
+        shown = done.stdout
+        assert done.stderr.endswith(f"Next: {then}{other}\n")
         assert f"GPU code of {other}" in shown and "67.2 kB -> 67.2 kB (0 B, +0.0%)" in shown
     # A link and a baseline tell the run.
     project.negativa("report", "baseline:negativa-baseline.json")
@@ -183,8 +186,9 @@ def test_slimmed_libraries_have_the_code_that_is_left(
     went = [name for one in difference["kernels"] for name in one["went"]]
     assert bool(went) is trimmed and "calls_nothing" not in went
     # A library that is named itself is read the same way.
-    one = diff(source, tmp_path / "new" / source.name)
-    assert (one.exit_code, one.stderr) == (0, "")
+    new = tmp_path / "new" / source.name
+    one = diff(source, new)
+    assert (one.exit_code, one.stderr) == (0, f"Next: negativa inspect {new}\n")
 
 
 @pytest.mark.slow

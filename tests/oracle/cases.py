@@ -409,7 +409,7 @@ def cpu(box: Box) -> None:
     rows = [row for row in found["libraries"] if str(box.folder) in json.dumps(row)]
     box.note("pages of the libraries", box.rules.value(rows))
     words = ("--cpu-pages", ".negativa/latest", "--spare", "spares")
-    box.negativa("slim", "--no-way-back", "--arch", "sm_90", *words, "site")
+    box.negativa("slim", "--arch", "sm_90", *words, "site")
     box.binaries("site")
     box.binaries("spares")
     box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back")

@@ -354,6 +354,10 @@ def test_words_for_true(tmp_path: Path, word: str) -> None:
 
 # Mistakes
 
+GROWTH = (
+    "compare.fail: found 'kernels:0', expected size:, code: or unused: with a percentage or size, "
+    "or new-kernels-untested:N"
+)
 MISTAKES: list[tuple[str, list[str]]] = [
     # keys
     ("kep: {}", ["negativa.yaml:1:1: unknown key 'kep'; did you mean keep?"]),
@@ -521,6 +525,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("keep: {kernels: &a [*a]}",
      ["negativa.yaml:1:21: found an alias, expected a value; quote a value that begins with * or "
       "&"]),
+    # parts of a text, which have no places of their own
+    ("compare: {baseline: b, fail: 'size:5%,kernels:0'}", [f"negativa.yaml:1:30: {GROWTH}"]),
+    ("compare: {baseline: b, fail: ['kernels:0']}", [f"negativa.yaml:1:31: {GROWTH}"]),
 ]  # fmt: skip
 
 

@@ -231,7 +231,7 @@ class TestPathsThatAreNotUtf8:
         site.mkdir()
         shutil.copy(MULTIARCH, site)
         kept = tmp_path / "kept\udcff"
-        done = negativa("slim", "--no-way-back", "--arch=sm_90", option, kept, site)
+        done = negativa("slim", "--arch=sm_90", option, kept, site)
         assert done.exit_code == 2 and "its path is not UTF-8" in done.stderr
         assert os.listdir(tmp_path) == ["site"] and os.listdir(site) == [MULTIARCH.name]
 
