@@ -51,8 +51,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "More": {
         "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
-        "push": ("stores", "Send a run to a URL, or the spares of slimmed libraries."),
-        "fetch": ("stores", "Fetch runs from URLs, or the spares that slimmed libraries lack."),
+        "push": ("stores", "Send a run to a URL."),
+        "fetch": ("stores", "Fetch runs from URLs."),
         "schema": ("schema", "Print the JSON Schema of a file or output format."),
     },
 }
