@@ -12,9 +12,12 @@ import pytest
 from pytest_negativa.storage.system import ProcessMemory, read_regular
 
 
-@pytest.fixture
-def memory() -> ProcessMemory:
-    return ProcessMemory()
+@pytest.fixture(params=["process_vm_readv", "/proc/self/mem"])
+def memory(request: pytest.FixtureRequest) -> ProcessMemory:
+    memory = ProcessMemory()
+    if request.param == "/proc/self/mem":
+        memory._readv = None
+    return memory
 
 
 def test_memory_is_read(memory: ProcessMemory) -> None:
