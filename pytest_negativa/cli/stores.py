@@ -12,9 +12,8 @@ from pytest_negativa.tracing.files import require_ended
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[RUN]")
-@click.argument("url")
-def push(name: str | None, url: str) -> None:
+@click.argument("words", nargs=-1, required=True, metavar="[RUN] URL")
+def push(words: tuple[str, ...]) -> None:
     """Send a run to a URL.
 
     \b
@@ -26,8 +25,11 @@ def push(name: str | None, url: str) -> None:
 
     Exit status: 0; 1 if the run can't be read or sent; 128 + N if signal N interrupted it.
     """
+    *named, url = words
+    if len(named) > 1:
+        raise click.UsageError("expected at most one RUN, and the URL")
     settings = settings_of()
-    run = runs_of(settings).find(name) if name else run_of(settings)
+    run = runs_of(settings).find(named[0]) if named else run_of(settings)
     require_ended(run.trace_files())
     sent, known = run.publish(Url(url))
     sizes = f"{format_bytes(sent)} sent, {format_bytes(known)} there"

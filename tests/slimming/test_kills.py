@@ -48,7 +48,7 @@ class Workplace:
         self.site = folder / "site-packages"
         self.originals = folder / "originals"
         self._installed = installed
-        self._keep: list[str] = []
+        self._keep = ["--no-way-back"]
         if keep:
             self.keep_in(self.originals)
         if spare:
@@ -66,12 +66,12 @@ class Workplace:
 
     def slim(self, *, at: int = 0, by: int = signal.SIGKILL, below: Path | None = None) -> Ended:
         lock = ["--lock", str(self._installed.lock_file), "--jobs", "2"]
-        command = [str(NEGATIVA), "slim", "--no-way-back", *lock, *self._keep, str(self.site)]
+        command = [str(NEGATIVA), "slim", *lock, *self._keep, str(self.site)]
         return run(command, below or self.folder, at=at, by=by)
 
     def slim_by_arch(self) -> Ended:
         how = ["--arch", "sm_80", "--force-arch"]
-        return run([NEGATIVA, "slim", "--no-way-back", *how, *self._keep, self.site], self.folder)
+        return run([NEGATIVA, "slim", *how, *self._keep, self.site], self.folder)
 
     def undo(self, *, at: int = 0, by: int = signal.SIGKILL) -> Ended:
         return run([NEGATIVA, "slim", "undo", self.site], self.folder, at=at, by=by)

@@ -118,12 +118,12 @@ def test_xfail_of_one_type():
 def test_quarantined():
     assert FAULT != "quarantine"
 
-# write(2) of an armed page fails, and touches nothing.
+# The system call write of an armed page fails, and touches nothing.
 CODE = '''
 import ctypes, os, sys
 from standin_gpu import USED, _address
 address = ctypes.c_void_p(_address(sys.argv[1], USED[3]))
-sys.exit(ctypes.CDLL(None).write(os.pipe()[1], address, 16) != 16)
+sys.exit(ctypes.CDLL(None).syscall(1, os.pipe()[1], address, 16) != 16)
 '''
 
 def test_child():
