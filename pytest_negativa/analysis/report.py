@@ -202,7 +202,8 @@ def _can_be_replaced(path: Path | Url) -> bool:
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
     """Uses in the complete trace that are not in the report's trace."""
     known = _describe_uses(reported)
-    return tuple(text for use, text in _describe_uses(complete).items() if use not in known)
+    late = (text for use, text in _describe_uses(complete).items() if use not in known)
+    return tuple(dict.fromkeys(late))
 
 
 def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
@@ -226,11 +227,6 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
         for image in library.images
         for offset in image.prelinked
     }
-    uses |= {
-        (library.library.path, page): f"code in {library.library.path}"
-        for library in usage.libraries
-        for page in library.touched
-    }
     for name, place, image in images:
         if image.whole:
             uses[place, "image"] = f"code in {name}"
@@ -240,6 +236,11 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
             uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
         for call in image.enumerated_by:
             uses[place, "call", call] = f"all code of an image in {name} ({call})"
+    uses |= {
+        (library.library.path, page): f"code in {library.library.path}"
+        for library in usage.libraries
+        for page in library.touched
+    }
     uses.update({("incomplete", warning.text): warning.text for warning in usage.incomplete})
     return uses
 

@@ -135,7 +135,7 @@ def test_lock_on_a_full_disk(tmp_path: Path) -> None:
         with leave(disk, 0):
             done = place.run(*command)
         assert done.returncode == 1
-        assert f"{lock_file}: cannot be written: {FULL}" in done.stderr
+        assert f"negativa.lock: cannot be written: {FULL}" in done.stderr
         assert lock_file.read_bytes() == lock
         assert place.try_with_ever_less_space(command, reset=lock_file.unlink)
         assert lock_file.read_bytes() == lock
