@@ -25,7 +25,7 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.results import load_plans, save_healed
@@ -65,7 +65,7 @@ def plan_and_report(
         copies: of a combined run the names of the traces by part; None for another run.
         healed: of a combined run what healing gave back in its parts.
     """
-    with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
+    with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = merge_when_ended(lambda: traces)
         failure = failure or killed_process(usage)
         latest = copies is None or is_used_here(usage)

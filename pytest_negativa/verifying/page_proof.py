@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,14 +34,14 @@ from pytest_negativa.hostcode.usage import (
     key_of,
 )
 from pytest_negativa.models.hostcode import HostFile, Processor
-from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenPages, PageVerdict
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file, write_atomically
-from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
+from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
@@ -57,15 +57,9 @@ from pytest_negativa.verifying.judge import (
 )
 from pytest_negativa.verifying.originals import ends_of, known_of_originals, undecided_tests
 from pytest_negativa.verifying.process_ends import reasons_of_ends
-from pytest_negativa.verifying.rounds import (
-    Program,
-    RoundResult,
-    conclusive_tests,
-    run_all,
-    run_round,
-)
+from pytest_negativa.verifying.round_runner import RoundRunner
+from pytest_negativa.verifying.rounds import RoundResult, conclusive_tests, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.verification import repeating_seconds, silence_limit
 
 # Tests that are scheduled otherwise in each run may need more pages each time.
 _MOST_HEALINGS = 3
@@ -183,11 +177,7 @@ def _judge_library(library: RestrictedLibrary) -> ForbiddenPages:
 
 
 def prove_pages(
-    run: Run,
-    program: Program,
-    settings: Settings,
-    say: Callable[[str], None],
-    status: int | None = None,
+    run: Run, settings: Settings, runner: RoundRunner, status: int | None = None
 ) -> PageVerdict:
     """Run the tests of a traced run without its untouched pages, and judge.
 
@@ -196,20 +186,19 @@ def prove_pages(
     ``healing`` does so more often.
 
     Args:
-        say: shows a line of progress.
+        runner: runs the rounds.
         status: exit status of the traced process; None if no supervisor saw it.
 
     Raises:
         NegativaError: files of the run can't be read or written.
         Interrupted: a signal asked this process to end.
     """
-    verdict = PageProof(run, program, settings, say).prove(status)
+    verdict = PageProof(run, settings, runner).prove(status)
     for _ in range(_MOST_HEALINGS if settings.healing else 1):
         if not any(row.missed for row in verdict.libraries):
             break
-        say("negativa: tracing the CPU code once more, because the tests need more of it")
-        PageProof(run, program, settings, say).trace_again()
-        verdict = PageProof(run, program, settings, say).prove(status)
+        PageProof(run, settings, runner).trace_again()
+        verdict = PageProof(run, settings, runner).prove(status)
     return verdict
 
 
@@ -223,17 +212,14 @@ class PageProof:
     """One proof: writes which pages are allowed, and runs the tests.
 
     Args:
-        say: shows a line of progress.
+        runner: runs its rounds.
     """
 
-    def __init__(
-        self, run: Run, program: Program, settings: Settings, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, settings: Settings, runner: RoundRunner) -> None:
         self._run = run
-        self._program = program
         self._settings = settings
-        self._say = say
-        self._session: SessionResult = read_outcomes(run.outcomes_file)
+        self._runner = runner
+        self._session = runner.session
         self._folder = run.new_verification()
         self._rounds: list[RoundResult] = []
 
@@ -256,7 +242,6 @@ class PageProof:
             encode_allowed(file, p.ranges, p.touched) for files, p in traced for file in files
         )
         write_atomically(self._folder.allowed_pages_file, allowed, mode=0o644)
-        self._say("negativa: running the tests without the CPU code that was not touched")
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
         found, unknown = _by_content(rounds, [file for file, _ in loaded])
@@ -298,7 +283,8 @@ class PageProof:
         Raises:
             NegativaError: see ``prove``.
         """
-        for result in self._run_all(RoundKind.VERIFY, None, restricted=False):
+        why = "the tests need more CPU code"
+        for result in self._run_all(RoundKind.VERIFY, None, restricted=False, why=why):
             with refusing(self._run.page_logs, "written"):
                 for path in result.run.page_logs.glob(f"*{LOG_SUFFIX}"):
                     shutil.copy2(path, self._run.page_logs)
@@ -319,11 +305,10 @@ class PageProof:
         """Rerun tests that differ on all pages: which of them are flaky?"""
         verify = self._settings.verify
         differing = tuple(undecided_tests(before, after, verify.tolerate))
-        if not (differing and verify.rerun and self._program.is_pytest):
+        if not (differing and verify.rerun and self._runner.program.is_pytest):
             return frozenset()
-        tests = format_items(len(differing), "test differs", "tests differ")
-        self._say(f"negativa: {tests}; running them on the originals")
-        ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing))
+        why = format_items(len(differing), "test differs", "tests differ")
+        ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing, why=why))
         return known_of_originals(before, after, ends, verify.tolerate)
 
     def _run_all(
@@ -333,36 +318,32 @@ class PageProof:
         *,
         restricted: bool = True,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> tuple[RoundResult, ...]:
         expected = [test.nodeid for test in self._session.tests]
-        once = partial(self._run_once, kind, restricted=restricted, repeated=repeated)
+        once = partial(self._run_once, kind, restricted, repeated, why)
         return tuple(run_all(once, tests, expected))
 
     def _run_once(
         self,
         kind: RoundKind,
-        tests: Sequence[str] | None,
         restricted: bool,
         repeated: Sequence[str],
+        why: str,
+        tests: Sequence[str] | None,
     ) -> RoundResult:
         run = self._folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        environ = dict(self._program.environ)
+        environ = dict(self._runner.program.environ)
+        where = "on the originals"
         if kind is RoundKind.VERIFY:
+            where = "without CPU code not touched" if restricted else "tracing CPU code"
             make_logs_folder(run.page_logs, Path(self._settings.directory))
             begin_logs(run)
             allowed = self._folder.allowed_pages_file if restricted else None
             environ |= watch_environment(environ, run.page_logs, allowed)
-        round_spec = self._program.new_round(
-            kind,
-            run,
-            tests=tests,
-            repeated=repeated,
-            most=self._settings.verify.rerun,
-            seconds=repeating_seconds(self._session),
-            expected=self._run.outcomes_file,
+        result = self._runner.run(
+            kind, run, environ, where, tests=tests, repeated=repeated, why=why
         )
-        limit = silence_limit(self._settings, self._session)
-        result = run_round(self._program, round_spec, environ, limit)
         self._rounds.append(result)
         return result
 
