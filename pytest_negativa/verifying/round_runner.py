@@ -133,6 +133,7 @@ class RoundRunner:
                 done = len(ended.read())
                 progress.update(done, max(done, len(chosen)), f"{done:,} of {of_all}")
 
+            follow()
             result = run_round(
                 self.program, round_spec, environ, limit, output=run.output_file, follow=follow
             )
