@@ -1,4 +1,4 @@
-/* Records which pages of CPU code a process touches, and can keep the others unreadable.
+/* Records which pages of CPU code and of GPU code a process touches.
  *
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first
@@ -8,22 +8,21 @@
  * tests are told apart, because a guard discards what a program wrote to a page.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
- * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
- * NEGATIVA_PAGES_TEST, the test that started the process.
- * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare, or
- * with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a shared
- * mapping of a file, so a process that is killed loses nothing. fallocate reserves its blocks:
- * touching a hole of a file on a full disk would be a SIGBUS.
+ * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
+ * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
+ * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
+ * shared mapping of a file, so a process that is killed loses nothing. fallocate reserves its
+ * blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark. Not so where tests are told apart or pages are forbidden.
+ * what they have needs no second mark. Not so where tests are told apart.
  *
  * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
  * inaccessible again then, and the test has bits of its own for those that it touches.
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
- * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
+ * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
+ * shares. What the program hands to libc's write and the like is read before.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -42,37 +41,39 @@
 #define MAX_PARTS (max_mappings() / 2)
 #endif
 
-static Library *watch(const struct link_map *map) {
-    static char path[PATH_MAX];
+static bool only_gpu; /* no CPU code */
+
+/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
+static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
+                      uint32_t kind) {
     Library *library = begin_library(map);
     if (library == NULL) return NULL;
-    if (realpath(map->l_name, path) == NULL) path[0] = 0;
-    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, map, library);
+    bool watched = is_read && find_ranges(fd, library, kind);
+    if (kind == GPU_CODE && library->range_count == 0) return NULL;
     size_t pages = number_pages(library), length = strlen(path);
     size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
     size_t size = align8(bits + library->bit_bytes);
     LogRecord *record = add_record(size);
     if (record == NULL) {
         note_lost(NO_ROOM);
-        if (fd >= 0) close_file(fd);
         return NULL;
     }
-    record->kind = LIBRARY;
+    record->kind = kind;
     record->range_count = (uint32_t)library->range_count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
     if (fd >= 0) describe(record, fd, "");
-    if (fd >= 0) close_file(fd);
     LogRange *ranges = (LogRange *)(record + 1);
-    for (size_t i = 0; i < library->range_count; i++)
-        ranges[i] = (LogRange){library->ranges[i].start - library->base,
-                               library->ranges[i].end - library->base};
+    for (size_t i = 0; i < library->range_count; i++) {
+        uint64_t start = library->ranges[i].start - library->base, moved = 0;
+        const ElfW(Phdr) *segment = segment_of(start, start + 1);
+        if (kind == GPU_CODE && segment != NULL) moved = segment->p_vaddr - segment->p_offset;
+        ranges[i] = (LogRange){start - moved, library->ranges[i].end - library->base - moved};
+    }
     memcpy(ranges + library->range_count, path, length);
     library->record = record;
     library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->allowed = watched ? find_bits(&allowed, record, library->bit_bytes) : NULL;
-    record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
+    record->flags = watched ? 0 : UNWATCHED;
     publish(record, size);
     if (!watched || pages == 0) return NULL;
     show_to_handler(library);
@@ -80,8 +81,20 @@ static Library *watch(const struct link_map *map) {
         add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
     hide(library);
     open_known(library);
-    if (pages >= LARGE) offer_log();
+    if (pages >= LARGE && kind == LIBRARY) offer_log();
     return library;
+}
+
+/* Returns what is watched of a library: its CPU code and its GPU code, or one of them. */
+static Library *watch_all(const struct link_map *map) {
+    static char path[PATH_MAX];
+    if (realpath(map->l_name, path) == NULL) path[0] = 0;
+    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
+    bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
+    Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
+    Library *gpu = watch(map, fd, path, is_read, GPU_CODE);
+    if (fd >= 0) close_file(fd);
+    return code != NULL ? code : gpu;
 }
 
 /* ---- What the loader calls ---- */
@@ -100,13 +113,12 @@ static unsigned long max_mappings(void) {
 }
 
 EXPORT unsigned int la_version(unsigned int version) {
-    const char *folder = getenv("NEGATIVA_PAGES_LOGS"),
-               *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS");
     const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
-        restricted = name = NULL;
+        name = NULL;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -124,12 +136,13 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, most_parts);
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
-        (restricted != NULL && !read_records(restricted, &allowed)) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }
     by_test = name != NULL;
+    const char *gpu = getenv("NEGATIVA_PAGES_GPU");
+    only_gpu = gpu != NULL && gpu[0] != 0;
     if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
@@ -154,10 +167,21 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         note_lost("libc's functions for signals can't be replaced.");
     } else {
         lock();
-        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch(map));
+        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch_all(map));
         unlock();
     }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
+}
+
+static void forget(Library *library) {
+    for (size_t i = 0; i < library->range_count; i++) {
+        const Range *range = &library->ranges[i];
+        show(library, range, range->start, range->end);
+    }
+    atomic_store(&library->watched, false);
+    if (library->open != NULL) munmap(library->open, library->bit_bytes);
+    if (library->ranges != library->own_ranges)
+        munmap(library->ranges, library->range_count * sizeof *library->ranges);
 }
 
 /* Destructors have run; what comes to lie there later is not ours. At the process's end the loader
@@ -168,15 +192,10 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     if (*cookie == PROGRAM) atomic_store(&ends, true);
     Library *library = *cookie == PROGRAM ? NULL : (Library *)*cookie;
     if (library == NULL || atomic_load(&ends)) return 0;
+    uintptr_t base = library->base;
     lock();
-    for (size_t i = 0; i < library->range_count; i++) {
-        const Range *range = &library->ranges[i];
-        show(library, range, range->start, range->end);
-    }
-    atomic_store(&library->watched, false);
-    if (library->open != NULL) munmap(library->open, library->bit_bytes);
-    if (library->ranges != library->own_ranges)
-        munmap(library->ranges, library->range_count * sizeof *library->ranges);
+    for (size_t i = 0; i < atomic_load(&library_count); i++)
+        if (libraries[i].base == base && atomic_load(&libraries[i].watched)) forget(&libraries[i]);
     unlock();
     return 0;
 }

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
@@ -54,7 +53,7 @@ from pytest_negativa.slimming.spares import (
     rebuild,
     release,
 )
-from pytest_negativa.slimming.tree import read_fact, staged_name
+from pytest_negativa.slimming.tree import staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -98,7 +97,6 @@ class Slimmer:
         self.work = work
         self.options = options
         self.rows: list[SlimRow] = []
-        self._has_code: dict[str, bool | None] = {}
         self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
@@ -110,18 +108,6 @@ class Slimmer:
     def _origin_of(self, names: Sequence[str]) -> Origin | None:
         found = (self._origins.of(self.journal.root / name) for name in names)
         return next(filter(None, found), None)
-
-    def _may_lose(self, task: Task) -> bool:
-        """Whether slimming may change a library: most of a site have no GPU code."""
-        recipe = task.recipe
-        by_code = recipe.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not recipe.strips_others
-        return not by_code or bool(self._code_in(task))
-
-    def _code_in(self, task: Task) -> bool | None:
-        """Whether a library has GPU code; None if it can't be read."""
-        if task.name not in self._has_code:
-            self._has_code[task.name] = read_fact(task.source, has_gpu_code)
-        return self._has_code[task.name]
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -145,8 +131,7 @@ class Slimmer:
         journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
         before = msgspec.json.encode(journal.manifest)
-        begun = bool(work.packages or work.past or journal.manifest.run)
-        begun |= any(map(self._may_lose, work.tasks))
+        begun = bool(work.tasks or work.packages or work.past or journal.manifest.run)
         folders = []
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
@@ -236,16 +221,8 @@ class Slimmer:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
     def _slim(self, task: Task, staged: Path) -> Result:
-        if self._has_code.get(task.name) is False and not self._may_lose(task):
-            raise CannotCompactError(task.source, NO_GPU_CODE)
         root, options = self.journal.root, self.options
-        try:
-            self.journal.places(task.names)
-        except ReconstructError as e:
-            # Nothing would be written there.
-            if not self._may_lose(task) and self._code_in(task) is False:
-                raise CannotCompactError(task.source, NO_GPU_CODE) from e
-            raise
+        self.journal.places(task.names)
         original = self._original_of(task)
         if task.is_cut:
             rebuild(task.source, original)
