@@ -24,6 +24,7 @@
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
+ * Constants are looked at when the process ends, see pages/constants.h.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -31,8 +32,8 @@
  */
 #define _GNU_SOURCE
 #include "pages/gaps.h"
+#include "pages/constants.h"
 #include "pages/known.h"
-#include "pages/program.h"
 
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -42,39 +43,60 @@
 #define MAX_PARTS (max_mappings() / 2)
 #endif
 
+/* A record of pages of a library, whose bits come last and are 0. `base`: of the ranges. */
+static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
+                               size_t bit_bytes, const char *path, int fd, size_t *size) {
+    size_t length = strlen(path);
+    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
+    *size = align8(bits + bit_bytes);
+    LogRecord *record = add_record(*size);
+    if (record == NULL) return NULL;
+    record->kind = kind;
+    record->range_count = (uint32_t)count;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)bits;
+    if (fd >= 0) describe(record, fd, "");
+    LogRange *to = (LogRange *)(record + 1);
+    for (size_t i = 0; i < count; i++)
+        to[i] = (LogRange){ranges[i].start - base, ranges[i].end - base};
+    memcpy(to + count, path, length);
+    return record;
+}
+
 static Library *watch(const struct link_map *map) {
     static char path[PATH_MAX];
+    Range constants[MAX_RANGES];
+    size_t constant_count = 0, constant_pages = 0, size;
     Library *library = begin_library(map);
     if (library == NULL) return NULL;
     if (realpath(map->l_name, path) == NULL) path[0] = 0;
     int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool watched = fd >= 0 && !relocates_code(map) && find_ranges(fd, map, library);
-    size_t pages = number_pages(library), length = strlen(path);
-    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
-    size_t size = align8(bits + library->bit_bytes);
-    LogRecord *record = add_record(size);
+    bool watched = fd >= 0 && !relocates_code(map) &&
+                   find_ranges(fd, map, library, constants, &constant_count);
+    size_t pages = number_pages(library);
+    for (size_t i = 0; i < constant_count; i++)
+        constant_pages += (constants[i].end - constants[i].start) / PAGE;
+    if (watched && constant_pages > 0) {
+        library->constants = start_record(CONSTANTS, constants, constant_count, 0,
+                                          (constant_pages + 7) / 8, path, fd, &size);
+        if (library->constants != NULL) {
+            library->constants->flags = 1;
+            publish(library->constants, size);
+        }
+    }
+    LogRecord *record = start_record(LIBRARY, library->ranges, library->range_count, library->base,
+                                     library->bit_bytes, path, fd, &size);
+    if (fd >= 0) close_file(fd);
     if (record == NULL) {
         note_lost(NO_ROOM);
-        if (fd >= 0) close_file(fd);
         return NULL;
     }
-    record->kind = LIBRARY;
-    record->range_count = (uint32_t)library->range_count;
-    record->path_length = (uint32_t)length;
-    record->bits_offset = (uint32_t)bits;
-    if (fd >= 0) describe(record, fd, "");
-    if (fd >= 0) close_file(fd);
-    LogRange *ranges = (LogRange *)(record + 1);
-    for (size_t i = 0; i < library->range_count; i++)
-        ranges[i] = (LogRange){library->ranges[i].start - library->base,
-                               library->ranges[i].end - library->base};
-    memcpy(ranges + library->range_count, path, length);
     library->record = record;
-    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
     library->allowed = watched ? find_bits(&allowed, record, library->bit_bytes) : NULL;
     record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
     publish(record, size);
-    if (!watched || pages == 0) return NULL;
+    if (!watched) return NULL;
     show_to_handler(library);
     if (test != NULL)
         add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
@@ -145,8 +167,10 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         is_named(map->l_name, "ld-linux"))
         return 0;
     if (is_named(map->l_name, "libc.so.")) {
-        disabled = !faults_wrap_libc(map) ||
-                   !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers);
+        disabled =
+            !faults_wrap_libc(map) ||
+            !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers) ||
+            !faults_wrap(map, process_wrappers, sizeof process_wrappers / sizeof *process_wrappers);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
         return 0;
     }
@@ -169,6 +193,11 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     Library *library = *cookie == PROGRAM ? NULL : (Library *)*cookie;
     if (library == NULL || atomic_load(&ends)) return 0;
     lock();
+    int pagemap = library->constants != NULL ? open_pagemap() : -1;
+    if (pagemap >= 0) {
+        note_constants(library, pagemap);
+        close_file(pagemap);
+    }
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         show(library, range, range->start, range->end);

@@ -22,7 +22,7 @@ enum {
     LOG_NAME = 64,
 };
 
-enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4 };
+enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4, CONSTANTS = 5 };
 enum { UNWATCHED = 1, RESTRICTED = 2 };
 
 typedef struct {

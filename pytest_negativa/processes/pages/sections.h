@@ -32,6 +32,13 @@ static struct {
     char names[MAX_NAMES];
 } elf;
 
+/* Read-only data, by the names that cut.py takes out of libraries. */
+static bool is_constant(const ElfW(Shdr) *section, const char *name) {
+    return section->sh_type == SHT_PROGBITS &&
+           (section->sh_flags & (SHF_ALLOC | SHF_WRITE | SHF_TLS | SHF_EXECINSTR)) == SHF_ALLOC &&
+           (strncmp(name, ".rodata", 7) == 0 || strncmp(name, ".lrodata", 8) == 0);
+}
+
 /* How the segment that holds the addresses is mapped; -1 if none does. */
 static int protection_of(uint64_t start, uint64_t end) {
     for (unsigned i = 0; i < elf.head.e_phnum; i++) {
@@ -45,12 +52,12 @@ static int protection_of(uint64_t start, uint64_t end) {
     return -1;
 }
 
-static void add_range(Library *library, uint64_t start, uint64_t end, int protection) {
+/* Adds the whole pages between two addresses of the ELF file. */
+static void add_range(Range *ranges, size_t *count, uint64_t start, uint64_t end, int protection) {
     start = (start + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     end &= ~(uint64_t)(PAGE - 1);
-    if (start >= end || protection < 0 || library->range_count == MAX_RANGES) return;
-    library->ranges[library->range_count++] =
-        (Range){library->base + start, library->base + end, protection, 0};
+    if (start >= end || protection < 0 || *count == MAX_RANGES) return;
+    ranges[(*count)++] = (Range){start, end, protection, 0};
 }
 
 /* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
@@ -75,8 +82,9 @@ static bool is_mapped(const struct link_map *map) {
            memcmp(segments, elf.segments, size) == 0;
 }
 
-/* The whole pages inside of watchable sections; neighbours count as one. */
-static bool find_ranges(int fd, const struct link_map *map, Library *library) {
+/* The whole pages inside of watchable sections and of constants; neighbours count as one. */
+static bool find_ranges(int fd, const struct link_map *map, Library *library, Range *constants,
+                        size_t *constant_count) {
     const ElfW(Ehdr) *head = &elf.head;
     const ElfW(Shdr) *names = &elf.sections[0];
     if (!read_at(fd, &elf.head, sizeof elf.head, 0) ||
@@ -97,16 +105,23 @@ static bool find_ranges(int fd, const struct link_map *map, Library *library) {
     int protection = -1;
     for (unsigned i = 0; i < head->e_shnum; i++) {
         const ElfW(Shdr) *s = &elf.sections[i];
-        if (s->sh_name >= names->sh_size || !is_watchable(s, elf.names + s->sh_name)) continue;
+        if (s->sh_name >= names->sh_size) continue;
         int own = protection_of(s->sh_addr, s->sh_addr + s->sh_size);
+        if (is_constant(s, elf.names + s->sh_name))
+            add_range(constants, constant_count, s->sh_addr, s->sh_addr + s->sh_size, own);
+        if (!is_watchable(s, elf.names + s->sh_name)) continue;
         if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
-            add_range(library, start, end, protection);
+            add_range(library->ranges, &library->range_count, start, end, protection);
             start = s->sh_addr;
             protection = own;
         }
         end = s->sh_addr + s->sh_size;
     }
-    add_range(library, start, end, protection);
+    add_range(library->ranges, &library->range_count, start, end, protection);
+    for (size_t i = 0; i < library->range_count; i++) {
+        library->ranges[i].start += library->base;
+        library->ranges[i].end += library->base;
+    }
     return library->range_count < MAX_RANGES;
 }
 
