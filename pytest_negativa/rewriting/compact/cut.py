@@ -6,8 +6,8 @@ pages in. Four segments are new, behind the others: the note with the dynamic st
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
 type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables and GPU code may go, and the tables that got a new place. GPU code may lie
-in data that programs write to (``.ldata`` of cuFFT).
+Only code, unwind tables, constants and GPU code may go, and the tables that got a new place. GPU
+code may lie in data that programs write to (``.ldata`` of cuFFT).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
-_CODE = b".text"
+# With what a compiler appends to them: .text.hot, .rodata.cst32.
+_LEAVES = re.compile(rb"\.(text|l?rodata)(\..*)?", re.DOTALL)
 # Of their tables, the library has new ones.
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
@@ -254,6 +256,26 @@ def foresee_cut(
         return _design(source, needed, options, containers).library.edits.size
 
 
+def gap_sizes(
+    path: str | os.PathLike[str],
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range] = (),
+) -> list[int]:
+    """Sizes in bytes of the gaps that ``cut_library`` would make.
+
+    Args:
+        path, needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        FormatError: the original can't be read.
+    """
+    with ByteSource(path) as source:
+        _, _, holes = _read_holes(source, needed, options, containers)
+    return [end - start for start, end in holes]
+
+
 @dataclass(frozen=True, slots=True)
 class _Design:
     """A cut library before it is written."""
@@ -271,12 +293,7 @@ def _design(
     options: CutOptions,
     containers: Iterable[Range],
 ) -> _Design:
-    if (reason := why_no_stub()) is not None:
-        raise CannotCompactError(source.path, reason)
-    tables = read_tables(source)
-    dynamic = read_dynamic(source, tables)
-    _refuse(source, tables, dynamic)
-    holes = find_holes(source, tables, dynamic, needed, options, containers)
+    tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not holes:
         raise CannotCompactError(
             source.path,
@@ -312,6 +329,21 @@ def _design(
         library=builder.build(),
         spare=_spare_layout(source, trailer),
     )
+
+
+def _read_holes(
+    source: ByteSource,
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range],
+) -> tuple[ElfTables, dict[int, int], list[Range]]:
+    """The tables of a library, its dynamic section, and what leaves it."""
+    if (reason := why_no_stub()) is not None:
+        raise CannotCompactError(source.path, reason)
+    tables = read_tables(source)
+    dynamic = read_dynamic(source, tables)
+    _refuse(source, tables, dynamic)
+    return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
 
 
 def _write(
@@ -482,8 +514,7 @@ def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) 
 
 
 def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> bool:
-    code = name == _CODE or name.startswith(_CODE + b".")
-    return code or name in _NAMES or _is_moved(section, dynamic)
+    return bool(_LEAVES.fullmatch(name)) or name in _NAMES or _is_moved(section, dynamic)
 
 
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
