@@ -162,7 +162,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--cpu-pages",
     metavar="RUN",
     type=click.Path(exists=True, path_type=Path),
-    help="Put CPU code there, too, that this run never touched.",
+    help="Put CPU code and constants there, too, that this run never used.",
 )
 @click.option(
     "--add-misses",
@@ -277,9 +277,10 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
 def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
-    A library with a spare and its spare must give the original back: check reads every byte of
-    both, so run it before a container starts its program. If the spare is not here, such as in an
-    image that leaves it behind, check says so.
+    Of a library with a spare, check opens the spare as the library would, as this user, and reads
+    every byte of both: together they must give the original. It says what would be refused, so run
+    it before a container starts its program. If the spare is not here, such as in an image that
+    leaves it behind, check says so.
 
     PATH is a folder or a library; by default, the active environment.
 

@@ -50,6 +50,7 @@ from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAGIC,
+    MAX_COPIED,
     MAX_TRAILER,
     PAGE_SIZE,
     SPARE_FOLDER,
@@ -573,6 +574,14 @@ def why_untrusted(library: Path, spare: Path) -> str | None:
     return None
 
 
+def _why_noexec(spare: Path, note: Note) -> str | None:
+    """Why the system refuses to map a spare that is too large to be copied; as fill_gaps does."""
+    size = sum(hole.end - hole.start for hole in note.holes)
+    if not os.statvfs(spare).f_flag & os.ST_NOEXEC or size <= MAX_COPIED:
+        return None
+    return f"{spare} lies on a file system mounted noexec, and is too large to be copied"
+
+
 def find_spare(library: Path, *, trusted: bool = False) -> Path:
     """The spare of a library, where it would find it.
 
@@ -595,7 +604,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         try:
             with ByteSource(spare) as source:
                 read_trailer(source, note)
-            reason = why_untrusted(library, spare) if trusted else None
+            reason = why_untrusted(library, spare) or _why_noexec(spare, note) if trusted else None
         except (FormatError, OSError) as e:
             if not isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
                 problem = str(e)

@@ -63,6 +63,9 @@ _MAX_ROWS = 65_536
 MAX_TRAILER = 2 << 20
 """Bytes at most."""
 
+MAX_COPIED = 16 << 20
+"""Bytes that the stub copies at most, from where no code can be mapped; see stub.c."""
+
 
 class Hole(NamedTuple):
     """A gap: addresses as in the file, the offset in the original, ``PROT_`` bits of mmap(2)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -42,13 +44,14 @@ from pytest_negativa.slimming.spares import (
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import trailer_offset
+from pytest_negativa.spare.note import MAX_COPIED, trailer_offset
 from tests.support.compacting import needs_compiler
+from tests.support.compiling import compile_shared
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA, PLAIN
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.mounts import in_namespace, leave, read_only, small_disk
+from tests.support.mounts import bind, in_namespace, leave, mount, read_only, small_disk
 from tests.support.paged import compile_constants, needs_page_watch
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, snapshot, wrong_files
@@ -359,6 +362,27 @@ def test_check_reads_every_byte_of_a_spare(site: Made, tmp_path: Path, fault: Pl
         assert problem_of(site.one) is not None
     spare.write_bytes(sound)
     assert problem_of(site.one) is None
+
+
+@in_namespace
+def test_check_tells_of_a_file_system_that_runs_no_code(site: Made, tmp_path: Path) -> None:
+    slim(site, tmp_path)
+    with bind(tmp_path / "spares"):
+        mount("-o", "remount,bind,noexec", tmp_path / "spares")
+        # What is small is copied.
+        assert checked(site)[ONE][0] is SlimStatus.SOUND and read_code(site.one).returncode == 0
+    large = compile_shared("pages/constants.c", tmp_path / "liblarge.so", '-DBLOCKS="80"')
+    options = CutOptions(folders=(str(tmp_path / "spares"),))
+    cut = cut_library(large, site.folder / large.name, tmp_path / "spares", [], options)
+    assert sum(end - start for start, end in cut.gaps) > MAX_COPIED
+    with bind(tmp_path / "spares"):
+        assert problem_of(cut.library) is None
+        mount("-o", "remount,bind,noexec", tmp_path / "spares")
+        problem = problem_of(cut.library)
+        assert problem is not None and problem[0] is SlimStatus.DAMAGED
+        assert "lies on a file system mounted noexec" in problem[1]
+        with pytest.raises(OSError, match="mounted noexec"):
+            ctypes.CDLL(str(cut.library))
 
 
 def test_inspect_tells_what_is_left(site: Made, tmp_path: Path) -> None:

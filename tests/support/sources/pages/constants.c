@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 enum { BLOCK = 256 << 10 };
+#ifndef BLOCKS
+#define BLOCKS "12"
+#endif
 
 /* Each is wider than what the kernel maps around a page (16 pages). */
 __asm__(".pushsection .rodata\n"
         ".balign 4096\n"
         ".globl blocks\n"
-        "blocks: .fill 12 * 262144, 1, 7\n"
+        "blocks: .fill " BLOCKS " * 262144, 1, 7\n"
         ".popsection\n");
 extern const unsigned char blocks[];
 
