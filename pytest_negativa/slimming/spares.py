@@ -253,19 +253,15 @@ def plan_cut(
         return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
 
 
-def least_gap(sizes: Sequence[int], most: int) -> int:
-    """The size in bytes from which on gaps leave, so that there are at most ``most``.
-
-    It doubles, and is no exact one: then few libraries change with another one beside them.
+def least_gap(sizes: Iterable[int], most: int) -> int:
+    """The size in bytes from which on gaps leave: the largest ones, ``most`` of them.
 
     Args:
         sizes: of all gaps that libraries could have.
         most: how many there may be.
     """
-    least = LEAST_GAP
-    while sum(size >= least for size in sizes) > max(most, 0):
-        least *= 2
-    return least
+    stay = sorted(sizes, reverse=True)[max(most, 0) :]
+    return max([LEAST_GAP, *(size + PAGE_SIZE for size in stay[:1])])
 
 
 def cut(

@@ -742,7 +742,7 @@ def test_constants_that_no_process_read_go_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "least"), [(5, 16), (4, 32), (3, 64), (2, 128), (1, 256), (0, 1024), (-3, 1024)]
+    ("most", "least"), [(9, 16), (5, 16), (4, 20), (3, 36), (2, 68), (1, 204), (0, 604), (-3, 604)]
 )
 def test_the_shortest_gaps_stay(most: int, least: int) -> None:
     sizes = [size << 10 for size in (600, 200, 64, 32, 16)]
