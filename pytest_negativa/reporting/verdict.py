@@ -58,11 +58,14 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
     shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
     if shown:
         yield _libraries(shown)
+    remarks: dict[str, list[str]] = {}
     for row in shown:
         # That tests differ is said below, once.
-        if row.detail is not None and row.detail != TESTS_DIFFER:
-            yield f"{printable(Path(row.path).name)}: {printable(row.detail)}"
-        yield from (f"{printable(Path(row.path).name)}: {printable(n)}" for n in row.notes)
+        detail = () if row.detail in (None, TESTS_DIFFER) else (row.detail,)
+        for text in (*detail, *row.notes):
+            remarks.setdefault(text, []).append(Path(row.path).name)
+    for text, names in remarks.items():
+        yield f"{format_names(map(printable, names))}: {printable(text)}"
 
 
 def _libraries(rows: Sequence[ProvedLibrary]) -> str:

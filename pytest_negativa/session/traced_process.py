@@ -5,6 +5,7 @@ Tracing lasts until the process ends, see ``tracing_end``.
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,8 @@ import pytest
 
 from pytest_negativa.errors import describe_fault
 from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
+from pytest_negativa.processes.page_watch import LOGS_VARIABLE
+from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.tracing.start import Tracing
 
@@ -155,7 +158,11 @@ class TracedProcess:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         with self._phase(item, Phase.TEARDOWN):
-            return (yield)
+            result = yield
+            if LOGS_VARIABLE in os.environ:
+                # A round asks this after each test, and needs the driver's CPU code for it.
+                lost_context()
+            return result
 
     def _phase(self, item: pytest.Item, phase: Phase) -> AbstractContextManager[None]:
         return self._context(Context(phase=phase, nodeid=item.nodeid))

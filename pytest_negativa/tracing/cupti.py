@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import struct
 import threading
@@ -251,6 +252,9 @@ class CuptiDetector:
     # Callbacks. None of them may raise: no caller could catch it.
 
     def _on_call(self, _user: object, _domain: int, cbid: int, data: Any) -> None:
+        # Inside a driver call, no collection: it would run finalizers, which call the driver.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
             # Unloading is noted before it happens: afterwards the driver may give the handle
@@ -280,6 +284,9 @@ class CuptiDetector:
                 incomplete=True,
             )
             _raise_later(e)
+        finally:
+            if collects:
+                gc.enable()
 
     def _refuse(self, cbid: int, code: int, slots: bytes) -> None:
         call = _CALLS[cbid]

@@ -86,6 +86,26 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     return tuple(mappings)
 
 
+def _find_line(maps: bytes, address: int) -> Mapping | None:
+    """The file mapping at an address, found by bisection: lines are sorted by address."""
+    low, high = 0, len(maps)
+    while low < high:
+        middle = maps.rfind(b"\n", low, (low + high) // 2) + 1 or low
+        end = maps.find(b"\n", middle, high) + 1 or high
+        start, _, behind = maps[middle:end].partition(b" ")[0].partition(b"-")
+        if address < int(start, 16):
+            high = middle
+        elif address >= int(behind, 16):
+            low = end
+        else:
+            return next(iter(parse_maps(maps[middle:end])), None)
+    return None
+
+
+def _is_memory(mapping: Mapping) -> bool:
+    return _MEMORY.fullmatch(mapping.path) is not None
+
+
 class _DlPhdrInfo(ctypes.Structure):
     # dl_iterate_phdr(3)
     _fields_ = [
@@ -137,17 +157,21 @@ class Mappings:
         """The file and offset at an address; None: no file lies there.
 
         What the dynamic loader mapped stays until its counters change. Any other mapping may
-        have gone meanwhile (a cubin file that a program maps itself), so it is looked up anew.
+        have gone meanwhile (a cubin file that a program maps itself), so it is looked up anew. That
+        parses one line: a compiler that tries hundreds of kernels hands them over in memory, in a
+        process of 20,000 mappings.
 
         Raises:
             OSError: see ``refresh``.
         """
-        if self._generation.read() == self._read_at:
-            found = self._find(address)
-            if found is not None and found.file in self._loaded:
-                return MappedPlace(found.file, found.offset + address - found.start)
-        self.refresh()
+        if self._generation.read() != self._read_at:
+            self.refresh()
         found = self._find(address)
+        if found is None or found.file not in self._loaded:
+            found = _find_line(System.read_all("/proc/self/maps"), address)
+            # A library may lie in a memfd. Other memory holds images as the heap does.
+            if found is not None and found.file not in self._loaded and _is_memory(found):
+                found = None
         if found is None:
             return None
         return MappedPlace(found.file, found.offset + address - found.start)
@@ -167,10 +191,7 @@ class Mappings:
         generation = self._generation.read()
         found = parse_maps(System.read_all("/proc/self/maps"))
         self._loaded = frozenset(m.file for m in found if m.executable)
-        # A library may lie in a memfd. Other memory holds images as the heap does.
-        self._mappings = tuple(
-            m for m in found if m.file in self._loaded or not _MEMORY.fullmatch(m.path)
-        )
+        self._mappings = tuple(m for m in found if m.file in self._loaded)
         self._starts = [m.start for m in self._mappings]
         self._read_at = generation
 

@@ -88,7 +88,7 @@ def verify_program(
             return status or 1
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
-    elif not run.plan_files() and settings.cpu and run.has_pages:
+    elif settings.cpu and run.has_pages and not run.plan_files() and not run.is_unlocated:
         return _prove_only_pages(run, program, settings, None)
     run.hold()
     verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)

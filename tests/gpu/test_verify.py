@@ -358,6 +358,14 @@ def test_an_original_behind_the_redirects_back(project: Project, fault: PlantedF
     assert "NOT PROVED" in out
 
 
+def test_cpu_code_of_the_driver_that_a_round_itself_needs_stays(project: Project) -> None:
+    flags = "--negativa", "--negativa-cpu", "--negativa-verify"
+    out = project.pytest(*flags, "-k", "test_kernel")
+    assert "Segmentation fault" not in out
+    assert "no test needs" in out
+    assert project.verdict["proved"]
+
+
 @pytest.mark.planted_fault(
     "no test of the proof uses the GPU", says="no test was seen to use the GPU"
 )

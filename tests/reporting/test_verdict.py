@@ -97,3 +97,18 @@ def test_a_distribution_without_unused_files_has_no_line() -> None:
     name = "some-kernels (files)"
     assert f"{name}: opened while the tests ran on the copies, so kept: k/a.cubin" in shown
     assert "others" not in shown
+
+
+def test_what_several_libraries_share_is_said_once() -> None:
+    verdict = proved("element", 0)
+    [library] = verdict.libraries
+    held = "process 5 (server) had the original open"
+    rows = [replace(library, path=f"/lib/lib{name}.so", notes=(held,)) for name in "abcd"]
+    other = replace(library, path="/lib/e.so", detail="a test copied it")
+
+    shown = "\n".join(render_verdict(replace(verdict, libraries=(*rows, other)), DEFAULTS.reports))
+
+    assert [line for line in shown.splitlines() if "process 5" in line] == [
+        f"liba.so, libb.so, libc.so and 1 more: {held}"
+    ]
+    assert "\ne.so: a test copied it\n" in shown

@@ -397,3 +397,11 @@ def test_a_program_that_ends_otherwise(tmp_path: Path, fault: PlantedFault) -> N
     project.write("negativa.yaml", "thresholds: {max_gpu_code: {'*': 67200}}\n")
     assert "\nPROVED" in project.negativa("verify").stdout
     fault.check(project.negativa("verify", status=1, FAULT="exit").stdout)
+
+
+def test_a_program_whose_gpu_code_is_not_located(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", "")
+    project.write("program.py", PROGRAM)
+    project.negativa("trace", "--cpu", "--", sys.executable, "program.py")
+    done = project.negativa("verify", "--cpu", status=1)
+    assert "no plans here; make them with negativa locate" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -55,6 +56,33 @@ def test_an_address_in_a_library_is_a_file_offset(tmp_path: Path) -> None:
     assert not mappings.new_libraries()
     assert mappings.find(id(mappings)) is None
     assert mappings.find(8) is None
+
+
+def test_each_address_is_found_in_the_mappings_of_now(tmp_path: Path) -> None:
+    mappings = Mappings()
+    mappings.refresh()
+    image = tmp_path / "image.cubin"
+    image.write_bytes(bytes(3 * mmap.PAGESIZE))
+    with image.open("rb") as file, open(os.memfd_create("heap"), "r+b") as memory:
+        memory.truncate(mmap.PAGESIZE)
+        size = 3 * mmap.PAGESIZE
+        mapped = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        heap = mmap.mmap(memory.fileno(), 0)
+        holder = (ctypes.c_char * mmap.PAGESIZE).from_buffer(heap)
+        lines = parse_maps(Path("/proc/self/maps").read_bytes())
+        assert str(image) in {line.path for line in lines}
+        for line in lines:
+            for address in (line.start, (line.start + line.end) // 2, line.end - 1):
+                found = mappings.find(address)
+                if line.path.startswith("/memfd:"):
+                    assert found is None
+                else:
+                    assert found == (line.file, line.offset + address - line.start)
+        assert mappings.find(ctypes.addressof(holder)) is None
+        mapped.close()
+        assert all(mappings.find(m.start) is None for m in lines if m.path == str(image))
+        del holder
+        heap.close()
 
 
 def test_build_ids_are_those_of_readelf() -> None:
