@@ -12,6 +12,7 @@ import inspect
 import itertools
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -309,6 +310,18 @@ def generate_planted_faults() -> Iterator[str]:
         )
 
 
+def generate_witnesses() -> Iterator[str]:
+    """What each witness catches of the faults in the recorded attempts."""
+    root = str(Path(__file__).parents[1])
+    sys.path.insert(0, root)
+    try:
+        from tests.support.witnesses import count_faults
+    finally:
+        sys.path.remove(root)
+    heads = ("witness", "catches", "it alone")
+    yield _table(heads, (tuple(map(str, row)) for row in count_faults()))
+
+
 class PlantedFault(NamedTuple):
     """A fault that a test plants; see tests/support/faults.py."""
 
@@ -376,4 +389,5 @@ GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
     "api": generate_api,
     "versions": generate_versions,
     "planted-faults": generate_planted_faults,
+    "witnesses": generate_witnesses,
 }

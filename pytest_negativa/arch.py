@@ -70,28 +70,13 @@ class ComputeCapability:
 
 
 _KNOWN = (
-    "2.0 2.1 3.0 3.2 3.5 3.7 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.8 8.9 9.0 10.0 10.1 "
+    "3.0 3.2 3.5 3.7 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.8 8.9 9.0 10.0 10.1 "
     "10.3 11.0 12.0 12.1"
 )
 KNOWN_DEVICES = frozenset(
     ComputeCapability(*map(int, capability.split("."))) for capability in _KNOWN.split()
 )
-"""Compute capabilities of devices. Source: the manuals of nvcc 8 to 13, "GPU Feature List"."""
-
-OLDEST_DEVICES: Mapping[int, ComputeCapability] = MappingProxyType(
-    {
-        9: ComputeCapability(3, 0),
-        10: ComputeCapability(3, 0),
-        11: ComputeCapability(3, 5),
-        12: ComputeCapability(5, 0),
-        13: ComputeCapability(7, 5),
-    }
-)
-"""By major version of CUDA: the oldest device that its nvcc compiles for.
-
-Later devices than those it knows can load what it compiles, if there is PTX. Source: the release
-notes of CUDA 9.0, 11.0, 12.0 and 13.0, "Deprecated Features".
-"""
+"""Compute capabilities of devices. Source: the manuals of nvcc 9 to 13, "GPU Feature List"."""
 
 
 @functools.total_ordering
@@ -201,7 +186,7 @@ GPUS: Mapping[str, str] = MappingProxyType(
 Names that two capabilities share are left out.
 """
 
-_OLDEST = max(OLDEST_DEVICES.values())
+_OLDEST = ComputeCapability(7, 5)  # of CUDA 13
 ALL_MAJOR = tuple(
     SmArch(device.major, device.minor)
     for device in sorted(KNOWN_DEVICES)

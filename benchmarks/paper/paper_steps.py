@@ -16,9 +16,11 @@ from msgspec.structs import replace
 from paper_catalog import Workload
 from paper_records import FUNCTIONS, PAGES, RESULTS, USED_KERNELS, Step, write_json
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.hostcode.functions import function_starts, functions_within
 from pytest_negativa.hostcode.gather import require_usage
-from pytest_negativa.hostcode.summary import summarize, touched_functions
+from pytest_negativa.hostcode.summary import open_traced, summarize, unwatched_or_touched
+from pytest_negativa.models.hostcode import HostLibrary
 from pytest_negativa.models.measurement import Loading
 from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import RunsFolder
@@ -103,8 +105,9 @@ class Runner:
             usage = require_usage(RunsFolder(folder).find())
             names = {library.sha256: Path(library.paths[0]).name for library in usage.libraries}
             functions: dict[str, list[int]] = {}
-            for digest, address in touched_functions(usage):
-                functions.setdefault(names[digest], []).append(address)
+            for library in usage.libraries:
+                if library.unwatched is None and (found := _touched_functions(library)):
+                    functions.setdefault(names[library.sha256], []).extend(found)
             write_json(self._results / PAGES, summarize(usage))
             (self._results / FUNCTIONS).write_bytes(msgspec.json.encode(functions))
 
@@ -209,3 +212,15 @@ def _last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
     told = [line.strip() for line in lines if line.strip()]
     return " / ".join(told[-_TAIL_LINES:])[-_TAIL_LENGTH:] if told else "no output"
+
+
+def _touched_functions(library: HostLibrary) -> list[int]:
+    """The addresses of the functions on touched pages."""
+    with (
+        contextlib.suppress(FormatError),
+        open_traced(library.paths, library.size, library.build_id) as (source, elf),
+    ):
+        if (starts := function_starts(source, elf)) is not None:
+            ranges = functions_within(starts, unwatched_or_touched(elf, library))
+            return [starts[number] for numbers in ranges for number in numbers]
+    return []

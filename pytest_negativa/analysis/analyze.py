@@ -289,7 +289,7 @@ class _Analyzer:
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
                 return warning.text
-        return self._usage.why_unended()
+        return next(self._usage.why_unended(), None)
 
     def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
         images = [
@@ -329,15 +329,7 @@ class _Analyzer:
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
             self._match_kernel_globs(library.library_map)
-        kernels = (
-            shown
-            for library in analyzed
-            for name in library.library_map.names
-            for shown in (name, demangle(name))
-        )
-        yield from unmatched_globs(
-            self._settings, "keep.kernels", self._kernel_globs.matched, kernels
-        )
+        yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
 
     def _match_kernel_globs(self, library_map: LibraryMap) -> None:
         if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:

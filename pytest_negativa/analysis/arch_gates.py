@@ -12,7 +12,7 @@ from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.installed.libraries import LibrarySet
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Section
-from pytest_negativa.models.summary import DeadCode, LibrarySummary, LoadableCode
+from pytest_negativa.models.summary import LibrarySummary, LoadableCode
 
 Inspected = tuple[LibrarySet, tuple[MappedLibrary, ...]]
 """What an argument stands for, and what was read of it."""
@@ -55,33 +55,31 @@ def missing_archs(
                     )
 
 
-def dead_code(inspected: Sequence[Inspected]) -> tuple[DeadCode, ...]:
-    """The code that no device of the summaries loads, by distribution; the most dead first."""
+def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]:
+    """Distributions with more code for other GPUs than a limit in percent; arguments without code.
+
+    The GPUs are those of the summaries. The distribution with the most such code is first.
+    """
     # importlib.metadata takes 20 ms to import.
     from pytest_negativa.installed.sites import Places
 
-    places = Places()
-    groups: dict[str | None, list[LibrarySummary]] = defaultdict(list)
-    unique = {
-        summary.path: (summary, libraries.distribution)
-        for libraries, mapped in inspected
-        for summary in _loaded(mapped)
-    }
-    for path, (summary, name) in unique.items():
-        if name is None and (place := places.of(path)).distribution:
-            name = f"{place.distribution} {place.version}"
-        groups[name].append(summary)
-    rows = [_dead_of(name, summaries) for name, summaries in groups.items()]
-    return tuple(sorted(rows, key=lambda row: -row.dead_bytes))
-
-
-def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]:
-    """Which distributions have more dead code than a limit in percent, which arguments no code."""
     yield from _unchecked(inspected, "--max-dead")
-    for row in dead_code(inspected):
-        if row.percent > limit:
+    places = Places()
+    groups: dict[str | None, dict[str, LibrarySummary]] = defaultdict(dict)
+    for libraries, mapped in inspected:
+        for summary in _loaded(mapped):
+            name = libraries.distribution
+            if name is None and (place := places.of(summary.path)).distribution:
+                name = f"{place.distribution} {place.version}"
+            groups[name][summary.path] = summary
+    sizes = {
+        name: (sum(s.dead_bytes for s in group.values()), sum(s.code_bytes for s in group.values()))
+        for name, group in groups.items()
+    }
+    for name, (dead, code) in sorted(sizes.items(), key=lambda item: -item[1][0]):
+        if code and (share := 100 * dead / code) > limit:
             yield (
-                f"{row.distribution or 'libraries of no distribution'}: {row.percent:.1f}% of the "
+                f"{name or 'libraries of no distribution'}: {share:.1f}% of the "
                 f"GPU code is for other GPUs, more than {limit:g}%"
             )
 
@@ -142,16 +140,6 @@ def _with_code(mapped_libraries: Sequence[MappedLibrary]) -> list[MappedLibrary]
 def _loads_nothing(found: Sequence[MappedLibrary]) -> bool:
     """Whether devices load no file of these: a gate that checks nothing must not pass."""
     return not _loaded(found) and not any(m.error for m in found)
-
-
-def _dead_of(name: str | None, summaries: Sequence[LibrarySummary]) -> DeadCode:
-    return DeadCode(
-        distribution=name,
-        libraries=len(summaries),
-        code_bytes=sum(s.code_bytes for s in summaries),
-        dead_bytes=sum(s.dead_bytes for s in summaries),
-        dead_ptx_bytes=sum(s.dead_ptx_bytes for s in summaries),
-    )
 
 
 def _archs_of(library_map: LibraryMap, device: ComputeCapability) -> str:

@@ -125,17 +125,12 @@ def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:
 
 def _total(changes: Iterable[LibraryChange]) -> LibraryChange:
     found = tuple(changes)
-
-    def add(sides: Iterable[Change]) -> Change:
-        pairs = tuple(sides)
-        return Change(sum(p.before or 0 for p in pairs), sum(p.after or 0 for p in pairs))
-
     return LibraryChange(
         name="all libraries",
         versions=(None, None),
-        code=add(one.code for one in found),
-        unused=add(one.unused for one in found),
-        size=add(one.size for one in found),
+        code=Change.total(one.code for one in found),
+        unused=Change.total(one.unused for one in found),
+        size=Change.total(one.size for one in found),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.results import load_healed
@@ -30,12 +29,6 @@ from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
 _FETCHED_AT_A_TIME = 8
-_REPEATED = "given twice, for other runs have all of its traces: {}"
-_SILENT = "no process used GPU code: {}"
-_FOREIGN = (
-    "of another machine, for no library whose GPU code was used is here: {}; tell where the "
-    "libraries are with --path or paths in negativa.yaml"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +153,8 @@ def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
     return "; ".join(sorted(reasons)) or None
 
 
-def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[str, frozenset[str]]:
+def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
     """Copy the traces of all parts into a new run, which is marked as partial before.
-
-    Returns:
-        The names of the copies by part.
 
     Raises:
         StoreError: a trace can't be read, or a copy can't be written.
@@ -172,13 +162,9 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> dict[st
     target.make()
     # If this ends early, the run has some of the traces.
     target.mark_partial("negativa combine did not copy all traces")
-    return {
-        part.name: frozenset(
+    for part in parts:
+        for trace in part.traces:
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)
-            for trace in part.traces
-        )
-        for part in parts
-    }
 
 
 def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
@@ -212,66 +198,4 @@ def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan,
 
 def is_used_here(usage: Usage) -> bool:
     """Whether GPU code was used of a library that is on this machine."""
-    return any(used.images and _is_here(used) for used in usage.libraries)
-
-
-def _is_here(used: LibraryUsage) -> bool:
-    return Path(used.library.path).exists()
-
-
-def describe_parts(usage: Usage, copies: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Name the parts that add nothing, used no GPU code, or are of other machines.
-
-    Args:
-        usage: of all parts.
-        copies: names of traces by part, see ``copy_traces``.
-    """
-    loading = {number for use in usage.iter_images() for number in use.processes}
-    here, elsewhere = (
-        {
-            number
-            for used in usage.libraries
-            if _is_here(used) is is_here
-            for image in used.images
-            for number in image.processes
-        }
-        for is_here in (True, False)
-    )
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    known: set[str] = set()
-    numbers = {process.trace: number for number, process in enumerate(usage.processes)}
-    for name, traces in copies.items():
-        if traces and known.issuperset(traces):
-            found[_REPEATED].append(name)
-        known.update(traces)
-        processes = {numbers[trace] for trace in traces if trace in numbers}
-        if not processes & loading:
-            found[_SILENT].append(name)
-        elif processes & elsewhere and not processes & here:
-            found[_FOREIGN].append(name)
-    for text in (_REPEATED, _SILENT, _FOREIGN):
-        if names := found[text]:
-            yield text.format(format_names(sorted(names)))
-
-
-def describe_conflicts(usage: Usage) -> Iterator[str]:
-    """Name the paths at which runs had different libraries with used GPU code."""
-    at_path: defaultdict[str, list[LibraryUsage]] = defaultdict(list)
-    for used in usage.libraries:
-        if used.library.size is not None:
-            at_path[used.library.path].append(used)
-    for path, found in at_path.items():
-        contents: defaultdict[str, set[str]] = defaultdict(set)
-        hashed = {(u.library.size, u.library.build_id) for u in found if u.library.sha256}
-        for used in found:
-            library = used.library
-            if library.sha256 is None and (library.size, library.build_id) in hashed:
-                continue
-            known = library.sha256 or library.build_id or "unknown"
-            runs = {usage.processes[number].header.run_id for number in used.processes}
-            contents[f"{library.size:,} bytes ({known[:12]})"] |= runs
-        if len(contents) > 1 and any(used.images for used in found):
-            rows = "; ".join(
-                f"{what} in {format_names(sorted(runs))}" for what, runs in sorted(contents.items())
-            )
-            yield f"{path}: {len(contents)} different libraries: {rows}"
+    return any(used.images and Path(used.library.path).exists() for used in usage.libraries)

@@ -22,7 +22,6 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.trace import Role
 from pytest_negativa.processes import redirect
 from pytest_negativa.rewriting.layout import FICLONE
-from pytest_negativa.slimming.replace import is_overlay
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import find_cupti
 from pytest_negativa.tracing.start import start_tracing
@@ -114,8 +113,6 @@ def _has_guard_pages() -> bool:
 
 def _traits(folder: Path) -> Iterator[str]:
     """Traits of a folder's file system that matter to copies and to slimming."""
-    if is_overlay(folder):
-        yield "overlay"
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         yield "noexec: no library can be loaded from here"
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from pytest_negativa.analysis.arch_gates import dead_code, is_checked, what_devices_load
+from pytest_negativa.analysis.arch_gates import is_checked, what_devices_load
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
@@ -23,8 +23,9 @@ from pytest_negativa.storage.records import encode_hook, utf8
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache
 
-JSON_VERSION = 2
-"""Of the JSON output. History: 1 had one device in each summary, 2 has a list."""
+JSON_VERSION = 3
+"""Of the JSON output. History: 3 has no code by distribution; 2 has a list of
+devices in each summary; 1 is the first."""
 
 _NO_LIBRARIES = '"libraries": []'
 
@@ -48,12 +49,6 @@ class InspectionRequest:
     top: int = 0
     demangled: bool = False
     required: tuple[ComputeCapability, ...] = ()
-    dead: bool = False
-
-    @property
-    def answers_alone(self) -> bool:
-        """Whether single questions are asked, which need no code unpacked."""
-        return self.dead or bool(self.required)
 
     @property
     def details(self) -> bool:
@@ -67,7 +62,7 @@ class InspectionRequest:
         return MapRequest(
             scope=(
                 Scope(headers_only=True)
-                if self.headers_only or (self.answers_alone and not self.kernels)
+                if self.headers_only
                 else Scope(devices=devices, calls=False)
             ),
             devices=self.devices,
@@ -209,7 +204,6 @@ def render_json(
         format_version=JSON_VERSION,
         libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
-        dead=dead_code(inspected) if request.dead else (),
     )
     data = msgspec.json.encode(document, enc_hook=encode_hook)
     begin, libraries, end = msgspec.json.format(data, indent=1).decode().partition(_NO_LIBRARIES)
@@ -228,14 +222,23 @@ def render_json(
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
     from pytest_negativa.reporting import inspection
+    from pytest_negativa.reporting.arch_gates import render_loadable
     from pytest_negativa.reporting.text import printable
 
-    if request.answers_alone:
-        yield from _render_answers(inspected, request)
+    if request.required:
+        maps = [
+            m.library_map
+            for s in inspected
+            for m in s.mapped
+            if m.library_map is not None and is_checked(s.libraries, m)
+        ]
+        yield from render_loadable(
+            {m.library.path: what_devices_load(m, request.required) for m in maps}
+        )
     for one in inspected:
         summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
         windows = one.libraries.windows
-        if request.answers_alone:
+        if request.required:
             pass
         elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
@@ -246,7 +249,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             yield inspection.set_report(
                 one.libraries.label,
                 [summary for summary, _ in summaries],
-                {s.path: removed for s, removed in summaries if removed is not None},
+                [removed for _, removed in summaries if removed is not None],
                 windows,
             )
         for mapped in one.mapped:
@@ -264,28 +267,6 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                     mapped.library_map, request.globs, request.top, demangled=request.demangled
                 )
                 yield "\n".join(lines)
-
-
-def _render_answers(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
-    from pytest_negativa.reporting import arch_gates
-
-    summaries = {
-        m.summary.path: m.summary
-        for s in inspected
-        for m in s.mapped
-        if m.summary is not None and m.summary.sections and not m.summary.file_kind.is_link_time
-    }
-    if request.required:
-        maps = [
-            m.library_map
-            for s in inspected
-            for m in s.mapped
-            if m.library_map is not None and is_checked(s.libraries, m)
-        ]
-        loadable = {m.library.path: what_devices_load(m, request.required) for m in maps}
-        yield from arch_gates.render_loadable(loadable)
-    if request.dead:
-        yield from arch_gates.render_dead(tuple(summaries.values()), dead_code(inspected))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

@@ -36,6 +36,7 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings, SourceKind
+from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_line
@@ -198,17 +199,6 @@ def _can_be_replaced(path: Path | Url) -> bool:
     return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
 
 
-def killed_process(usage: Usage) -> str | None:
-    """The process that a signal ended, in words; None if each process ended by itself.
-
-    A test may kill a child process, so the children of the session don't count.
-    """
-    for process in usage.processes:
-        if not process.ended and process.header.role.runs_tests:
-            return f"process {process.header.pid} did not end by itself"
-    return None
-
-
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
     """Uses in the complete trace that are not in the report's trace."""
     known = _describe_uses(reported)
@@ -235,6 +225,11 @@ def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
         for library in usage.libraries
         for image in library.images
         for offset in image.prelinked
+    }
+    uses |= {
+        (library.library.path, page): f"code in {library.library.path}"
+        for library in usage.libraries
+        for page in library.touched
     }
     for name, place, image in images:
         if image.whole:
@@ -293,6 +288,22 @@ def build_report(
         compared=checked.lines,
         part=part,
         unchecked=analysis.unchecked,
+        watched_bytes=_watched_bytes(analysis),
+    )
+
+
+def _watched_bytes(analysis: Analysis) -> int:
+    untouched = {used.library.path: used.untouched for used in analysis.usage.libraries}
+    unused = (
+        (one.plan.library.path, d.start, d.end)
+        for one in analysis.libraries
+        for d in one.plan.decisions
+        if not d.kept
+    )
+    return size(
+        watched
+        for path, start, end in unused
+        for watched in intersection([(start, end)], untouched.get(path, ()))
     )
 
 
@@ -350,14 +361,13 @@ def _replay_line(usage: Usage) -> str | None:
 def _not_covered(analysis: Analysis) -> Iterator[str]:
     usage = analysis.usage
     yield from dict.fromkeys(warning.text for warning in usage.incomplete)
-    for process in usage.processes:
-        # A child that is gone lost nothing: merging names those that did.
-        if not process.ended and process.header.role.runs_tests:
-            name = process.header.worker or process.header.role.value
-            yield (
-                f"process {process.header.pid} ({name}) did not end by itself; what it had "
-                "done until then is in the trace"
-            )
+    # A child that is gone lost nothing: merging names those that did.
+    for process in usage.unended():
+        name = process.header.worker or process.header.role.value
+        yield (
+            f"process {process.header.pid} ({name}) did not end by itself; what it had "
+            "done until then is in the trace"
+        )
     yield from analysis.unreadable
 
 

@@ -58,10 +58,7 @@ def _incomplete_reasons(usage: Usage) -> Iterator[str]:
         # The plan is complete all the same, for its proof ran the children, too.
         if warning.code == CHILDREN_UNTRACED:
             yield warning.text
-    for process in usage.processes:
-        # Tests may kill their children. The traces of these tell what they had loaded.
-        if not process.ended and process.header.role.runs_tests:
-            yield f"the trace of process {process.header.pid} has no end"
+    yield from usage.why_unended()
 
 
 def _why_unplanned(path: Path) -> str | None:

@@ -31,10 +31,9 @@ from pytest_negativa.models.vex import OPENVEX, Vulnerability, VulnerableCode
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
-from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
-from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of, soname_of
+from pytest_negativa.slimming.tree import digest_of, soname_of
 from pytest_negativa.spare.note import Note
 
 _LACKS = "The file has none of the code that the list names."
@@ -63,7 +62,6 @@ class _Library(NamedTuple):
     path: Path
     names: tuple[LibraryNames, ...]
     original_sha256: str | None
-    spares: str | None
 
     def matches(self, glob: str) -> bool:
         """Whether one of its hard links does."""
@@ -105,7 +103,7 @@ class Libraries:
                 kept = entry.original if entry is not None else None
                 if kept is not None:
                     self._originals = (*self._originals, Path(kept))
-                self._libraries.append(_Library(path, names, digest, _sent_to(path)))
+                self._libraries.append(_Library(path, names, digest))
 
     def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
         """What is known of each library that a vulnerability is said to be in.
@@ -140,7 +138,7 @@ class Libraries:
                 return
             note = note_of(path)
             sha256 = library.original_sha256 if note is None else note.original.hex()
-            if note is not None and (spare := self._why_in_reach(path, note, library)):
+            if note is not None and (spare := self._why_in_reach(path, note)):
                 yield spare
                 return
             original = self._original(sha256, path.name)
@@ -160,10 +158,8 @@ class Libraries:
             except FormatError as e:
                 yield f"it can't be read: {e.problem}"
 
-    def _why_in_reach(self, path: Path, note: Note, library: _Library) -> str | None:
+    def _why_in_reach(self, path: Path, note: Note) -> str | None:
         """What to say if the spare of a library is in reach, or may be."""
-        if library.spares is not None:
-            return f"its spare is at {library.spares}, and gives the code back"
         places = [Path(folder, note.spare_name) for folder in spare_folders(path, note)]
         if (elsewhere := self._spares.get(note.spare_name)) is not None:
             places.append(elsewhere)
@@ -247,12 +243,6 @@ def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
 
 def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
-
-
-def _sent_to(path: Path) -> str | None:
-    """The URL that has a library's spare, as a manifest around the library says."""
-    folders = (folder for folder in path.parents if (folder / MANIFEST_NAME).is_file())
-    return next(filter(None, (load_manifest(folder).spares for folder in folders)), None)
 
 
 def _why_unknown(left: LibraryMap) -> str | None:

@@ -116,7 +116,7 @@ def _combine(
         return
     warn_of_hooks([part.run for part in parts])
     healed = healed_at(paths, parts)
-    copies = copy_traces(parts, run, paths)
+    copy_traces(parts, run, paths)
     runs = [part.run for part in parts]
     combine_pages(run, runs, paths)
     combine_opened(run, runs)
@@ -134,6 +134,6 @@ def _combine(
         settings,
         executor,
         failure="; ".join(failed) or None,
-        copies=copies,
         healed=healed,
+        parts=runs,
     )

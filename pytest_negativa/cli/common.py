@@ -39,12 +39,19 @@ PASS_ON = {"allow_interspersed_args": False}
 
 
 class PathOrUrl(click.Path):
-    """A path, or the URL of a file."""
+    """A lock: its path, or its URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return Url(value) if is_url(value) else super().convert(value, param, ctx)
+        if is_url(value):
+            return Url(value)
+        if self.exists and not os.path.lexists(value):
+            self.fail(
+                f"{value}: no such lock; negativa lock writes one of a proved run", param, ctx
+            )
+        return super().convert(value, param, ctx)
 
 
+LOCK_FILE = PathOrUrl(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option(
     "--jobs",
@@ -212,12 +219,16 @@ def show(text: str) -> None:
     click.echo(fit(text))
 
 
-def answer(record: object, paragraphs: Iterable[str], *, as_json: bool) -> None:
-    """Print a record: as JSON, or in paragraphs for people."""
+def answer(
+    record: object, paragraphs: Iterable[str], *, as_json: bool, then: Run | str | None = None
+) -> None:
+    """Print a record: as JSON, or in paragraphs for people, which end with the next command."""
     if as_json:
         click.echo(encode_json(record), nl=False)
-    else:
-        show("\n\n".join(paragraphs))
+        return
+    show("\n\n".join(paragraphs))
+    if then is not None:
+        say_next(then)
 
 
 def say_next(after: Run | str) -> None:
@@ -225,6 +236,11 @@ def say_next(after: Run | str) -> None:
     from pytest_negativa.reporting.next_command import next_line
 
     click.echo(printable(next_line(after)), err=True)
+
+
+def slim_by(lock: str | Path | Url) -> str:
+    """The command that comes after a look at a lock."""
+    return f"negativa slim --lock {shlex.quote(str(lock))} --spare spares"
 
 
 def note_unopened(folder: Path) -> None:

@@ -28,9 +28,9 @@ from pytest_negativa.cli.common import (
     EXECUTOR,
     EXIT_FAILED,
     JOBS,
+    LOCK_FILE,
     MATCH,
     NO_CACHE,
-    PathOrUrl,
     active_paths,
     arch_option,
     as_json_option,
@@ -59,12 +59,11 @@ _ROWS = 20
     "required",
     "Fail (exit 1) unless each library has some code for each of these archs.",
 )
-@click.option("--dead", is_flag=True, help="Show the GPU code for other GPUs than those of --arch.")
 @click.option(
     "--max-dead",
     metavar="PERCENT",
     callback=parsed(read_percent),
-    help="Fail (exit 1) if more of a distribution is so (with --dead).",
+    help="Fail (exit 1) if more of a distribution is for other GPUs than --arch.",
 )
 @arch_option(
     "--only-arch",
@@ -91,7 +90,7 @@ _ROWS = 20
 @click.option("--run", metavar="RUN", help="Show what this run loaded and leaves unused.")
 @click.option(
     "--lock",
-    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    type=LOCK_FILE,
     metavar="FILE|URL",
     help="Show what the libraries of this lock file need.",
 )
@@ -103,7 +102,6 @@ def inspect(
     libraries: tuple[str, ...],
     devices: tuple[ComputeCapability, ...],
     required: tuple[ComputeCapability, ...],
-    dead: bool,
     max_dead: float | None,
     only: tuple[ComputeCapability, ...],
     max_size: int | None,
@@ -140,9 +138,8 @@ def inspect(
     then calls code for other GPUs slimmable; without it, the devices are those of the
     run or the lock. The JSON has the schema packages.
 
-    With --require-arch or --dead, the command answers these questions alone. It unpacks no code.
-    The table of --require-arch counts the regions without code for an arch: libraries may have
-    regions for other GPUs alone. --only-arch and --max-size read headers alone, too.
+    Gates read headers alone. With --require-arch, a table counts the regions without code for an
+    arch: libraries may have regions for other GPUs alone.
 
     Exit status: 0, or 1 if a library could not be read or a gate fails.
     """
@@ -152,7 +149,7 @@ def inspect(
             raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
         if (
             required
-            or dead
+            or max_dead is not None
             or only
             or max_size is not None
             or deps
@@ -171,34 +168,33 @@ def inspect(
             lock,
             devices,
             _ROWS if top is None else top,
+            _next(libraries, devices) if Path(libraries[0]).is_dir() else None,
             as_json=as_json,
             jobs=jobs,
             executor=executor,
             no_cache=no_cache,
         )
         return
-    if dead and not devices:
-        raise click.UsageError("--dead needs --arch, which names the deployed GPUs")
-    if max_dead is not None and not dead:
-        raise click.UsageError("--max-dead goes with --dead")
+    if max_dead is not None and not devices:
+        raise click.UsageError("--max-dead needs --arch, which names the deployed GPUs")
     if headers_only and kernels:
         raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
     if (globs or top or demangle) and not kernels:
         raise click.UsageError(
             "--match and --demangle go with --kernels; --top with --kernels or --packages"
         )
+    has_gates = bool(required or only) or max_size is not None or max_dead is not None
     request = InspectionRequest(
         arguments=libraries,
         devices=devices,
         with_dependencies=deps,
         kernels=kernels,
         elements=elements,
-        headers_only=headers_only or ((bool(only) or max_size is not None) and not kernels),
+        headers_only=headers_only or (has_gates and not kernels),
         globs=globs,
         top=top or 0,
         demangled=demangle,
         required=required,
-        dead=dead,
     )
     cache = None if no_cache else open_cache(settings_of().cache)
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
@@ -230,7 +226,7 @@ def inspect(
         click.get_current_context().exit(EXIT_FAILED)
     # An answer about one library or to a question needs no next step.
     about_folders = any(has_libraries) and all(map(os.path.isdir, libraries))
-    if about_folders and not (as_json or required or dead):
+    if about_folders and not (as_json or required):
         say_next(_next(libraries, devices))
 
 

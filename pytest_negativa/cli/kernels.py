@@ -103,7 +103,10 @@ def _launches(run: Run, test: str) -> tuple[Mapping[str, KernelRun], str]:
     usage = usage_of(run)
     launches = kernels_of_test(usage, test)
     if launches is None:
-        raise click.BadParameter(f"{test!r} is no test that used the GPU", param_hint="--test")
+        raise click.BadParameter(
+            f"{test!r} is no test that used the GPU; negativa tests lists those",
+            param_hint="--test",
+        )
     return launches, "run" if usage.launches else "used first"
 
 

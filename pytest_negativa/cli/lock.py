@@ -16,6 +16,7 @@ from pytest_negativa.cli.common import (
     runs_of,
     say_next,
     settings_of,
+    slim_by,
 )
 from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import StoreError
@@ -151,11 +152,7 @@ def lock(
     for row in (*made.left_out, *(row for row in of_files if isinstance(row, LeftOut))):
         click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     show_proof(made)
-    _say_slim(output)
-
-
-def _say_slim(lock: Path | Url) -> None:
-    say_next(f"negativa slim --lock {lock} --spare spares")
+    say_next(slim_by(output))
 
 
 def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
@@ -172,7 +169,7 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
             f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
             "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
         )
-    _say_slim(path)
+    say_next(slim_by(path))
 
 
 def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
@@ -192,4 +189,4 @@ def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) 
         click.echo(f"{printable(name)}: keeps {kept}")
     if not (done.added or done.files):
         click.echo(printable(f"{path}: nothing of what it removes was used"))
-    _say_slim(path)
+    say_next(slim_by(path))

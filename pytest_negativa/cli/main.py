@@ -159,7 +159,11 @@ def _refuse(error: click.UsageError) -> int:
         from pytest_negativa.reporting.text import print_error
 
         path = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
-        print_error(f"{error.format_message().rstrip('.')}{path}")
+        message = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption):
+            near = did_you_mean(error.option_name, error.possibilities or (), at_least=0.75)
+            message = f"No such option {error.option_name!r}{near}"
+        print_error(f"{message}{path}")
     return error.exit_code
 
 

@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     print_variables,
     settings_of,
 )
+from pytest_negativa.cli.slim_output import LOCK, typed
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
 from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.reporting.misses import render_misses
@@ -88,7 +89,12 @@ def misses(
     folders = folders or active_paths()
     with ByteProgress("reading logs and libraries"):
         report = report_misses(read_misses(places), folders)
-    answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json)
+    then = f"negativa slim check {typed(folders)}"
+    if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
+        added = " ".join(f"--add-misses {typed([log])}" for log in places)
+        then = f"negativa lock {added} {typed(folders)}"
+    paragraphs = render_misses(report.rows, top=settings.reports.top)
+    answer(report, paragraphs, as_json=as_json, then=then)
 
 
 def _default_logs() -> tuple[Path, ...]:

@@ -12,11 +12,10 @@ import click
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
+    answer,
     as_json_option,
-    encode_json,
     run_of,
     settings_of,
-    show,
 )
 from pytest_negativa.cli.plan_run import warn_of_hooks
 from pytest_negativa.cli.run_facts import recorded_tests, require_launches, usage_of
@@ -26,12 +25,11 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.planning.by_tests import usage_of_tests
 from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
 from pytest_negativa.reporting.needs import render_needs
-from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.outcomes import copy_outcomes
 from pytest_negativa.storage.results import load_healed, load_opened, load_plans
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 
 @click.command()
@@ -92,8 +90,7 @@ def needs(
         libraries=_needed([one.plan for one in part.libraries if not one.plan.is_files], plans),
         plan=None if new is None else str(new),
     )
-    if not as_json:
-        show("\n\n".join(render_needs(listing)))
+    then: Run | str = "the same command with --plan" if usage.replay is None else run
     if new is not None:
         warn_of_hooks([run])
         words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
@@ -105,10 +102,8 @@ def needs(
         words += nodeids
         words += ["-m", markers] if markers else []
         words += ["-k", keywords] if keywords else []
-        if not as_json:
-            click.echo("\n" + printable(f"Plan in {new}. Prove it: {shlex.join(words)}"))
-    if as_json:
-        click.echo(encode_json(listing), nl=False)
+        then = shlex.join(words)
+    answer(listing, render_needs(listing), as_json=as_json, then=then)
 
 
 def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[NeededLibrary, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from pytest_negativa.cli.common import (
     note_unopened,
     runs_of,
     settings_of,
+    slim_by,
     workers_for,
 )
 from pytest_negativa.gpucode.cache import open_cache
@@ -35,18 +37,25 @@ def show_packages(
     lock: Path | Url | None,
     devices: tuple[ComputeCapability, ...],
     top: int,
+    then: str | None,
     *,
     as_json: bool,
     jobs: int | None,
     executor: str | None,
     no_cache: bool,
 ) -> None:
-    """Show the GPU code in a file tree by package, and what a suite needs."""
+    """Show the GPU code in a file tree by package, and what a suite needs.
+
+    Args:
+        then: the next command, without a run or a lock.
+    """
     settings = settings_of()
     suite = None
     if run is not None:
+        then = f"negativa report {shlex.quote(run)}"
         suite = load_suite(runs_of(settings).find(run))
     elif lock is not None:
+        then = slim_by(lock)
         suite = suite_of_lock(load_lock(lock))
     with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
         report = report_image(
@@ -57,7 +66,8 @@ def show_packages(
             workers,
             progress.update,
         )
-    answer(report, render_image_report(report, top), as_json=as_json)
+    then = then if report.libraries and not report.unreadable else None
+    answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
     for error in report.unreadable[:_MOST_ERRORS]:

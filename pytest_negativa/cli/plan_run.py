@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from pytest_negativa.analysis.combine import (
     at_all_paths,
-    describe_conflicts,
-    describe_parts,
     is_used_here,
 )
-from pytest_negativa.analysis.report import killed_process, plan_run
+from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     fail_for_limits,
     say_next,
     workers_for,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import ByteProgress
-from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.results import load_plans, save_healed
 from pytest_negativa.storage.runs import Run
@@ -53,8 +52,8 @@ def plan_and_report(
     *,
     failure: str | None,
     status: int = 0,
-    copies: Mapping[str, Collection[str]] | None = None,
-    healed: Sequence[NeededSpan] = (),
+    healed: Sequence[NeededSpan] | None = None,
+    parts: Sequence[Run] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
 
@@ -62,13 +61,14 @@ def plan_and_report(
         executor: of ``--executor``.
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
-        copies: of a combined run the names of the traces by part; None for another run.
-        healed: of a combined run what healing gave back in its parts.
+        healed: what healing gave back in the parts of a combined run; None for another run.
+        parts: of a combined run.
     """
     with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
-        usage = merge_when_ended(lambda: traces)
-        failure = failure or killed_process(usage)
-        latest = copies is None or is_used_here(usage)
+        usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
+        killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
+        failure = failure or next(killed, None)
+        latest = healed is None or is_used_here(usage)
         if healed:
             save_healed(run, at_all_paths(healed, usage), ())
         contents = plan_run(
@@ -81,11 +81,11 @@ def plan_and_report(
             on_done=progress.update,
         )
         run.mark_complete()
-    for text in (*describe_parts(usage, copies), *describe_conflicts(usage)) if copies else ():
-        print_warning(text)
     if not latest:
-        told = f"{run} is not the last run: no library is here whose GPU code was used"
-        click.echo(printable(told))
+        print_warning(
+            f"{run} is not the last run: no library is here whose GPU code was used; name the "
+            "folders of the libraries with --path or paths in negativa.yaml"
+        )
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
         if failure is None:

@@ -60,7 +60,7 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
         flags[_FORMATS.dest] = types
     settings = settings_of(flags)
     if named:
-        near = did_you_mean(named[0], REPORT_FORMATS)
+        near = did_you_mean(named[0], REPORT_FORMATS) or f" ({', '.join(REPORT_FORMATS)})"
         run = runs_of(settings).find(named[0], f", and no such type of report{near}")
     else:
         run = run_of(settings)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import as_json_option, encode_json, runs_of, settings_of
+from pytest_negativa.cli.common import answer, as_json_option, runs_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.listing import LISTING_VERSION, RunList, RunRow
 from pytest_negativa.reporting.tables import format_table
@@ -38,19 +38,18 @@ def list_runs(as_json: bool) -> None:
         runs=tuple(map(_row, folder.runs())),
         copies_size=_size(folder.copies) if folder.copies.is_dir() else None,
     )
-    if as_json:
-        click.echo(encode_json(listing), nl=False)
-        return
-    if not listing.runs:
-        click.echo(printable(f"no traced run in {folder.folder}"))
-        return
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
         for row in listing.runs
     ]
-    click.echo(format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=()))
+    paragraphs = [printable(f"no traced run in {folder.folder}")]
+    if rows:
+        headers = ("run", "", "state", "size")
+        paragraphs = [format_table("lllr", headers, rows, drop=(3, 1), names=())]
     if listing.copies_size is not None:
-        click.echo(f"\ncopies of libraries: {format_bytes(listing.copies_size)}")
+        paragraphs.append(f"copies of libraries: {format_bytes(listing.copies_size)}")
+    then = "negativa report" if rows else "pytest --negativa"
+    answer(listing, paragraphs, as_json=as_json, then=then)
 
 
 @runs.command()

@@ -14,7 +14,7 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    PathOrUrl,
+    LOCK_FILE,
     active_paths,
     as_json_option,
     interruptible,
@@ -100,7 +100,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--lock",
     "lock_file",
-    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    type=LOCK_FILE,
     metavar="FILE|URL",
     help=f"Read from this lock what stays. (default without --arch: {LOCK})",
 )
@@ -114,7 +114,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--force-arch",
     is_flag=True,
-    help="Take archs that this release or a library's CUDA does not know.",
+    help="Take archs that this release does not know.",
 )
 @click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --arch).")
 @click.option(
@@ -284,8 +284,8 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
 
     PATH is a folder or a library; by default, the active environment.
 
-    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed
-    or slim is at work there, or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
+    Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed,
+    or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     paths = paths or active_paths()
     with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
@@ -298,7 +298,6 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
         rows,
         "",
         as_json=as_json,
-        checked=True,
         require=require,
         nothing_done=reason,
         then=then,
@@ -336,6 +335,11 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
+            flags.no_way_back,
+            flags.keep_originals is None and (flags.spare is None or flags.strip_others),
+            "--no-way-back contradicts --spare and --keep-originals; leave one out",
+        ),
+        (
             flags.spare,
             not flags.no_strip,
             "--spare: symbol tables and debug information go into the spare with the code; leave "
@@ -363,7 +367,6 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         paths=flags.paths or active_paths(or_own=False),
         lock=_load_lock(flags.lock_file) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
-        force_archs=flags.force_arch,
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
         drop_never_loaded=flags.drop_never_loaded,

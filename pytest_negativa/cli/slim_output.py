@@ -13,7 +13,7 @@ from pytest_negativa.cli.common import encode_json, say_next, show
 from pytest_negativa.models.listing import LISTING_VERSION, SlimList
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
-from pytest_negativa.reporting.slimming import render_check, render_problems, render_rows
+from pytest_negativa.reporting.slimming import render_problems, render_rows
 from pytest_negativa.reporting.text import print_error, printable
 
 LOCK = "negativa.lock"
@@ -58,7 +58,6 @@ def finish(
     *,
     as_json: bool = False,
     stopped: bool = False,
-    checked: bool = False,
     require: bool = False,
     nothing_done: str | None = None,
     then: str | None = None,
@@ -70,16 +69,14 @@ def finish(
         nothing: the text if there are no rows.
         as_json: print JSON.
         stopped: nothing was done.
-        checked: the rows are of libraries that were checked, and not changed.
         require: a library that is not what was wanted is an error, too.
         nothing_done: why there was nothing to work on, which is an error.
         then: the next command, if all went well.
     """
-    render = render_check if checked else render_rows
     if as_json:
         listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
         click.echo(encode_json(listing), nl=False)
-    elif text := render(rows, nothing):
+    elif text := render_rows(rows, nothing):
         show(text)
     for line in render_problems(rows):
         print_error(line)

@@ -14,7 +14,6 @@ from pytest_negativa.cli.common import (
     as_json_option,
     run_of,
     settings_of,
-    show,
 )
 from pytest_negativa.cli.run_facts import how_to_trace, recorded_tests, require_launches, usage_of
 from pytest_negativa.errors import OptionError
@@ -101,19 +100,17 @@ def tests(
         return
     usage = usage_of(run)
     listed = _list_tests(run, usage, glob, test_glob)
-    answer(_listing(run, listed), _first(listed, top, render_tests, "tests"), as_json=as_json)
-    if as_json:
-        return
-    if not usage.launches:
-        how = how_to_trace(usage, "launch")
-        show(f"A test is listed with the kernels that it looked up first; {how} for all.")
-        return
+    paragraphs = [*_first(listed, top, render_tests, "tests")]
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
-    if any(kernel.launches is None for kernel in kernels):
-        show(
+    if not usage.launches:
+        first = "A test is listed with the kernels that it looked up first"
+        paragraphs.append(f"{first}; {how_to_trace(usage, 'launch')} for all.")
+    elif any(kernel.launches is None for kernel in kernels):
+        paragraphs.append(
             "Launches of child processes are not counted: their kernels are listed with the test "
             "that looked them up first."
         )
+    answer(_listing(run, listed), paragraphs, as_json=as_json)
 
 
 def _listing(run: Run, rows: tuple[_T, ...], listed: str | None = None) -> Listing[_T]:
@@ -137,10 +134,14 @@ def _list_tests(
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
     libraries = _libraries(run)
+    tests = [test for test in by_test if test_glob is None or matches(test_glob, test)]
+    if not tests and test_glob is not None:
+        raise click.BadParameter(
+            f"{test_glob!r} matches no test that used the GPU; negativa tests lists those",
+            param_hint="--test",
+        )
     listed = []
-    for test, of_test in by_test.items():
-        if test_glob is not None and not matches(test_glob, test):
-            continue
+    for test, of_test in ((test, by_test[test]) for test in tests):
         ranges = [
             LaunchRange(ranges=around, kernels=found)
             for around, runs in of_test.items()

@@ -14,6 +14,7 @@ from pytest_negativa.cli.common import (
     PASS_ON,
     fail_for_limits,
     run_of,
+    say_next,
     settings_of,
 )
 from pytest_negativa.reporting.progress import ByteProgress
@@ -53,7 +54,8 @@ def reconstruct(**flags: Any) -> None:
     Exit status: 0, or 1 if a library could not be copied.
     """
     settings = settings_of(flags)
-    planned = load_libraries(run_of(settings))
+    run = run_of(settings)
+    planned = load_libraries(run)
     root = RunsFolder(Path(settings.directory)).copies
     with ByteProgress("writing copies") as progress:
         made = write_copies(
@@ -76,6 +78,7 @@ def reconstruct(**flags: Any) -> None:
         print_error(refused.reason)
     if made.refused:
         click.get_current_context().exit(EXIT_FAILED)
+    say_next(run)
 
 
 @click.command(context_settings=PASS_ON)

@@ -94,7 +94,7 @@ def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
         NegativaError: the wheel can't be read or unpacked.
     """
     if path.suffix == WHEEL_SUFFIX and path.is_file():
-        return stack.enter_context(unpacked_wheel(path))
+        return stack.enter_context(unpacked_wheel(path))[0]
     if is_container(path):
         raise OptionError(
             f"{path}: vex reads no archive but a wheel; unpack it, and name the folder"

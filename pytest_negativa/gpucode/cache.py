@@ -5,8 +5,8 @@ it has no build id, the SHA-256 of its bytes takes that place. The change time m
 rewritten copy may keep size, build id and modification time of its original.
 
 An entry is one file, written under a temporary name and renamed, so processes may share the
-folder. Its first line holds the lengths and digests of the summary (JSON) and the map (JSON, zstd)
-that follow. An entry that does not match its digests counts as missing, and is made again.
+folder: the summary and the map, both as JSON in a zstd frame with a checksum (RFC 8878). An entry
+that does not match its checksums counts as missing, and is made again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from pytest_negativa.storage.system import read_regular
 if TYPE_CHECKING:
     from pytest_negativa.models.settings import Cache
 
-_MAGIC = "negativa-map"
 # A change in what the reader finds raises it, so that old entries are not found.
-_READER_VERSION = 8
+_READER_VERSION = 9
 _SUFFIX = ".map"
 # Bytes of all entries: above it, those go that were used longest ago.
 _LIMIT = 1 << 30
@@ -88,8 +87,7 @@ class MapCache:
         self, key: str, scope: Scope, devices: Sequence[ComputeCapability]
     ) -> LibrarySummary | None:
         """Load the summary for exactly this scope and devices, if there is one."""
-        entry = _Entry.open(self._path(key, scope))
-        if entry is None or (data := entry.summary()) is None:
+        if (data := _read_frame(self._path(key, scope), 0)) is None:
             return None
         try:
             summary = msgspec.json.decode(data, type=LibrarySummary)
@@ -104,8 +102,7 @@ class MapCache:
         A map of a larger scope would not do: the output of a command must not depend on earlier
         commands.
         """
-        entry = _Entry.open(path := self._path(key, scope))
-        if entry is None or (data := entry.body()) is None:
+        if (data := _read_frame(path := self._path(key, scope), 1)) is None:
             return None
         try:
             library_map = decode_map(data, str(path))
@@ -115,11 +112,9 @@ class MapCache:
 
     def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
         """Save a map and its summary, and delete the oldest entries of a folder above its limit."""
-        head = msgspec.json.encode(summary)
-        body = zstandard.ZstdCompressor(level=1).compress(encode_map(library_map))
-        line = f"{_MAGIC} {len(head)} {_digest(head)} {len(body)} {_digest(body)}\n"
+        parts = (msgspec.json.encode(summary), encode_map(library_map))
+        data = b"".join(map(zstandard.ZstdCompressor(level=1, write_checksum=True).compress, parts))
         with contextlib.suppress(NegativaError):
-            data = line.encode() + head + body
             write_atomically(self._path(key, library_map.scope), data)
             self._keep_limit(len(data))
 
@@ -181,47 +176,21 @@ class MapCache:
                         Path(entry.path).unlink()
 
 
-class _Entry:
-    """An entry whose first line is sound; its other parts are checked when they are read."""
-
-    def __init__(self, path: Path, data: memoryview, line: list[str]) -> None:
-        self._path = path
-        self._data = data
-        self._head_size, self._head_digest = int(line[1]), line[2]
-        self._body_size, self._body_digest = int(line[3]), line[4]
-
-    @classmethod
-    def open(cls, path: Path) -> _Entry | None:
-        try:
-            data = read_regular(path)
-        except OSError:
-            return None
+def _read_frame(path: Path, number: int) -> bytes | None:
+    """A frame of an entry; None if it, or one before it, is damaged or not there."""
+    content = b""
+    try:
+        data = read_regular(path)
         # The modification time tells when the entry was last used. It can't be set if the cache
         # came with an image or belongs to another user.
         with contextlib.suppress(OSError):
             os.utime(path, follow_symlinks=False)
-        end = data.find(b"\n", 0, 300)
-        line = data[: max(end, 0)].decode("ascii", "replace").split(" ")
-        if len(line) != 5 or line[0] != _MAGIC or not (line[1].isdecimal() and line[3].isdecimal()):
-            return None
-        return cls(path, memoryview(data)[end + 1 :], line)
-
-    def summary(self) -> bytes | None:
-        data = bytes(self._data[: self._head_size])
-        return data if _digest(data) == self._head_digest else None
-
-    def body(self) -> bytes | None:
-        # Damage anywhere in an entry makes all of it invalid.
-        if self.summary() is None:
-            return None
-        data = bytes(self._data[self._head_size : self._head_size + self._body_size])
-        if _digest(data) != self._body_digest:
-            return None
-        try:
-            return zstandard.ZstdDecompressor().decompress(data)
-        except zstandard.ZstdError:
-            return None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+        for _ in range(number + 1):
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            content = frame.decompress(data)
+            if not frame.eof:
+                return None
+            data = frame.unused_data
+    except (OSError, zstandard.ZstdError):
+        return None
+    return content

@@ -247,7 +247,6 @@ class _Tables:
                 # slim took the function out of the tables, see rewriting.cubin_tables: neither
                 # the driver nor a reader finds it. The call graph may still name it.
                 if not strings[st_name]:
-                    self._names.nameless[bool(st_other & _STO_CUDA_ENTRY)] += 1
                     continue
                 function = Function(name, offset, st_size)
                 if st_other & _STO_CUDA_ENTRY:

@@ -5,9 +5,8 @@ Files that are GPU code themselves, objects and archives have maps, too: see ``g
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
@@ -27,7 +26,6 @@ from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
     FORMAT_VERSION,
-    CodeBlock,
     Compression,
     Content,
     Element,
@@ -132,10 +130,11 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     removed = Removed(
         size_before=before,
         gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
-        elements=len(list(_iter_code(sections))) - len(list(_iter_code(left))),
-        kernels=None if scope.headers_only else reader.names.nameless[True],
-        device_functions=None if scope.headers_only else reader.names.nameless[False],
-        stored_bytes=sum(space.stored_size(b.start, b.end) for b in _iter_code(left)),
+        stored_bytes=sum(
+            space.stored_size(block.start, block.end)
+            for section in left
+            for block in section.iter_code()
+        ),
         spare=spare,
     )
     library_map = reader.library_map(source, host, left)
@@ -156,10 +155,6 @@ def _without_removed(section: Section, is_whole: Callable[[Span], bool]) -> Sect
         ),
         frames=tuple(frame for frame in section.frames if is_whole(frame.span)),
     )
-
-
-def _iter_code(sections: Iterable[Section]) -> Iterator[CodeBlock]:
-    return itertools.chain.from_iterable(section.iter_code() for section in sections)
 
 
 class _Reader:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from pytest_negativa.gpucode.payload import PayloadError
 
 # A small payload can unpack to tables of millions of rows, or to names that overlap in their
@@ -17,11 +15,9 @@ _MAX_ROWS = 8 << 20
 class NameTable:
     """Gives each distinct name (bytes, as in a string table) the next free index."""
 
-    __slots__ = ("_indices", "_rows_left", "_size_left", "_strings", "_strings_read", "nameless")
+    __slots__ = ("_indices", "_rows_left", "_size_left", "_strings", "_strings_read")
 
     def __init__(self) -> None:
-        self.nameless = Counter[bool]()
-        """Counts functions without a name, which slim took out of cubins: True are kernels."""
         self._indices: dict[bytes, int] = {}
         self._size_left = _MAX_NAMES_SIZE
         self._rows_left = _MAX_ROWS

@@ -118,7 +118,8 @@ class FunctionTable:
         """Raises:
         FormatError: a table leaves the file.
         """
-        self._named = sorted(named_functions(source))
+        # The dynamic symbols of a stripped library.
+        self._named = sorted(_functions(source, (SHT_SYMTAB, SHT_DYNSYM)) or ())
         self._starts = function_starts(source, elf) or FunctionStarts()
 
     def find(self, address: int) -> Function | None:
@@ -132,17 +133,8 @@ class FunctionTable:
         return Function(self._starts[numbers.start], None) if numbers else None
 
 
-def named_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    """Size and name of each function by address, of the symbol table, else of the dynamic one.
-
-    Raises:
-        FormatError: the file is truncated.
-    """
-    return _functions(source, (SHT_SYMTAB, SHT_DYNSYM)) or iter(())
-
-
 def local_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]] | None:
-    """The same of the symbol table, which has local functions, too; None if there is none.
+    """Size and name of each function by address, also of local ones; None without symbol table.
 
     Raises:
         FormatError: the file is truncated.

@@ -6,9 +6,9 @@ endian::
 
     u32 size          of the record, a multiple of 8
     u32 kind          1: the process, 2: a library, 3: a test, 4: gaps of a library with a spare,
-                      5: constants of a library
-    u32 flags         1: it can't be watched; 2: some of its pages are forbidden; of constants: how
-                      many processes have the library and did not note their pages
+                      5: GPU code of a library, 6: constants of a library
+    u32 flags         1: it can't be watched; of constants: how many processes have the library and
+                      did not note their pages
     u32 major, minor  of the device
     u32 ranges
     u64 inode         of a process: its id
@@ -29,6 +29,8 @@ The library's name has the place of the path, with the original's SHA-256 behind
 bits, at the next multiple of 8, each page has a u16: bits 0-11 where in the page the first touch
 was, 12: it was an instruction fetch, 15: the page did not come back beside another one.
 
+The record of GPU code is that of a library, but for its ranges: they are offsets in the file.
+
 The record of constants is like that of its library. It has the bits of the pages that were in
 memory when processes ended.
 
@@ -46,12 +48,11 @@ import itertools
 import os
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError, refusing
-from pytest_negativa.models.hostcode import HostFile
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -63,10 +64,10 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY, _TEST, _GAPS, _CONSTANTS = 1, 2, 3, 4, 5
+_PROCESS, _LIBRARY, _TEST, _GAPS, _GPU_CODE, _CONSTANTS = 1, 2, 3, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
-_UNWATCHED, _RESTRICTED = 1, 2
+_UNWATCHED = 1
 
 
 class PageLogError(NegativaError):
@@ -81,8 +82,7 @@ class LoggedLibrary:
         path: real path; empty if it was not found.
         device, inode, size, mtime_ns: of the file, as ``stat`` has them.
         watched: whether touched pages were recorded; of constants, by all processes.
-        restricted: whether some pages were forbidden, see ``encode_allowed``.
-        ranges: first and end address, in the ELF file, of what was watched.
+        ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
         pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
     """
 
@@ -92,7 +92,6 @@ class LoggedLibrary:
     size: int
     mtime_ns: int
     watched: bool
-    restricted: bool
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
 
@@ -122,6 +121,7 @@ class LoggedProcess:
 
     Attributes:
         misses: what came back to libraries with a spare, if only that was recorded.
+        gpu_code: libraries with GPU code.
         constants: read-only data of the libraries.
     """
 
@@ -131,6 +131,7 @@ class LoggedProcess:
     libraries: tuple[LoggedLibrary, ...]
     tests: tuple[LoggedTest, ...] = ()
     misses: tuple[Misses, ...] = ()
+    gpu_code: tuple[LoggedLibrary, ...] = ()
     constants: tuple[LoggedLibrary, ...] = ()
 
 
@@ -180,7 +181,9 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
     found: dict[bytes, Misses] = {}
     for path in paths:
         if not path.exists():
-            raise StoreError(f"{path}: no such log, nor a folder of logs")
+            raise StoreError(
+                f"{path}: no such log, nor a folder of logs; see negativa misses --attach-env"
+            )
         for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
             if (process := _read_log(log)) is None:
                 raise PageLogError(
@@ -204,8 +207,7 @@ def _read_log(path: Path) -> LoggedProcess | None:
 
 def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
-    libraries: list[LoggedLibrary] = []
-    constants: list[LoggedLibrary] = []
+    libraries: list[tuple[int, LoggedLibrary]] = []
     tests: list[LoggedTest] = []
     misses: list[Misses] = []
     if len(data) % _CHUNK:
@@ -219,35 +221,34 @@ def _parse(data: bytes) -> LoggedProcess | None:
         path = data[path_at : path_at + length].decode("utf-8", "surrogateescape")
         if kind == _PROCESS:
             process = LoggedProcess(inode, path, time_ns, ())
-        elif kind in (_LIBRARY, _CONSTANTS):
+        elif kind in (_LIBRARY, _GPU_CODE, _CONSTANTS):
             ranges = _parse_ranges(data, ranges_at, count)
             if bits * 8 + _count_pages(ranges) > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
-            (libraries if kind == _LIBRARY else constants).append(
-                LoggedLibrary(
-                    path=path,
-                    device=os.makedev(major, minor),
-                    inode=inode,
-                    size=size,
-                    mtime_ns=time_ns,
-                    watched=not flags & _UNWATCHED if kind == _LIBRARY else flags == 0,
-                    restricted=kind == _LIBRARY and bool(flags & _RESTRICTED),
-                    ranges=ranges,
-                    pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
-                )
+            library = LoggedLibrary(
+                path=path,
+                device=os.makedev(major, minor),
+                inode=inode,
+                size=size,
+                mtime_ns=time_ns,
+                watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
+                ranges=ranges,
+                pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
             )
+            libraries.append((kind, library))
         elif kind == _TEST:
             # A child's variable may have any bytes. JSON can't hold surrogates.
             name = data[ranges_at : ranges_at + length].decode("utf-8", "backslashreplace")
-            with_bits = [one for one in libraries if one.watched]
+            with_bits = [row for row in libraries if row[0] != _CONSTANTS and row[1].watched]
             if inode + size > len(with_bits):
                 raise ValueError("a test of libraries that have no record")
             start = at + bits
-            for library in with_bits[inode : inode + size]:
+            for kind, library in with_bits[inode : inode + size]:
                 end = start + -(-library.page_count // 8)
                 if end > at + record_size:
                     raise ValueError("the record of a test can't hold the bits of its libraries")
-                if pages := int.from_bytes(data[start:end], "little"):
+                pages = int.from_bytes(data[start:end], "little")
+                if pages and kind == _LIBRARY:
                     tests.append(LoggedTest(name, library, pages))
                 start = end
         elif kind == _GAPS:
@@ -264,10 +265,11 @@ def _parse(data: bytes) -> LoggedProcess | None:
         return None
     return dataclasses.replace(
         process,
-        libraries=tuple(libraries),
+        libraries=tuple(library for kind, library in libraries if kind == _LIBRARY),
         tests=tuple(tests),
         misses=tuple(misses),
-        constants=tuple(constants),
+        gpu_code=tuple(library for kind, library in libraries if kind == _GPU_CODE),
+        constants=tuple(library for kind, library in libraries if kind == _CONSTANTS),
     )
 
 
@@ -327,36 +329,6 @@ def touched_spans(ranges: Iterable[tuple[int, int]], pages: int) -> Iterator[tup
         pages >>= count
         for run in re.finditer("1+", lowest_first):
             yield start + run.start() * PAGE, start + run.end() * PAGE
-
-
-def encode_allowed(
-    file: HostFile, ranges: Collection[tuple[int, int]], touched: Collection[int]
-) -> bytes:
-    """A record by which ``pages.c`` allows the touched pages of a library, and forbids the others.
-
-    The file that NEGATIVA_PAGES_ALLOWED names holds these records.
-    """
-    ordered = sorted(ranges)
-    pages = [page for start, end in ordered for page in range(start, end, PAGE)]
-    bits = bytearray(-(-len(pages) // 64) * 8)
-    for number, page in enumerate(pages):
-        if page in touched:
-            bits[number // 8] |= 1 << number % 8
-    offset = _RECORD.size + len(ordered) * _RANGE.size
-    head = _RECORD.pack(
-        offset + len(bits),
-        _LIBRARY,
-        0,
-        os.major(file.device),
-        os.minor(file.device),
-        len(ordered),
-        file.inode,
-        file.size,
-        file.mtime_ns,
-        0,
-        offset,
-    )
-    return head + b"".join(_RANGE.pack(*one) for one in ordered) + bytes(bits)
 
 
 def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:

@@ -10,20 +10,14 @@ from contextlib import AbstractContextManager
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import (
-    FunctionStarts,
-    function_starts,
-    functions_within,
-)
+from pytest_negativa.hostcode.functions import function_starts, functions_within
 from pytest_negativa.hostcode.usage import read_headers
-from pytest_negativa.hostcode.variants import find_variants
 from pytest_negativa.models.hostcode import (
     HOST_REPORT_VERSION,
     HostLibrary,
     HostReport,
     HostRow,
     HostUsage,
-    HostVariant,
 )
 from pytest_negativa.models.spans import minus
 
@@ -40,17 +34,6 @@ def summarize(usage: HostUsage) -> HostReport:
         incomplete=usage.incomplete,
         failed=usage.failed,
     )
-
-
-def list_variants(usage: HostUsage) -> tuple[HostVariant, ...]:
-    """Code for single instruction sets, the most bytes first; it reads all symbols."""
-    flags = set.intersection(*(set(processor.flags) for processor in usage.processors))
-    found: list[HostVariant] = []
-    for library in usage.libraries:
-        with contextlib.suppress(FormatError), _open(library) as (source, elf):
-            used = _unwatched_or_touched(elf, library)
-            found += find_variants(source, library.paths[0], used, flags)
-    return tuple(sorted(found, key=lambda variant: (-variant.bytes, variant.path)))
 
 
 def _row(library: HostLibrary) -> HostRow:
@@ -70,22 +53,9 @@ def _count(library: HostLibrary) -> tuple[int, int] | None:
     """Number of functions, and of those on touched pages; None if not known."""
     with contextlib.suppress(FormatError), _open(library) as (source, elf):
         if (starts := function_starts(source, elf)) is not None:
-            ranges = _unwatched_or_touched(elf, library)
+            ranges = unwatched_or_touched(elf, library)
             return len(starts), sum(map(len, functions_within(starts, ranges)))
     return None
-
-
-def touched_functions(usage: HostUsage) -> Iterator[tuple[str, int]]:
-    """Yield digest and address of the functions on touched pages, of libraries that were traced.
-
-    A library that can't be read any more, or names no functions, has none.
-    """
-    for library in usage.libraries:
-        if library.unwatched is None:
-            with contextlib.suppress(FormatError), _open(library) as (source, elf):
-                starts = function_starts(source, elf) or FunctionStarts()
-                for numbers in functions_within(starts, _unwatched_or_touched(elf, library)):
-                    yield from ((library.sha256, starts[number]) for number in numbers)
 
 
 def _open(library: HostLibrary) -> AbstractContextManager[tuple[ByteSource, HostElf]]:
@@ -109,7 +79,7 @@ def open_traced(
         yield source, elf
 
 
-def _unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
+def unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
     """Addresses of code that may have run: touched, or on pages that are not watched."""
     untouched = tuple(minus(library.watched, library.touched))
     code = [section for section in elf.sections if section.executable]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ComputeCapability, is_for_any
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.code_files import for_other_devices, unused_files
 from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import OnDone, Question, Tree, is_host, read_tree
+from pytest_negativa.images.tree import CodeFile, OnDone, Question, Tree, is_host, read_tree
+from pytest_negativa.installed.code_files import code_rows, digest_of_rows
+from pytest_negativa.installed.record import RECORD
 from pytest_negativa.models.code_files import name_of_files
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
     ImageLibrary,
@@ -120,8 +124,8 @@ def _code_file_rows(
     owners: Mapping[str, Package],
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
-    planned = dict(unused_files(tree, {} if suite is None else suite.files))
-    others = frozenset(for_other_devices(tree.code_files, devices))
+    planned = dict(_unused_files(tree, {} if suite is None else suite.files))
+    others = frozenset(_for_other_devices(tree.code_files, devices))
     groups: defaultdict[Package | None, list[str]] = defaultdict(list)
     for path in tree.code_files:
         groups[owners.get(path)].append(path)
@@ -146,6 +150,37 @@ def _code_file_rows(
             problems=0,
             files=len(paths),
         )
+
+
+def _for_other_devices(
+    files: Mapping[str, CodeFile], devices: Sequence[ComputeCapability]
+) -> Iterator[str]:
+    """The files that ``slim --arch`` would remove for these devices; without devices, none."""
+    for path, file in files.items() if devices else ():
+        is_ptx = file.kind is FileKind.PTX
+        is_other = file.arch is not None and not is_for_any(file.arch, devices, is_ptx=is_ptx)
+        if is_other and path.endswith(CODE_SUFFIXES):
+            yield path
+
+
+def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
+    """Files of distributions in a plan or lock, each with whether it may go.
+
+    Args:
+        tree: the file tree.
+        kept: the files that stay, below the site, by digest of the distribution's rows in RECORD.
+    """
+    for folder in sorted(tree.dist_infos) if kept else ():
+        with contextlib.suppress(csv.Error):
+            rows = dict(code_rows(tree.read_list(f"{folder}/{RECORD}")))
+            stays = kept.get(digest_of_rows(rows))
+            base = folder.rpartition("/")[0]
+            for name, row in rows.items() if stays is not None else ():
+                path = f"{base}/{name}".lstrip("/")
+                path = tree.aliases.get(path, path)
+                file = tree.code_files.get(path)
+                if file is not None and file.size == int(row.size):
+                    yield path, name not in (stays or ())
 
 
 def _request(*, with_digest: bool) -> MapRequest:

@@ -7,11 +7,8 @@ URL data structure"). ``conda-meta`` lists the files of each package (conda's ``
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +19,11 @@ from pytest_negativa.models.slimming import Origin
 from pytest_negativa.storage.system import read_regular
 
 _CONDA_LISTS = "conda-meta"
+_PIP = "pip install --force-reinstall --no-deps"
+_COMMANDS = {
+    "conda": "conda install --force-reinstall --no-deps",
+    "uv": "uv pip install --reinstall --no-deps",
+}
 
 
 class CondaPackage(msgspec.Struct):
@@ -65,44 +67,13 @@ class Origins:
         return None
 
 
-def reinstall_commands(files: Iterable[tuple[Path, Origin]]) -> tuple[str, ...]:
-    """The commands that install distributions again, one for each installer and environment.
-
-    Args:
-        files: absolute paths of files, and the distribution of each.
-    """
-    wanted: dict[str, dict[str, None]] = {}
-    found = {(path.parent, origin): None for path, origin in files}
-    for folder, origin in sorted(found, key=lambda one: (one[1].name, one[1].version)):
-        equals = "=" if origin.installer == "conda" else "=="
-        text = f"{origin.name}{equals}{origin.version}"
-        if origin.url is not None:
-            text = f"{origin.name} @ {origin.url}"
-        wanted.setdefault(_command(folder, origin.installer), {})[shlex.quote(text)] = None
-    return tuple(f"{command} {' '.join(texts)}" for command, texts in wanted.items())
-
-
-def _command(folder: Path, installer: str) -> str:
-    """Command that installs distributions again in the environment around a folder."""
-    around = (folder, *folder.parents)
-    if installer == "conda":
-        prefix = next((str(one) for one in around if (one / _CONDA_LISTS).is_dir()), None)
-        where = "" if prefix is None else f" --prefix {shlex.quote(prefix)}"
-        return f"conda install{where} --force-reinstall --no-deps"
-    # PREFIX/lib/python3.12/site-packages, and PREFIX/bin/python3.12.
-    pythons = [
-        str(one.parents[1] / "bin" / one.name)
-        for one in around
-        if one.name.startswith("python") and one.parent.name in ("lib", "lib64")
-    ]
-    if Path(sysconfig.get_path("platlib")).resolve() in around:
-        pythons.append(sys.executable)
-    python = next((one for one in pythons if os.access(one, os.X_OK)), None)
-    if installer == "uv":
-        where = "" if python is None else f" --python {shlex.quote(python)}"
-        return f"uv pip install{where} --reinstall --no-deps"
-    pip = "pip" if python is None else f"{shlex.quote(python)} -m pip"
-    return f"{pip} install --force-reinstall --no-deps"
+def reinstall_command(origin: Origin) -> str:
+    """The command that installs a distribution again, in its environment."""
+    equals = "=" if origin.installer == "conda" else "=="
+    text = f"{origin.name}{equals}{origin.version}"
+    if origin.url is not None:
+        text = f"{origin.name} @ {origin.url}"
+    return f"{_COMMANDS.get(origin.installer, _PIP)} {shlex.quote(text)}"
 
 
 def _of_distribution(installed: Installed) -> Origin:

@@ -11,7 +11,7 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,46 +50,16 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
         start = reader.line_num
 
 
-def read_rows(record: Path, marks: Collection[bytes] | None = None) -> list[list[str]]:
-    """The fields of each row of a RECORD; none if it can't be read.
-
-    Args:
-        marks: without any of these in its bytes, it counts as empty; None: it never does.
-    """
+def read_rows(record: Path) -> list[list[str]]:
+    """The fields of each row of a RECORD; none if it can't be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
-        data = read_regular(record)
-        # Reading CSV takes most of the time.
-        if marks is None or any(mark in data for mark in marks):
-            return [row for _, row in iter_rows(data.decode("utf-8"))]
+        return [row for _, row in iter_rows(read_regular(record).decode("utf-8"))]
     return []
 
 
 def path_of(row: list[str], site: Path) -> str:
     """The normalized absolute path of a row's file; empty for an empty row."""
     return os.path.normpath(os.path.join(site, row[0])) if row else ""
-
-
-def find_by_content(
-    folders: Iterable[Path], sha256s: Collection[str]
-) -> Iterator[tuple[Path, str]]:
-    """Yield real path and SHA-256 of each installed file that has one of these by its RECORD.
-
-    A file that is gone or may not be reached is left out.
-
-    Args:
-        folders: where distributions are installed.
-        sha256s: in hex.
-    """
-    wanted = {record_digest(sha256): sha256 for sha256 in sha256s}
-    marks = [digest.encode() for digest in wanted]
-    for folder in folders:
-        for record in folder.glob(f"*.dist-info/{RECORD}"):
-            for row in read_rows(record, marks):
-                # ValueError: the path has a NUL.
-                with contextlib.suppress(OSError, ValueError):
-                    if len(row) > 1 and row[1] in wanted:
-                        path = os.path.realpath(path_of(row, folder), strict=True)
-                        yield Path(path), wanted[row[1]]
 
 
 def update_record(

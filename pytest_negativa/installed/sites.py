@@ -39,14 +39,12 @@ class Installed:
         record: path of its RECORD, which may be absent.
         libraries: what RECORD says of each library, and of each file that is GPU code by its name;
             by normalized absolute path.
-        is_read: whether RECORD could be read; a valid one is not empty.
     """
 
     name: str
     version: str
     record: Path
     libraries: Mapping[str, RecordLine]
-    is_read: bool
 
 
 @dataclass(slots=True)
@@ -62,13 +60,6 @@ class Site:
             found = map(self._installed, find_distributions([str(self.folder)]))
             self._read = tuple(sorted(filter(None, found), key=lambda one: one.name))
         return self._read
-
-    def unread_records(self) -> Iterator[Path]:
-        """Yield the RECORD of each distribution that is damaged or has none."""
-        read = {one.record for one in self.installed() if one.is_read}
-        for metadata in sorted(self.folder.glob(f"*{_METADATA_SUFFIX}")):
-            if (record := metadata / RECORD) not in read:
-                yield record
 
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
         """Yield the distributions of these names and those that they require, if they are here."""
@@ -94,17 +85,15 @@ class Site:
         if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:
             return None
         record = folder / RECORD
-        rows = read_rows(record)
         return Installed(
             name=str(metadata["Name"]),
             version=metadata["Version"],
             record=record,
             libraries={
                 path_of(row, folder.parent): RecordLine(*(*row[1:3], "", "")[:2])
-                for row in rows
+                for row in read_rows(record)
                 if row and (".so" in row[0] or row[0].endswith(CODE_SUFFIXES))
             },
-            is_read=bool(rows),
         )
 
 

@@ -11,6 +11,7 @@ from pytest_negativa.measuring.experiment import MeasureRequest, measure
 from pytest_negativa.models.measurement import Loading, Measurement
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.measurement import render_measurement
+from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import RunsFolder
@@ -82,7 +83,10 @@ def show(measurement: Measurement, folder: Path) -> int:
     """Print the tables and the failures; the exit status."""
     sys.stdout.write("\n\n".join([*render_measurement(measurement), f"Files in {folder}\n"]))
     sys.stdout.flush()
-    return report_failures(measurement)
+    status = report_failures(measurement)
+    if not status:
+        _say(next_line("negativa lock"))
+    return status
 
 
 def report_failures(measurement: Measurement) -> int:

@@ -14,8 +14,8 @@ HOST_TESTS_VERSION = 2
 History: 2 has ``rows``; 1 is the first.
 """
 
-HOST_REPORT_VERSION = 1
-"""Of ``negativa pages --json``. History: 1 is the first."""
+HOST_REPORT_VERSION = 2
+"""Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
 
 HOST_FILES_VERSION = 1
 """Of ``cpu/files.json``. History: 1 is the first."""
@@ -166,26 +166,6 @@ class HostRow(Record, frozen=True, kw_only=True):
     unwatched: str | None
 
 
-class HostVariant(Record, frozen=True, kw_only=True):
-    """Functions of one library for one instruction set, as far as their names tell.
-
-    Attributes:
-        path: of the library.
-        instructions: the instruction set, such as ``AVX-512``.
-        functions: how many there are.
-        bytes: their size.
-        touched_functions: how many of them lie on touched pages.
-        runs_here: whether all traced CPUs have these instructions.
-    """
-
-    path: str
-    instructions: str
-    functions: int
-    bytes: int
-    touched_functions: int
-    runs_here: bool
-
-
 class HostReport(Versioned, Record, frozen=True, kw_only=True):
     """What a run touched of CPU code: for people and for ``negativa pages --json``.
 
@@ -195,7 +175,6 @@ class HostReport(Versioned, Record, frozen=True, kw_only=True):
         processes: how many processes were traced.
         libraries: the most untouched bytes first.
         incomplete: why more may have been touched.
-        variants: code for single instruction sets.
         failed: see ``HostUsage``.
     """
 
@@ -204,7 +183,6 @@ class HostReport(Versioned, Record, frozen=True, kw_only=True):
     processes: int
     libraries: tuple[HostRow, ...]
     incomplete: tuple[str, ...]
-    variants: tuple[HostVariant, ...] = ()
     failed: tuple[str, ...] = ()
 
     @property

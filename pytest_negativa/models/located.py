@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import CodeBlock, LibraryMap
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, FirstUse
 
 
@@ -37,6 +38,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
         unmatched: images that the run loaded from the library and that its map doesn't explain.
         suspects: elements whose content may be an image that was found in memory, with the first
             use of that image; by header offset.
+        touched: pages that were read, see ``LibraryUsage``; none if headers of all regions were.
     """
 
     library_map: LibraryMap
@@ -45,6 +47,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     changed: str | None
     unmatched: tuple[str, ...]
     suspects: Mapping[int, FirstUse]
+    touched: tuple[Span, ...] = ()
 
     def use_of(self, block: CodeBlock) -> UseMark | None:
         """What the run did with the region of an element, or with a frame; None: nothing."""

@@ -45,6 +45,7 @@ class Aspect(str, enum.Enum):
     SUBTESTS = "subtests"  # how many there were, and how they ended
     SUBTEST_NAMES = "subtest-names"  # which of them ended how
     ERROR_TYPE = "error-type"  # class of each exception that ended a phase, and its CUDA errors
+    CHILDREN = "children"  # which programs that it started failed, and how
 
 
 class SessionKind(str, enum.Enum):
@@ -92,6 +93,7 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
             outcome, and the CUDA errors that its text names.
         markers: names of the test's markers; of the setup alone.
         keywords: the words that ``-k`` compares; of the setup alone.
+        children: programs that failed meanwhile, with their exit status.
     """
 
     nodeid: str
@@ -108,6 +110,7 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
     error_type: str | None = None
     markers: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
 
 
 class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection-error"):
@@ -125,7 +128,8 @@ class Circumstances(Record, frozen=True, kw_only=True):
         options: by name: the value of each option of pytest and of its plugins, as Python's text.
         variables: by name: 16 bits of the digest of each variable's value, which may be a secret.
         files: by path below the root folder: the digest of each file with tests, of the
-            ``conftest.py`` around it, and of pytest's configuration.
+            ``conftest.py`` around it, of each module of the project that was imported, and of
+            pytest's configuration.
     """
 
     program: str = "pytest"

@@ -24,6 +24,7 @@ class KeepReason(str, enum.Enum):
     UNREADABLE = "unreadable"  # damaged, or of an unknown kind
     LOADED = "loaded"  # loaded by the run, from its region
     MEMORY_IMAGE = "memory-image"  # loaded by the run, unpacked by the library itself
+    TOUCHED = "touched"  # read by a process, and no call of the driver shows why
     PLAIN_CUBIN = "plain-cubin"  # in the data of a library, which may read it itself
     RELOCATABLE = "relocatable"  # device code that the driver may have to link
     ARCH_POLICY = "arch-policy"  # keep.archs

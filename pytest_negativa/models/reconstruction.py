@@ -14,10 +14,10 @@ RECONSTRUCTION_VERSION = 2
 FILL = 1
 """The byte that unused code becomes."""
 
-MANIFEST_VERSION = 5
-"""Of the manifest in the folder of copies. History: 5 has each copy as a reconstruction has it; 4
-has nothing spared; 3 has the places of kept bytes in compacted copies; 2 has what was spared, and
-which code."""
+MANIFEST_VERSION = 6
+"""Of the manifest in the folder of copies. History: 6 has no ``boot``; 5 has each copy as a
+reconstruction has it; 4 has nothing spared; 3 has the places of kept bytes in compacted copies; 2
+has what was spared, and which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -154,13 +154,10 @@ class CopyRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         recipe: digest of what it was made from and how.
-        boot: which start of the system that was; after another one, states prove nothing: what
-            had not reached the disk when power failed is gone.
         library: what was made.
     """
 
     recipe: str
-    boot: str
     library: ReconstructedLibrary
 
 

@@ -137,6 +137,7 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
         compared: what changed since the baseline; empty without one.
         part: which part of the tests the plan is for, in words; None: for all that ran.
         unchecked: why limits check less than the settings ask for; any limit is then crossed.
+        watched_bytes: unused bytes that each process watched, and none read.
     """
 
     run_id: str
@@ -156,6 +157,7 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
     compared: tuple[str, ...] = ()
     part: str | None = None
     unchecked: tuple[str, ...] = ()
+    watched_bytes: int = 0
 
     @property
     def holders(self) -> tuple[int, int]:

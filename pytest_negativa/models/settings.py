@@ -330,16 +330,10 @@ class Source(Record, frozen=True, kw_only=True):
     Attributes:
         kind: which source won.
         where: the flag, the variable or ``FILE:LINE:COLUMN``; empty for a default.
-        items: ``FILE:LINE:COLUMN`` of each item of a list that the file holds.
     """
 
     kind: SourceKind
     where: str = ""
-    items: tuple[str, ...] = ()
-
-    def where_item(self, index: int) -> str:
-        """Where the item ``index`` of a list was written."""
-        return self.items[index] if index < len(self.items) else self.where
 
 
 class Settings(Record, frozen=True, kw_only=True):

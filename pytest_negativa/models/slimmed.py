@@ -11,20 +11,11 @@ class Removed(Record, frozen=True, kw_only=True):
     Attributes:
         size_before: bytes of the original, if the library states it.
         gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
-        elements: places in regions that stay where elements were taken out; neighbours are one
-            place. Regions that went as a whole leave nothing to count.
-        kernels: kernels that were taken out of the cubins read; None if no cubin was read. Their
-            names are not known, so a kernel of two cubins counts twice.
-        device_functions: other functions, likewise.
         stored_bytes: bytes in the file of the GPU code that is left.
-        spare: file name of the spare that has what is gone, if there is one. Then ``elements``
-            counts the elements and frames that begin in the file.
+        spare: file name of the spare that has what is gone, if there is one.
     """
 
     size_before: NonNegative | None
     gone_bytes: NonNegative
-    elements: NonNegative
-    kernels: NonNegative | None
-    device_functions: NonNegative | None
     stored_bytes: NonNegative
     spare: str | None = None

@@ -10,9 +10,10 @@ import msgspec
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
-MANIFEST_VERSION = 4
-"""Format version of the manifest. History: 4 adds ``replaced`` and has no ``left``; 3 adds
-``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
+MANIFEST_VERSION = 5
+"""Format version of the manifest. History: 5 has no ``records`` and
+``spares``, and ``record`` for ``recorded``; 4 adds ``replaced`` and has no
+``left``; 3 adds ``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
 """
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -35,13 +36,6 @@ class RecordRow(Record, frozen=True, kw_only=True):
     name: str
     digest: str
     size: str
-
-
-class RecordFile(Record, frozen=True, kw_only=True):
-    """A distribution's RECORD before slimming; the time in ns since the epoch."""
-
-    sha256: Sha256
-    mtime_ns: Nanoseconds
 
 
 class Origin(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +103,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
         source: what told that no program needs it, for people: the lock, or archs.
         original: where the file lies; None if it was not kept.
-        recorded: a RECORD had a row for it, with this digest.
+        record: the RECORD that had a row for it with this digest, below the folder; None: none had.
     """
 
     sha256: Sha256
@@ -118,7 +112,7 @@ class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode
     source: str
     original: str | None = None
-    recorded: bool = False
+    record: str | None = None
 
 
 class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,15 +123,11 @@ class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=T
             before.
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
-        records: what RECORD files were before slimming, by their path below the folder.
         removed: files that are gone, by their path below the folder.
-        spares: URL at which the spares of the libraries lie; None: they were not sent.
     """
 
     slimmed: dict[str, SlimmedFile]
-    records: dict[str, RecordFile] = msgspec.field(default_factory=dict)
     removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
-    spares: str | None = None
     run_spares: tuple[str, ...] = ()
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
@@ -159,7 +149,6 @@ class SlimStatus(str, enum.Enum):
     GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
-    AT_WORK = "at work"
     INTERRUPTED = "interrupted"
 
 
@@ -169,7 +158,6 @@ PROBLEMS = frozenset(
         SlimStatus.GONE,
         SlimStatus.DAMAGED,
         SlimStatus.FAILED,
-        SlimStatus.AT_WORK,
     }
 )
 """Statuses that end the command with an error."""

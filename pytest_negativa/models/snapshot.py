@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -70,18 +70,11 @@ class Snapshot(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         libraries: those with GPU code.
-        title: what it is of. In a history: id of the run, or date and revision of the lock file.
-        problem: why its libraries are left out of a history; None if they are here.
+        title: what it is of.
     """
 
     title: str
     libraries: tuple[SnapshotLibrary, ...]
-    problem: str | None = None
-
-    @classmethod
-    def left_out(cls, title: str, problem: str) -> Snapshot:
-        """A gap in a history."""
-        return cls(format_version=SNAPSHOT_VERSION, title=title, libraries=(), problem=problem)
 
 
 class Change(msgspec.Struct, frozen=True, order=True):
@@ -93,6 +86,13 @@ class Change(msgspec.Struct, frozen=True, order=True):
 
     before: int | None
     after: int | None
+
+    @staticmethod
+    def total(changes: Iterable[Change]) -> Change:
+        """The sums of both sides; None for a side that is None in all."""
+        pairs = [(one.before, one.after) for one in changes]
+        sides = ([side for side in both if side is not None] for both in zip(*pairs, strict=True))
+        return Change(*(sum(side) if side else None for side in sides)) if pairs else Change(0, 0)
 
     @property
     def growth(self) -> int:

@@ -16,6 +16,9 @@ from pytest_negativa.models.base import NonNegative
 Range = tuple[int, int]
 """A start and an end: a ``Span``, or as good as one."""
 
+PAGE_SIZE = 4096
+"""Of memory on x86-64, bytes."""
+
 
 class Span(NamedTuple):
     """Half-open range ``start <= offset < end`` of a file, a memory image or an unpacked cubin."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import ForeignCode, LibraryMap
@@ -120,12 +119,6 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
         """Bytes that none of ``devices`` would load."""
         return self.code_bytes - (self.loaded_bytes or 0)
 
-    @property
-    def dead_ptx_bytes(self) -> int:
-        """Bytes of PTX among ``dead_bytes``."""
-        ptx = [row for row in self.code if row.kind == ElementKind.PTX.value]
-        return sum(row.stored_bytes - (row.loaded_bytes or 0) for row in ptx)
-
 
 class LoadableCode(Record, frozen=True, kw_only=True):
     """What a device could load of a library.
@@ -156,29 +149,6 @@ class LoadableCode(Record, frozen=True, kw_only=True):
         return not self.machine + self.compiled
 
 
-class DeadCode(Record, frozen=True, kw_only=True):
-    """The GPU code of one distribution that no device of a list loads. Sizes are in bytes.
-
-    Attributes:
-        distribution: name and version; None for libraries of no known distribution.
-        libraries: how many with GPU code.
-        code_bytes: their GPU code.
-        dead_bytes: what none of the devices loads.
-        dead_ptx_bytes: PTX among it, which later devices could compile.
-    """
-
-    distribution: str | None
-    libraries: int
-    code_bytes: int
-    dead_bytes: int
-    dead_ptx_bytes: int
-
-    @property
-    def percent(self) -> float:
-        """``dead_bytes`` in percent of the code."""
-        return 100 * self.dead_bytes / self.code_bytes if self.code_bytes else 0.0
-
-
 class InspectedLibrary(Record, frozen=True, kw_only=True):
     """A library in the JSON output of ``negativa inspect``.
 
@@ -202,9 +172,7 @@ class Inspection(Versioned, Record, frozen=True, kw_only=True):
     Attributes:
         libraries: those that could be read, in the order asked for.
         errors: one message for each file that could not be read.
-        dead: with ``--dead``, the code that no device loads, by distribution.
     """
 
     libraries: tuple[InspectedLibrary, ...]
     errors: tuple[str, ...]
-    dead: tuple[DeadCode, ...] = ()

@@ -11,12 +11,14 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
 from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
+from pytest_negativa.models.spans import Span
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
@@ -253,18 +255,10 @@ class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
 
 
 class LibraryRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="library"):
-    """A library seen in the process.
-
-    Attributes:
-        device, inode, ctime_ns: of the file when it was first seen mapped (stat(2)). With size and
-            ``mtime_ns`` of ``library`` they tell whether the path still leads to that file.
-    """
+    """A library seen in the process."""
 
     id: int
     library: TracedLibrary
-    device: int | None = None
-    inode: int | None = None
-    ctime_ns: int | None = None
 
 
 class ContextRecord(TraceRecord, frozen=True, kw_only=True, tag="context"):
@@ -505,12 +499,19 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.enumerated_by) or not self.kernels
 
 
-class LibraryUsage(Record, frozen=True, kw_only=True):
-    """What was used of a library. ``images`` may be empty: it was mapped, nothing more."""
+class LibraryUsage(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What was used of a library. ``images`` may be empty: it was mapped, nothing more.
+
+    Attributes:
+        touched: whole pages of GPU code that a process read, as file offsets; disjoint.
+        untouched: those that each process watched, and none read.
+    """
 
     library: TracedLibrary
     images: tuple[ImageUse, ...]
     processes: tuple[NonNegative, ...]
+    touched: tuple[Span, ...] = ()
+    untouched: tuple[Span, ...] = ()
 
 
 class UsageProcess(Record, frozen=True, kw_only=True):
@@ -625,23 +626,35 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
 
     def why_incomplete(self) -> str | None:
         """Why any file may have been used more than is known; None if it wasn't."""
-        return next((warning.text for warning in self.incomplete), self.why_unended())
+        texts = (warning.text for warning in self.incomplete)
+        return next(itertools.chain(texts, self.why_unended()), None)
 
-    def why_unended(self) -> str | None:
-        """Why any library or file may have been used more: tests are missing. None: they aren't.
+    def unended(self) -> Iterator[UsageProcess]:
+        """The processes that ran tests and did not end by themselves: tests are missing.
 
         Tests may kill their children. A process that runs tests has an end, unless it was killed or
         its trace could not be written.
         """
-        for process in self.processes:
-            if not process.ended and process.header.role.runs_tests:
-                return f"the trace of process {process.header.pid} has no end"
-        return None
+        return (p for p in self.processes if not p.ended and p.header.role.runs_tests)
+
+    def why_unended(self) -> Iterator[str]:
+        """Why any library or file may have been used more: tests are missing."""
+        for process in self.unended():
+            yield f"the trace of process {process.header.pid} has no end"
 
     @property
     def loads_eagerly(self) -> bool:
         """Whether a process ran with CUDA_MODULE_LOADING=EAGER."""
         return any(warning.code == EAGER_LOADING for warning in self.warnings)
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it shows what no process read: pages were watched in a run that is complete.
+
+        With eager loading the driver reads the headers of all that there is.
+        """
+        complete = self.why_incomplete() is None and not self.loads_eagerly
+        return complete and any(library.untouched for library in self.libraries)
 
     def iter_images(self) -> Iterator[ImageUse]:
         """All images: of libraries, in memory, and compiled at run time."""

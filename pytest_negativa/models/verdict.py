@@ -135,7 +135,6 @@ class WorkKind(str, enum.Enum):
 
     NOT_USED = "used when traced, but not on the copies"
     NOT_LAUNCHED = "launched when traced, but not on the copies"
-    LAUNCHED = "launched on the copies, but not when traced"
     REFUSED = "refused by the driver on the copies alone"
     TOUCHED = "removed, and touched on the copies"
 
@@ -147,15 +146,8 @@ NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
 class Tolerance(str, enum.Enum):
     """Why a difference in the work does not speak against a plan."""
 
-    CHOICE = "the originals don't use it in every run"
-    FLAKY = "only flaky tests need it"
-
-
-FIRST_IN_FLAKY = (
-    "which is flaky, and nothing shows whether another test needs it: on the originals, others end "
-    "otherwise"
-)
-"""Why the work of a flaky test speaks against a plan."""
+    NOT_REPEATED = "not repeated: its images stay whole, and no process touched what was removed"
+    CHOICE = "the originals don't use it in every run, or only flaky tests do"
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):
@@ -225,6 +217,7 @@ class FoundBy(str, enum.Enum):
     BISECTION = "bisection"
     TOUCH = "touch"
     REFUSAL = "refusal"
+    NOT_REPEATED = "not-repeated"
 
 
 class NeededSpan(Record, frozen=True, kw_only=True):
@@ -241,7 +234,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         complete: whether it is known to be needed; if not, it is kept only because the search
             isn't finished.
         found_by: by bisection, tests were seen to fail without it; by a touch or the driver's
-            refusal, to ask for it, and it was not tried whether they fail without it.
+            refusal, to ask for it, and it was not tried whether they fail without it. What the
+            copies did not repeat may have needed it.
     """
 
     library: str
@@ -261,6 +255,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
             return f"the driver refused it to {self.test}"
         if self.found_by is FoundBy.TOUCH:
             return f"touched on the copies by {self.test}"
+        if self.found_by is FoundBy.NOT_REPEATED:
+            return "the copies did not repeat all work, and nothing shows that it needs none of it"
         if self.complete:
             return f"needed by {self.test}, found by bisection"
         return "kept: the search for what is needed is not finished"
@@ -309,6 +305,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; if their outcomes differ, only what
             the driver refused.
+        kept: what of the plan is not proved and stays, for work that was not repeated.
     """
 
     run_id: str
@@ -329,6 +326,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     healing: Healing | None = None
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
+    kept: tuple[NeededSpan, ...] = ()
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""

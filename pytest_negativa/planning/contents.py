@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_negativa.models.spans import Span, intersection, union
 from pytest_negativa.models.trace import LibraryUsage, Role, TracedLibrary, Usage
 
 _ONLY_SAMPLED = (
@@ -72,10 +73,15 @@ class Contents:
         unknown = [used for used, is_same in found if is_same is None]
         # What they used outside of their traces may be of this library.
         processes = {p for used in (*same, *unknown, *self._by_size[None]) for p in used.processes}
+        untouched: Iterable[Span] = () if unknown or not same else same[0].untouched
+        for used in same[1:]:
+            untouched = intersection(untouched, used.untouched)
         usage = LibraryUsage(
             library=library,
             images=tuple(image for used in same for image in used.images),
             processes=tuple(sorted(processes)),
+            touched=union(page for used in same for page in used.touched),
+            untouched=tuple(untouched),
         )
         paths = {library.path: None, **{used.library.path: None for used in same}}
         why = (

@@ -32,6 +32,7 @@ from pytest_negativa.models.plan import (
     TrimmedCubin,
     UnusedReason,
 )
+from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus, union
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import keep_needed_spans
@@ -157,6 +158,7 @@ class _Planner:
         for region in self._map.iter_regions():
             if (use := located.uses.get(region.span.start)) is not None:
                 self._look_at(region, use)
+        self._touched = frozenset(self._touched_blocks() if located.touched else ())
         self._left_whole: Counter[str] = Counter()
         # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
         # without data keeps no block and is left out: a library may have 200,000 of them.
@@ -165,6 +167,7 @@ class _Planner:
             (KeepReason.UNREADABLE, True, _why_unreadable),
             (KeepReason.LOADED, located.uses, self._loaded),
             (KeepReason.MEMORY_IMAGE, self._any_frame_used or located.suspects, self._memory_image),
+            (KeepReason.TOUCHED, self._touched, self._was_touched),
             (KeepReason.PLAIN_CUBIN, True, why_plain),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
             (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
@@ -201,6 +204,23 @@ class _Planner:
         use = self._located.use_of(block) if block.is_frame else None
         first = self._located.suspects.get(block.header_offset) if use is None else use.first
         return None if first is None else self._where(first)
+
+    def _was_touched(self, block: CodeBlock) -> str | None:
+        return "a process read it past the driver" if block.start in self._touched else None
+
+    def _touched_blocks(self) -> Iterator[int]:
+        """Starts of the blocks on touched pages that hold nothing that the driver read.
+
+        It reads the headers of a region that it loads, and the payload that it chooses.
+        """
+        used = [block for block in self._blocks if self._located.use_of(block) is not None]
+        regions = {r.span for b in used if (r := b.region) is not None}
+        others = union((b.start, b.end) for b in used if b.region and b.start not in self._fitting)
+        read = [*minus(regions, others), *((b.start, b.end) for b in used if b.region is None)]
+        pages = tuple(minus(self._located.touched, around(read, PAGE_SIZE)))
+        for block in self._blocks:
+            if any(intersection([(block.start, block.end)], pages)):
+                yield block.start
 
     def _needed_relocatable(self, block: CodeBlock) -> str | None:
         return self._relocatable.get(block.anchor) if self._is_wanted(block) else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap
 from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, TrimmedCubin
 from pytest_negativa.models.spans import Span
@@ -68,6 +69,20 @@ def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> Library
 def part_of(span: NeededSpan) -> Part:
     """The part of a library that a span of ``healed.json`` names."""
     return Part(span.library, span.region, span.start, span.code)
+
+
+def of_each_path(
+    planned: Iterable[AnalyzedLibrary], spans: Sequence[NeededSpan]
+) -> tuple[NeededSpan, ...]:
+    """The spans, and the same ones of other paths with the same content: that is one library."""
+    digests = {p.plan.library.path: p.plan.library.sha256 for p in planned}
+    of_all = [
+        replace(span, library=path)
+        for span in spans
+        for path, sha256 in digests.items()
+        if path == span.library or (sha256 is not None and sha256 == digests[span.library])
+    ]
+    return tuple({part_of(span): span for span in of_all}.values())
 
 
 def _kept(decision: Decision, detail: str) -> Decision:

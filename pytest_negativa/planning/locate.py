@@ -63,6 +63,7 @@ def locate_library(
         suspects=_suspects(
             library_map, {s: image for s, image in memory.items() if s not in hashes}
         ),
+        touched=() if usage.loads_eagerly else library_usage.touched,
     )
 
 

@@ -13,9 +13,8 @@ from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
-from pytest_negativa.models.lock import Lock, LockedLibrary
+from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.report import LibraryRow
 from pytest_negativa.models.snapshot import (
     DIFFERENCE_VERSION,
     SNAPSHOT_VERSION,
@@ -151,23 +150,23 @@ def snapshot_map(
 
 
 def snapshot_lock(lock: Lock, title: str) -> Snapshot:
-    """The libraries of a lock."""
-    return snapshot_figures(title, (*lock.libraries, *lock.files))
-
-
-def snapshot_figures(title: str, rows: Iterable[LockedLibrary | LibraryRow]) -> Snapshot:
-    """The libraries of a lock or report, which tells neither archs nor kernels of unused code."""
+    """The libraries of a lock, which tells neither archs nor reasons."""
     libraries = (
         SnapshotLibrary(
             name=one.path,
             place=None if PurePath(one.path).is_absolute() else one.path,
             version=one.version,
             size=one.size,
-            rows=_kept_and_unused(
-                one.elements, one.code_bytes, one.elements - one.kept_elements, one.unused_bytes
+            rows=(
+                SnapshotRow(
+                    None, _KEPT, False, one.kept_elements, one.code_bytes - one.unused_bytes
+                ),
+                SnapshotRow(
+                    None, _UNUSED, True, one.elements - one.kept_elements, one.unused_bytes
+                ),
             ),
         )
-        for one in rows
+        for one in (*lock.libraries, *lock.files)
     )
     return make_snapshot(title, libraries)
 
@@ -179,16 +178,6 @@ def fold_file(one: SnapshotLibrary, holder: str) -> SnapshotLibrary:
     """
     name = name_of_files(holder)
     return replace(one, name=name, place=name)
-
-
-def _kept_and_unused(
-    elements: int, size: int, unused: int, unused_bytes: int
-) -> tuple[SnapshotRow, SnapshotRow]:
-    """The rows of a source that tells neither archs nor reasons."""
-    return (
-        SnapshotRow(None, _KEPT, False, elements - unused, size - unused_bytes),
-        SnapshotRow(None, _UNUSED, True, unused, unused_bytes),
-    )
 
 
 def pair(before: Snapshot, after: Snapshot) -> Snapshot:

@@ -22,6 +22,10 @@ _POLL = 0.1
 # Linux's name of a file that has no name any more (proc_pid_maps(5)), and NFS's (nfs(5)).
 _GONE = " (deleted)"
 _GONE_ON_NFS = "/.nfs"
+_DRIVER = "libcuda.so"
+# TCP_LISTEN of net/tcp_states.h, and __SO_ACCEPTCON of linux/net.h: proc_pid_net(5).
+_TCP_LISTEN = "0A"
+_ACCEPTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class FileUser:
         who: its id and executable, in words.
         started: when it began, seconds since the epoch; up to a second too early. 0 for what this
             process runs in, such as a wrapper: no test started that.
-        listens: it waits for connections by TCP, so that a test may talk to it.
+        listens: it waits for connections, so that a test may talk to it.
     """
 
     who: str
@@ -104,18 +108,50 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             used |= set(_mapped_files(process, inodes))
             if used:
                 is_ancestor = process.name in ancestors
-                other = psutil.Process(int(process.name))
-                started = 0.0 if is_ancestor else other.create_time()
-                states = {one.status for one in other.net_connections("tcp")}
-                listens = not is_ancestor and psutil.CONN_LISTEN in states
+                started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
+                listens = not is_ancestor and _listens(process)
                 user = FileUser(_describe(process), started, listens)
                 yield from ((path, user) for path in sorted(used))
 
 
+def processes_with_driver(started_by: str, apart_from: str) -> Iterator[str]:
+    """In words: other processes with CUDA's driver mapped, and with a word in their environment.
+
+    Args:
+        started_by: the word.
+        apart_from: a word that their environment does not have.
+    """
+    for process in _other_processes():
+        with contextlib.suppress(OSError):
+            environ = (process / "environ").read_bytes()
+            if os.fsencode(started_by) in environ and os.fsencode(apart_from) not in environ:
+                mapped = {Path(words[5]).name for words in _mappings(process) if words[5:]}
+                if any(name.startswith(_DRIVER) for name in mapped):
+                    yield _describe(process)
+
+
+def _listens(process: Path) -> bool:
+    """Whether it waits for connections by TCP or at a Unix socket."""
+    sockets = {name[8:-1] for name in _open_names(process) if name.startswith("socket:[")}
+    rows = [words for name in ("tcp", "tcp6") for words in _rows(process / "net" / name)]
+    listening = {words[9] for words in rows if words[3] == _TCP_LISTEN}
+    rows = list(_rows(process / "net/unix"))
+    listening |= {words[6] for words in rows if int(words[3], 16) & _ACCEPTS}
+    return not sockets.isdisjoint(listening)
+
+
+def _rows(table: Path) -> Iterator[list[str]]:
+    # A kernel without IPv6 has no tcp6.
+    with contextlib.suppress(FileNotFoundError):
+        for line in table.read_text("utf-8", "surrogateescape").splitlines()[1:]:
+            yield line.split()
+
+
 def _other_processes() -> Iterator[Path]:
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
-            yield process
+    """The newest first: they end soonest."""
+    for number in sorted((int(n) for n in os.listdir("/proc") if n.isdecimal()), reverse=True):  # noqa: PTH208
+        if number != os.getpid():
+            yield Path("/proc", str(number))
 
 
 def _describe(process: Path) -> str:

@@ -18,16 +18,18 @@ import os
 import select
 import struct
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_negativa.processes.file_users import users_of
+from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.storage.system import process_mark
 
-_IN_OPEN = 0x20  # linux/inotify.h
+_IN_ACCESS = 0x1  # linux/inotify.h
+_IN_OPEN = 0x20
 _IN_DELETE_SELF = 0x400
 _IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000  # the inode is gone, or its file system
@@ -53,11 +55,13 @@ class Opens:
         times: by path: how often the file was opened, at least. Equal events in a row are one.
         openers: by path: the processes that had it open or mapped shortly after, in words.
         unseen: by path: why opens may have been missed.
+        strangers: by path of a copy: processes that used it without the redirect, in words.
     """
 
     times: Mapping[str, int] = field(default_factory=dict)
     openers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
+    strangers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class OpenWatch:
@@ -70,6 +74,10 @@ class OpenWatch:
             watches is reached, the first ones are watched.
         finds_openers: whether to look for the processes.
     """
+
+    _event = _IN_OPEN
+    # After each reading the thread rests for so many times as long.
+    _rest = 0
 
     def __init__(self, paths: Iterable[str], *, finds_openers: bool = True) -> None:
         self._paths = tuple(paths)
@@ -104,7 +112,7 @@ class OpenWatch:
         for path in self._paths:
             try:
                 self._devices[path] = self._watch_canary(inotify, str(Path(path).parent))
-                watch = _add_watch(inotify, path, _IN_OPEN)
+                watch = _add_watch(inotify, path, self._event)
                 self._files[path] = _file_at(path)
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
@@ -221,11 +229,14 @@ class OpenWatch:
         self.finish()
 
     def _read_until(self, inotify: int, stop: int) -> None:
-        poll = select.poll()
+        poll, end = select.poll(), select.poll()
+        end.register(stop, select.POLLIN)
         for descriptor in (inotify, stop):
             poll.register(descriptor, select.POLLIN)
         while not any(descriptor == stop for descriptor, _ in poll.poll()):
+            begin = time.monotonic()
             self.read()
+            end.poll(1000 * self._rest * (time.monotonic() - begin))
 
     def add_events(self, data: bytes) -> None:
         """Count the opens of a buffer of events, and look for the processes."""
@@ -236,7 +247,7 @@ class OpenWatch:
                 # A new file may have got the number of the inode.
                 for path in self._by_watch.get(watch, ()):
                     self._unseen.setdefault(path, _REPLACED)
-            if not mask & _IN_OPEN:
+            if not mask & self._event:
                 continue
             for path in self._by_watch.get(watch, ()):
                 self._times[path] += 1
@@ -247,6 +258,51 @@ class OpenWatch:
                     self._openers[path].update((user.who, None) for _, user in users_of([path]))
                     if not self._openers[path]:
                         del self._openers[path]
+
+
+class CopyWatch(OpenWatch):
+    """Watches copies: which processes use them that the redirect did not lead there?
+
+    A file is opened before its process has it, and the loader reads it then. So the search begins
+    with each of both, and once more at the end.
+
+    Args:
+        copies: the files.
+        auditor: the library that every redirected process has mapped.
+    """
+
+    _event = _IN_OPEN | _IN_ACCESS
+    _rest = 9
+
+    def __init__(self, copies: Iterable[str], auditor: str) -> None:
+        super().__init__(copies, finds_openers=False)
+        self._auditor = auditor
+        self._strangers: dict[str, dict[str, None]] = defaultdict(dict)
+
+    @property
+    def opens(self) -> Opens:
+        strangers = {path: tuple(found) for path, found in self._strangers.items()}
+        return Opens(unseen=dict(self._unseen), strangers=strangers)
+
+    def read(self) -> None:
+        """Take in what was opened or read until now, and look for the processes."""
+        before = sum(self._times.values())
+        super().read()
+        if sum(self._times.values()) != before:
+            self._search()
+
+    def finish(self) -> None:
+        """End the watch."""
+        super().finish()
+        self._search()
+
+    def _search(self) -> None:
+        found: dict[FileUser, set[str]] = defaultdict(set)
+        for path, user in users_of([*self._paths, self._auditor] if self._paths else ()):
+            found[user].add(path)
+        for user, paths in found.items():
+            for path in paths if self._auditor not in paths else ():
+                self._strangers[path][user.who] = None
 
 
 def _file_at(path: str) -> tuple[int, int]:

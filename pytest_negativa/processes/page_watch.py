@@ -14,8 +14,8 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
-ALLOWED_VARIABLE = "NEGATIVA_PAGES_ALLOWED"
 TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
+ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
 
@@ -41,22 +41,24 @@ def why_unwatchable() -> str | None:
 def watch_environment(
     environ: Mapping[str, str],
     logs: Path,
-    allowed: Path | None = None,
     *,
     by_test: bool = False,
+    only_gpu: bool = False,
 ) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 
     Args:
-        allowed: a file of ``hostcode.page_logs.encode_allowed``: which pages may be touched.
+        only_gpu: record nothing of CPU code.
         by_test: a process may tell which test runs, see ``TestTeller``.
 
     Raises:
         PageWatchError: this machine can't do it.
     """
-    added = {**_with_watch(environ), LOGS_VARIABLE: str(logs.absolute())}
-    if allowed is not None:
-        added[ALLOWED_VARIABLE] = str(allowed.absolute())
+    added = {
+        **_with_watch(environ),
+        LOGS_VARIABLE: str(logs.absolute()),
+        ONLY_GPU_VARIABLE: "1" if only_gpu else "",
+    }
     if by_test:
         added[TEST_VARIABLE] = ""
     return added

@@ -1,4 +1,4 @@
-/* Records which pages of CPU code a process touches, and can keep the others unreadable.
+/* Records which pages of CPU code and of GPU code a process touches.
  *
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first
@@ -8,23 +8,22 @@
  * tests are told apart, because a guard discards what a program wrote to a page.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_ALLOWED, a file of records as in a log whose bits say which pages of a library
- * may be touched. Others stay inaccessible: the touch is noted, and the signal is the program's.
- * NEGATIVA_PAGES_TEST, the test that started the process.
- * Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a spare, or
- * with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a shared
- * mapping of a file, so a process that is killed loses nothing. fallocate reserves its blocks:
- * touching a hole of a file on a full disk would be a SIGBUS.
+ * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
+ * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
+ * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
+ * shared mapping of a file, so a process that is killed loses nothing. fallocate reserves its
+ * blocks: touching a hole of a file on a full disk would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark. Not so where tests are told apart or pages are forbidden.
+ * what they have needs no second mark. Not so where tests are told apart.
  *
  * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
  * inaccessible again then, and the test has bits of its own for those that it touches.
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
- * all data, because the kernel reads it without a signal (EFAULT); pages that a section shares.
- * Constants are looked at when the process ends, see pages/constants.h.
+ * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
+ * shares. What the program hands to libc's write and the like is read before. Constants are looked
+ * at when the process ends, see pages/constants.h.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -43,58 +42,71 @@
 #define MAX_PARTS (max_mappings() / 2)
 #endif
 
-/* A record of pages of a library, whose bits come last and are 0. `base`: of the ranges. */
+static bool only_gpu; /* no CPU code */
+
+/* A record of pages of a library, whose bits come last and are 0; NULL: there is no room. `base`:
+ * of the ranges; `fd`: the file at `path`; -1: none. */
 static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
                                size_t bit_bytes, const char *path, int fd, size_t *size) {
     size_t length = strlen(path);
     size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
     *size = align8(bits + bit_bytes);
     LogRecord *record = add_record(*size);
-    if (record == NULL) return NULL;
+    if (record == NULL) {
+        note_lost(NO_ROOM);
+        return NULL;
+    }
     record->kind = kind;
     record->range_count = (uint32_t)count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
     if (fd >= 0) describe(record, fd, "");
     LogRange *to = (LogRange *)(record + 1);
-    for (size_t i = 0; i < count; i++)
-        to[i] = (LogRange){ranges[i].start - base, ranges[i].end - base};
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = ranges[i].start - base, moved = 0;
+        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1) : NULL;
+        if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
+        to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
+    }
     memcpy(to + count, path, length);
     return record;
 }
 
-static Library *watch(const struct link_map *map) {
-    static char path[PATH_MAX];
+/* A record of a library's constants, of which this process has not noted any; NULL: it has none. */
+static LogRecord *expect_constants(int fd, const char *path) {
     Range constants[MAX_RANGES];
-    size_t constant_count = 0, constant_pages = 0, size;
+    size_t count = 0, pages = 0, size;
+    find_ranges(fd, CONSTANTS, constants, &count);
+    for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
+    if (pages == 0) return NULL;
+    LogRecord *record =
+        start_record(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
+    if (record == NULL) return NULL;
+    record->flags = 1;
+    publish(record, size);
+    return record;
+}
+
+/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
+static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
+                      uint32_t kind) {
+    size_t size;
     Library *library = begin_library(map);
     if (library == NULL) return NULL;
-    if (realpath(map->l_name, path) == NULL) path[0] = 0;
-    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool watched = fd >= 0 && !relocates_code(map) &&
-                   find_ranges(fd, map, library, constants, &constant_count);
+    bool watched = is_read && find_ranges(fd, kind, library->ranges, &library->range_count);
+    if (kind == GPU_CODE && library->range_count == 0) return NULL;
+    for (size_t i = 0; i < library->range_count; i++) {
+        library->ranges[i].start += library->base;
+        library->ranges[i].end += library->base;
+    }
     size_t pages = number_pages(library);
-    for (size_t i = 0; i < constant_count; i++)
-        constant_pages += (constants[i].end - constants[i].start) / PAGE;
-    if (watched && constant_pages > 0) {
-        library->constants = start_record(CONSTANTS, constants, constant_count, 0,
-                                          (constant_pages + 7) / 8, path, fd, &size);
-        if (library->constants != NULL) {
-            library->constants->flags = 1;
-            publish(library->constants, size);
-        }
-    }
-    LogRecord *record = start_record(LIBRARY, library->ranges, library->range_count, library->base,
+    if (watched && kind == LIBRARY) library->constants = expect_constants(fd, path);
+    LogRecord *record = start_record(kind, library->ranges, library->range_count, library->base,
                                      library->bit_bytes, path, fd, &size);
-    if (fd >= 0) close_file(fd);
-    if (record == NULL) {
-        note_lost(NO_ROOM);
-        return NULL;
-    }
+    if (record == NULL) return NULL;
     library->record = record;
     library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
-    library->allowed = watched ? find_bits(&allowed, record, library->bit_bytes) : NULL;
-    record->flags = (watched ? 0 : UNWATCHED) | (library->allowed != NULL ? RESTRICTED : 0);
+    record->flags = watched ? 0 : UNWATCHED;
     publish(record, size);
     if (!watched) return NULL;
     show_to_handler(library);
@@ -102,8 +114,20 @@ static Library *watch(const struct link_map *map) {
         add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
     hide(library);
     open_known(library);
-    if (pages >= LARGE) offer_log();
+    if (pages >= LARGE && kind == LIBRARY) offer_log();
     return library;
+}
+
+/* Returns what is watched of a library: its CPU code and its GPU code, or one of them. */
+static Library *watch_all(const struct link_map *map) {
+    static char path[PATH_MAX];
+    if (realpath(map->l_name, path) == NULL) path[0] = 0;
+    int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
+    bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
+    Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
+    Library *gpu = watch(map, fd, path, is_read, GPU_CODE);
+    if (fd >= 0) close_file(fd);
+    return code != NULL ? code : gpu;
 }
 
 /* ---- What the loader calls ---- */
@@ -122,13 +146,12 @@ static unsigned long max_mappings(void) {
 }
 
 EXPORT unsigned int la_version(unsigned int version) {
-    const char *folder = getenv("NEGATIVA_PAGES_LOGS"),
-               *restricted = getenv("NEGATIVA_PAGES_ALLOWED");
+    const char *folder = getenv("NEGATIVA_PAGES_LOGS");
     const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
-        restricted = name = NULL;
+        name = NULL;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -146,12 +169,13 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, most_parts);
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
-        (restricted != NULL && !read_records(restricted, &allowed)) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }
     by_test = name != NULL;
+    const char *gpu = getenv("NEGATIVA_PAGES_GPU");
+    only_gpu = gpu != NULL && gpu[0] != 0;
     if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
@@ -178,21 +202,13 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         note_lost("libc's functions for signals can't be replaced.");
     } else {
         lock();
-        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch(map));
+        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch_all(map));
         unlock();
     }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */
 }
 
-/* Destructors have run; what comes to lie there later is not ours. At the process's end the loader
- * closes the program first (_dl_fini), and unmaps nothing: code of a closed library may still run.
- */
-EXPORT unsigned int la_objclose(uintptr_t *cookie) {
-    static atomic_bool ends;
-    if (*cookie == PROGRAM) atomic_store(&ends, true);
-    Library *library = *cookie == PROGRAM ? NULL : (Library *)*cookie;
-    if (library == NULL || atomic_load(&ends)) return 0;
-    lock();
+static void forget(Library *library) {
     int pagemap = library->constants != NULL ? open_pagemap() : -1;
     if (pagemap >= 0) {
         note_constants(library, pagemap);
@@ -206,6 +222,20 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     if (library->open != NULL) munmap(library->open, library->bit_bytes);
     if (library->ranges != library->own_ranges)
         munmap(library->ranges, library->range_count * sizeof *library->ranges);
+}
+
+/* Destructors have run; what comes to lie there later is not ours. At the process's end the loader
+ * closes the program first (_dl_fini), and unmaps nothing: code of a closed library may still run.
+ */
+EXPORT unsigned int la_objclose(uintptr_t *cookie) {
+    static atomic_bool ends;
+    if (*cookie == PROGRAM) atomic_store(&ends, true);
+    Library *library = *cookie == PROGRAM ? NULL : (Library *)*cookie;
+    if (library == NULL || atomic_load(&ends)) return 0;
+    uintptr_t base = library->base;
+    lock();
+    for (size_t i = 0; i < atomic_load(&library_count); i++)
+        if (libraries[i].base == base && atomic_load(&libraries[i].watched)) forget(&libraries[i]);
     unlock();
     return 0;
 }

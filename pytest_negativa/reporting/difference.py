@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from pytest_negativa.models.plan import UnusedReason
@@ -42,10 +42,7 @@ def render_difference(
         top: how many rows to show of each table; 0 shows all.
     """
     libraries = difference.libraries
-    code = Change(
-        sum(one.code.before or 0 for one in libraries),
-        sum(one.code.after or 0 for one in libraries),
-    )
+    code = Change.total(one.code for one in libraries)
     yield (
         f"GPU code of {printable(difference.after)}, compared with {printable(difference.before)}: "
         f"{_sizes(code)}"
@@ -107,14 +104,7 @@ def _cells(change: Change) -> list[str]:
 def _rest(top: int, changes: Sequence[_T], of: Callable[[_T], Change]) -> list[str]:
     """The figures of what is folded, below how many there are; empty if nothing is."""
     folded = changes[top:] if top else ()
-    return [f"{len(folded):,} more", *_cells(_sum(map(of, folded)))] if folded else []
-
-
-def _sum(changes: Iterable[Change]) -> Change:
-    found = tuple(changes)
-    before = [one.before for one in found if one.before is not None]
-    after = [one.after for one in found if one.after is not None]
-    return Change(sum(before) if before else None, sum(after) if after else None)
+    return [f"{len(folded):,} more", *_cells(Change.total(map(of, folded)))] if folded else []
 
 
 def _table(

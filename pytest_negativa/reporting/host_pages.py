@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.models.hostcode import HostReport, HostRow, HostVariant
+from pytest_negativa.models.hostcode import HostReport, HostRow
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
@@ -30,8 +30,6 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
     )
     if report.libraries:
         yield _table(report.libraries, top)
-    if report.variants:
-        yield _variants(report.variants, top)
     if report.incomplete:
         title = "All CPU code counts as used, because more may have been touched:"
         yield itemize(title, report.incomplete)
@@ -47,23 +45,6 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
 def _table(rows: Sequence[HostRow], top: int) -> str:
     shown = first_rows(rows, top, lambda row: Path(row.path).name, _cells)
     return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows), drop=((5, 6), 1, 2))
-
-
-def _variants(rows: Sequence[HostVariant], top: int) -> str:
-    """Copies of functions for instruction sets; a CPU without them never runs them."""
-    shown = [
-        (
-            printable(Path(row.path).name),
-            row.instructions,
-            "yes" if row.runs_here else "no",
-            format_bytes(row.bytes),
-            f"{row.functions:,}",
-            f"{row.touched_functions:,}",
-        )
-        for row in rows[: top or len(rows)]
-    ]
-    headers = ("code for instruction sets", "", "runs here", "size", "functions", "touched at most")
-    return format_table("lllrrr", headers, shown, drop=((4, 5), 2, 3))
 
 
 def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
 from pytest_negativa.errors import one_of
@@ -17,6 +16,7 @@ from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
@@ -48,7 +48,7 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
             [
                 f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
                 *_problem_lines(summary),
-                *([_removed_line(removed)] if removed is not None else []),
+                *([_removed_line([removed])] if removed is not None else []),
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
@@ -91,14 +91,14 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         parts.append(_device_line(summary.devices, summary.loaded_bytes, summary.code_bytes))
     parts.extend(_problem_lines(summary))
     if removed is not None:
-        parts.append(_removed_line(removed))
+        parts.append(_removed_line([removed]))
     return "\n\n".join(parts)
 
 
 def set_report(
     label: str,
     summaries: Sequence[LibrarySummary],
-    removed: Mapping[str, Removed],
+    removed: Sequence[Removed],
     windows: int = 0,
 ) -> str:
     """A folder or distribution: its files with GPU code, totals, code by arch.
@@ -109,7 +109,7 @@ def set_report(
     Args:
         label: of the folder or distribution.
         summaries: of its files.
-        removed: of the slimmed libraries among them, by path.
+        removed: of the slimmed libraries among them.
         windows: the number of libraries of Windows beside them.
     """
     libraries = [s for s in summaries if s.file_kind is FileKind.LIBRARY]
@@ -138,7 +138,9 @@ def set_report(
             _file_table("file", link_time),
         ]
     problems = [line for summary in summaries for line in _problem_lines(summary)]
-    problems += _removed_lines(removed)
+    if removed:
+        who = format_items(len(removed), "of these libraries was", "of these libraries were")
+        problems.append(_removed_line(removed, f"{who} slimmed"))
     headline = ", ".join(found) + format_foreign(code for s in summaries for code in s.foreign)
     headline += windows_text(windows)
     return "\n\n".join([f"{printable(label)}: {headline}", *parts, *problems])
@@ -157,7 +159,8 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
     for s in summaries:
         folder = s.path if s.file_kind.is_host else os.path.dirname(s.path)  # noqa: PTH120
         groups[folder, s.file_kind].append(s)
-    names = short_names([s.path for s in summaries])
+    paths = [s.path for s in summaries]
+    names = dict(zip(paths, short_names(paths), strict=True))
     common = os.path.commonpath([folder for folder, _ in groups])
     rows = []
     for (folder, kind), group in sorted(
@@ -178,16 +181,6 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
         total=["total", *_figures(summaries)],
         drop=(6, 4, 5, 3, 7, 1),
     )
-
-
-def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """File names; where two files share one, their paths below the folder that all are in."""
-    counts = Counter(Path(path).name for path in paths)
-    common = os.path.commonpath(paths) if len(paths) > 1 else ""
-    return {
-        path: name if counts[name := Path(path).name] == 1 else os.path.relpath(path, common)
-        for path in paths
-    }
 
 
 def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
@@ -339,50 +332,19 @@ def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
     )
 
 
-def _removed_line(removed: Removed, who: str = "Slimmed", where: str | None = None) -> str:
-    if where is None and removed.spare is not None:
-        where = (
-            f"lie in its spare {printable(removed.spare)}, and come back when a program uses them"
-        )
-    before = "" if removed.size_before is None else f" from {format_bytes(removed.size_before)}"
-    lost = []
-    if removed.gone_bytes:
-        gone = format_bytes(removed.gone_bytes)
-        lost.append(f"{gone} of sections with GPU code {where or 'are no longer in the file'}")
-    if removed.elements:
-        places = format_items(removed.elements, "place", "places")
-        lost.append(f"elements are gone from {places} in regions that are left")
-    functions = [
-        format_items(count, *words)
-        for count, *words in (
-            (removed.kernels, "kernel", "kernels"),
-            (removed.device_functions, "device function", "device functions"),
-        )
-        if count
-    ]
-    if functions:
-        lost.append(f"{' and '.join(functions)} are gone from cubins that are left")
-    what = f"listed is what is left. {'; '.join(lost)}" if lost else "no GPU code was taken out"
-    return f"{who} by negativa slim{before}; {what}."
-
-
-def _removed_lines(removed: Mapping[str, Removed]) -> list[str]:
-    """For several libraries: how many were slimmed, and the sums."""
-    if not removed:
-        return []
-    sizes = [r.size_before for r in removed.values()]
-    whole = Removed(
-        size_before=sum(size or 0 for size in sizes) if all(sizes) else None,
-        gone_bytes=sum(r.gone_bytes for r in removed.values()),
-        elements=sum(r.elements for r in removed.values()),
-        kernels=sum(r.kernels or 0 for r in removed.values()),
-        device_functions=sum(r.device_functions or 0 for r in removed.values()),
-        stored_bytes=sum(r.stored_bytes for r in removed.values()),
-    )
-    who = format_items(len(removed), "of these libraries was", "of these libraries were")
-    spares = sum(r.spare is not None for r in removed.values())
-    where = f"are no longer in the files; with a spare: {spares:,}" if spares else None
-    return [_removed_line(whole, f"{who} slimmed", where)]
+def _removed_line(removed: Sequence[Removed], who: str = "Slimmed") -> str:
+    """What slim took out of libraries, all together."""
+    sizes = [one.size_before for one in removed]
+    before = f" from {format_bytes(sum(size or 0 for size in sizes))}" if all(sizes) else ""
+    spares = [one.spare for one in removed if one.spare is not None]
+    where = f"are no longer in the file{'s' if len(removed) > 1 else ''}"
+    if spares and len(removed) > 1:
+        where += f"; with a spare: {len(spares):,}"
+    elif spares:
+        where = f"lie in its spare {printable(spares[0])}, and come back when a program uses them"
+    gone = sum(one.gone_bytes for one in removed)
+    lost = f" {format_bytes(gone)} of sections with GPU code {where}." if gone else ""
+    return f"{who} by negativa slim{before}; listed is what is left.{lost}"
 
 
 def _problem_lines(summary: LibrarySummary) -> list[str]:

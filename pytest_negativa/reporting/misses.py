@@ -7,11 +7,11 @@ from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary
+from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize
 from pytest_negativa.reporting.units import format_bytes, format_items
 
-_PAGE_SIZE = 4096
 _HEADERS = ("library", "misses", "pages", "size", "functions", "elements")
 
 
@@ -31,7 +31,7 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
     pages = sum(row.pages for row in libraries)
     misses = sum(row.misses for row in libraries)
     yield (
-        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * _PAGE_SIZE)}) came back to "
+        f"{format_items(pages, 'page', 'pages')} ({format_bytes(pages * PAGE_SIZE)}) came back to "
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
@@ -54,7 +54,7 @@ def _cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
         name,
         f"{sum(row.misses for row in rows):,}",
         f"{pages:,}",
-        format_bytes(pages * _PAGE_SIZE),
+        format_bytes(pages * PAGE_SIZE),
         f"{sum(one.kind is CodeKind.FUNCTION for one in code):,}",
         f"{sum(one.kind is CodeKind.GPU_CODE for one in code):,}",
     ]

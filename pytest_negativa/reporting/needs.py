@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pytest_negativa.models.listing import NeedList
 from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 
@@ -32,3 +33,5 @@ def render_needs(needs: NeedList) -> Iterator[str]:
     ]
     headers = ("library", "GPU code", "all tests", "these tests", "", "kernels")
     yield format_table("lrrrrr", headers, rows, drop=(5, 4, 1, 2))
+    if needs.plan is not None:
+        yield printable(f"Plan in {needs.plan}")

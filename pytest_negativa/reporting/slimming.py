@@ -24,7 +24,7 @@ _MANY = 4
 
 
 def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
-    """Render a table of the libraries that changed, and lines for the others with the reason.
+    """Render tables of the libraries that changed and that are sound, and lines for the others.
 
     Args:
         rows: of all libraries.
@@ -47,25 +47,10 @@ def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
         headers = ("library", "before", "after", "share", "")
         cells = [_cells(row) for row in changed]
         parts += _with_details("lrrrl", headers, cells, changed, total)
-    lines = list(_lines(rows))
-    if lines:
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) if rows else nothing
-
-
-def render_check(rows: Sequence[SlimRow], nothing: str) -> str:
-    """Render a table of the sound libraries, and lines for those that are other files now.
-
-    Args:
-        rows: of all slimmed libraries.
-        nothing: the text if there are no rows.
-    """
-    sound = sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path)
-    parts: list[str] = []
-    if sound:
+    if sound := sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path):
         # Of files that were removed, nothing is there.
-        cells = [(r.path, format_bytes(r.after) if r.after else "-", r.status.value) for r in sound]
-        parts += _with_details("lrl", ("library", "size", ""), cells, sound, None)
+        sizes = [(r.path, format_bytes(r.after) if r.after else "-", r.status.value) for r in sound]
+        parts += _with_details("lrl", ("library", "size", ""), sizes, sound, None)
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
@@ -159,8 +144,5 @@ def _kind(row: SlimRow) -> str:
     return "each would save less than the minimum" if detail.startswith(_SMALL) else detail
 
 
-_BRING = (
-    "bring the spares back (negativa fetch does, if push --spares sent them), or set "
-    "NEGATIVA_SPARE_DIR to their folder"
-)
+_BRING = "bring the spares back, or set NEGATIVA_SPARE_DIR to their folder"
 _SMALL = ("saves only", "there is nothing to remove")

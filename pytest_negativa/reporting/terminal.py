@@ -95,6 +95,9 @@ def _headline(report: RunReport, width: int) -> str:
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
         f"({share}) in {holders} is unused on {where}."
     ]
+    if report.watched_bytes:
+        watched = format_share(report.watched_bytes, report.unused_bytes)
+        lines.append(f"Watched: no process read {watched} of the unused bytes.")
     if report.replay is not None:
         lines.append(printable(report.replay))
     if report.part is not None:

@@ -7,7 +7,7 @@ without a lock sees whole copies only.
 
 A copy is used again if it was made from the same bytes by the same edits, and neither file was
 written to since. The manifest notes size, times, inode and device of both files; no program can set
-the change time. If a state differs, or the system was restarted, the file is hashed.
+the change time. If a state differs, the file is hashed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,6 @@ class _Reconstructor:
         self._root = root
         self._fill = fill
         self._compact = compact
-        self._boot = _boot()
         self._stop = threading.Event()
         self._known: dict[str, CopyRecord | None] = {}
 
@@ -187,7 +186,7 @@ class _Reconstructor:
         if (made := self._reusable(library, target, recipe)) is None:
             remove_abandoned(target)
             made = self._write(planned, edits, target)
-        return CopyRecord(recipe=recipe, boot=self._boot, library=made)
+        return CopyRecord(recipe=recipe, library=made)
 
     def _write(self, planned: AnalyzedLibrary, unused: Edits, target: Path) -> ReconstructedLibrary:
         """Write a copy, compacted if that was asked for and compaction does not refuse.
@@ -261,15 +260,14 @@ class _Reconstructor:
         known = self._known.get(library.path)
         if known is None or known.recipe != recipe:
             return None
-        made, same_boot = known.library, known.boot == self._boot
+        made = known.library
         copy = _state(target)
         if copy is None or copy.size != made.copy_state.size:
             return None
-        unproved = not same_boot or copy != made.copy_state
-        if unproved and _sha256(target) != made.copy_sha256:
+        if copy != made.copy_state and _sha256(target) != made.copy_sha256:
             return None
         original = _state(Path(library.path))
-        if not same_boot or original != made.original_state:
+        if original != made.original_state:
             original = check_digest(library)
         return msgspec.structs.replace(
             made, library=library, reused=True, copy_state=copy, original_state=original
@@ -344,12 +342,3 @@ def _sha256(path: Path) -> str | None:
             return source.sha256()
     except FormatError:
         return None
-
-
-def _boot() -> str:
-    """An identifier of this start of the system, see random(4)."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        # Never equal to a noted one.
-        return f"unknown {os.urandom(8).hex()}"

@@ -1,4 +1,4 @@
-"""What a session was started with: options, variables, and the files of its tests."""
+"""What a session was started with: options, variables, and the project's files that it ran."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.outcomes import Circumstances
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.system import read_regular
@@ -22,6 +23,8 @@ BY_CACHE = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepw
 """Options that select or order tests by what ran before, by attribute."""
 
 _OURS = "negativa"
+# Bytes; of a larger extension module the digest would take long.
+_MOST_READ = 16 << 20
 # How many processes run the tests, and what is shown of them, decide nothing in a test. A round
 # switches off those by pytest's cache.
 _NO_MATTER = {
@@ -43,7 +46,7 @@ def circumstances_of(
     Args:
         config: the session's.
         variables: its environment when it began.
-        files: paths below the root folder of the files with tests.
+        files: paths below the root folder of the files with tests, and of modules.
     """
     path = Path(sys.argv[0])
     program = path.parent.name if path.name == "__main__.py" else path.name
@@ -54,6 +57,19 @@ def circumstances_of(
         variables={name: digests[name][:4] for name in sorted(digests)},
         files=dict(_digests(config, files)),
     )
+
+
+def modules_below(root: Path) -> list[str]:
+    """Paths below a folder of the modules that this process imported, but for installed ones."""
+    found = set()
+    for module in tuple(sys.modules.values()):
+        # Some programs put objects there that import more when they are asked.
+        names = getattr(module, "__dict__", None)
+        path = names.get("__file__") if isinstance(names, dict) else None
+        if isinstance(path, str) and not is_installed(path):
+            with contextlib.suppress(ValueError):
+                found.add(str(Path(path).relative_to(root)))
+    return sorted(found)
 
 
 def _options(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -76,7 +92,7 @@ def _digests(config: pytest.Config, files: Collection[str]) -> Iterator[tuple[st
     for file in sorted({*files, *conftests}):
         # Most folders have no conftest.py.
         with contextlib.suppress(OSError):
-            yield utf8(file), _digest(read_regular(config.rootpath / file))
+            yield utf8(file), _digest(read_regular(config.rootpath / file, limit=_MOST_READ))
 
 
 def _digest(data: bytes) -> str:

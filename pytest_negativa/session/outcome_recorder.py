@@ -24,7 +24,8 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
-from pytest_negativa.session.circumstances import circumstances_of
+from pytest_negativa.session.child_ends import ChildEnds
+from pytest_negativa.session.circumstances import circumstances_of, modules_below
 from pytest_negativa.session.error_words import describe_error
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.records import utf8
@@ -42,6 +43,10 @@ ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
 SUBTEST_ATTRIBUTE = "negativa_subtest"
 MARKERS_ATTRIBUTE = "negativa_markers"
 KEYWORDS_ATTRIBUTE = "negativa_keywords"
+CHILDREN_ATTRIBUTE = "negativa_children"
+
+_MODULES = "negativa_modules"
+"""What a worker of pytest-xdist tells the controller in the end."""
 
 _MAX_TEXT = 500
 _ATTEMPTS = pytest.StashKey[Counter[str]]()
@@ -50,10 +55,13 @@ _ATTEMPTS = pytest.StashKey[Counter[str]]()
 class ReportDetails:
     """Adds to the reports of this process's tests what the process that reports can't tell.
 
-    That is how often the phase ran, the type of the error, the name of a subtest, and the words
-    that select the test. The plugin flaky reports the last attempt only. pytest 9 changes the name
-    of a subtest on the way from a worker of pytest-xdist.
+    That is how often the phase ran, the type of the error, the children that failed, the name of a
+    subtest, and the words that select the test. The plugin flaky reports the last attempt only.
+    pytest 9 changes the name of a subtest on the way from a worker of pytest-xdist.
     """
+
+    def __init__(self, ends: ChildEnds) -> None:
+        self._ends = ends
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -78,6 +86,7 @@ class ReportDetails:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
+        setattr(report, CHILDREN_ATTRIBUTE, self._ends.take())
         # Whatever another plugin made of the outcome, the phase raised this.
         if call.excinfo is not None:
             setattr(report, ERROR_TYPE_ATTRIBUTE, describe_error(call.excinfo.value))
@@ -85,6 +94,11 @@ class ReportDetails:
             setattr(report, MARKERS_ATTRIBUTE, _markers(item))
             setattr(report, KEYWORDS_ATTRIBUTE, _keywords(item))
         return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[_MODULES] = modules_below(session.config.rootpath)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -103,7 +117,7 @@ class OutcomeRecorder:
         self._writer = writer
         self._nodes: list[Any] = []
         self._finished: SessionFinished | None = None
-        # Paths of files with tests, as node ids have them.
+        # Paths of files with tests, as node ids have them, and of modules that workers imported.
         self._files: set[str] = set()
         # Tests may change it.
         self._environ = dict(os.environ)
@@ -152,6 +166,7 @@ class OutcomeRecorder:
                 error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
                 markers=tuple(getattr(report, MARKERS_ATTRIBUTE, ())),
                 keywords=tuple(getattr(report, KEYWORDS_ATTRIBUTE, ())),
+                children=tuple(getattr(report, CHILDREN_ATTRIBUTE, ())),
             )
         )
 
@@ -163,6 +178,7 @@ class OutcomeRecorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._files.update(modules_below(session.config.rootpath))
         self._finished = SessionFinished(
             exit_status=int(session.exitstatus),
             # What comes now is no test: it must not count as a long one.
@@ -183,6 +199,11 @@ class OutcomeRecorder:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self, node: Any) -> None:
         self._nodes.append(node)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        # A worker that crashed has no output.
+        self._files.update(getattr(node, "workeroutput", {}).get(_MODULES, ()))
 
     def _write_ends_of_workers(self) -> None:
         """Write the statuses of workers, for all of which pytest-xdist has waited by now."""

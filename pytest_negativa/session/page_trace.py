@@ -71,7 +71,11 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 
 
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
-    from pytest_negativa.processes.page_watch import LOGS_VARIABLE, why_unwatchable
+    from pytest_negativa.processes.page_watch import (
+        LOGS_VARIABLE,
+        ONLY_GPU_VARIABLE,
+        why_unwatchable,
+    )
 
     # A test that calls pytest.main begins a session of its own.
     if (run := _handed_run()) is not None and not tracing_end.has_begun():
@@ -79,7 +83,7 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
-    if LOGS_VARIABLE in os.environ:
+    if LOGS_VARIABLE in os.environ and not os.environ.get(ONLY_GPU_VARIABLE):
         return PageTrace(None, "the session that started this one traces it")
     if (reason := why_unwatchable()) is not None:
         return PageTrace(None, reason)

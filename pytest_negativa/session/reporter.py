@@ -221,11 +221,12 @@ class Reporter:
     def _merge(self) -> Usage:
         """Union of all traces; this process still runs."""
         # These imports take 60 ms, so not before the tests.
+        from pytest_negativa.hostcode.gpu_pages import with_pages
         from pytest_negativa.tracing.merge import merge_when_ended
 
         own = (os.getpid(),)
         usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
-        return self._with_incomplete_workers(usage)
+        return self._with_incomplete_workers(with_pages(usage, self._run))
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.report import plan_run

@@ -24,6 +24,7 @@ from pytest_negativa.models.trace import Context, Header, Phase, Role
 from pytest_negativa.processes.code_files import CodeFileWatch
 from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
+from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.page_trace import PageTrace, watch_tests
 from pytest_negativa.session.reporter import Reporter
@@ -75,7 +76,10 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     if (page_tests := watch_tests(run)) is not None:
         plugins.register(page_tests, "negativa-page-tests")
     if role is not Role.CONTROLLER:
-        plugins.register(ReportDetails(), "negativa-report-details")
+        ends = ChildEnds()
+        ends.start()
+        config.add_cleanup(ends.stop)
+        plugins.register(ReportDetails(ends), "negativa-report-details")
     verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
     if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
         append_coverage(config)

@@ -6,7 +6,7 @@ All faults of a file are reported together.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,8 +90,7 @@ def _read(path: str) -> dict[str, Found]:
             at = node.nearest(getattr(problem, "keys", ()))
             faults.append((node.place if at is node else _begin(at), f"{name}: {problem}"))
         else:
-            items = tuple(_where(path, _begin(item)) for item in _items(node))
-            source = Source(kind=SourceKind.FILE, where=_where(path, node.place), items=items)
+            source = Source(kind=SourceKind.FILE, where=_where(path, node.place))
             values[name] = Found(value, source)
     if faults:
         raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
@@ -149,12 +148,6 @@ def _where(path: str, place: Place) -> str:
 
 def _begin(node: Node) -> Place:
     return node.key_place or node.place
-
-
-def _items(node: Node) -> Iterable[Node]:
-    if isinstance(node.value, dict):
-        return node.value.values()
-    return node.value if isinstance(node.value, list) else ()
 
 
 def _iter_options(

@@ -14,15 +14,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pytest_negativa.errors import OptionError, nearest
-from pytest_negativa.models.settings import Libraries, Limits, Settings, Source
+from pytest_negativa.errors import OptionError, did_you_mean
+from pytest_negativa.models.settings import Libraries, Limits, Settings
 
 _T = TypeVar("_T")
 
 DISTRIBUTION_PREFIX = "dist:"
-
-# difflib takes about 10 us a word; a library can hold 100,000 kernels.
-_MOST_WORDS = 20_000
 
 
 class LibraryNames(NamedTuple):
@@ -136,13 +133,8 @@ def globs_of(settings: Settings, option: str) -> tuple[str, ...]:
     return tuple(value.libraries if isinstance(value, Limits) else value)
 
 
-def _where(source: Source, index: int, globs: int) -> str:
-    """Where a glob was written; a list of limits may have some without a glob."""
-    return source.where_item(index) if len(source.items) == globs else source.where
-
-
 def unmatched_globs(
-    settings: Settings, option: str, matched: Collection[str], candidates: Iterable[str]
+    settings: Settings, option: str, matched: Collection[str], candidates: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """A warning for each glob of ``option`` (``"keep.kernels"``) that matched nothing.
 
@@ -153,47 +145,11 @@ def unmatched_globs(
         candidates: the names they could have matched, distributions with ``dist:`` before
             them; the nearest is suggested.
     """
-    globs = globs_of(settings, option)
-    source = settings.sources[option]
-    lost = [(i, glob) for i, glob in enumerate(globs) if glob not in matched]
-    if not lost:
-        return ()
-    names = tuple(candidates)
-    # Distributions apart: "torch" is also a word in many a path.
-    words = {
-        kind: _words(name for name in names if name.startswith(DISTRIBUTION_PREFIX) == kind)
-        for kind in (True, False)
-    }
+    lost = [glob for glob in globs_of(settings, option) if glob not in matched]
+    names = tuple(candidates) if lost else ()
     what = "kernel" if option == "keep.kernels" else "library or file with GPU code"
-    distributions = {_normalized(name): name for name in words[True].values()}
     return tuple(
-        f"{_where(source, i, len(globs))}: {option}: {glob!r} matches no {what} of this run"
-        + (
-            f"; did you mean {named}?"
-            if (named := distributions.get(_normalized(DISTRIBUTION_PREFIX + glob)))
-            else _nearest(glob, words[glob.startswith(DISTRIBUTION_PREFIX)])
-        )
-        for i, glob in lost
+        f"{settings.sources[option].where}: {option}: {glob!r} matches no {what} of this run"
+        f"{did_you_mean(glob, names)}"
+        for glob in lost
     )
-
-
-def _words(candidates: Iterable[str]) -> dict[str, str]:
-    """Names by each word in them: a slip is in one word, the name may hold hundreds."""
-    words: dict[str, str] = {}
-    for name in candidates:
-        for word in (name, name.rpartition("/")[2], *re.findall(r"[A-Za-z_][\w.+-]{2,}", name)):
-            words.setdefault(word, name)
-    return words
-
-
-def _nearest(glob: str, words: dict[str, str]) -> str:
-    pieces = re.findall(r"[\w.+-]+", glob.removeprefix(DISTRIBUTION_PREFIX))
-    if not pieces:
-        return ""
-    literal = max(pieces, key=len)
-    # Beyond twice the length no word can be near enough; this spares difflib most of them.
-    fitting = [w for w in words if len(literal) <= 2 * len(w) <= 4 * len(literal)]
-    if (near := nearest(literal, fitting[:_MOST_WORDS])) is None:
-        return ""
-    name = words[near]
-    return f"; the nearest name is {name if len(name) <= 120 else near}"

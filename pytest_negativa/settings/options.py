@@ -326,7 +326,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.tolerate",
         flag_name="tolerate",
-        value="{attempts,subtests,subtest-names,error-type}",
+        value="{attempts,subtests,subtest-names,error-type,children}",
         help="Ignore these differences between equal outcomes of a test.",
         detail="The verdict lists them as tolerated.",
         is_repeated=True,

@@ -252,8 +252,9 @@ def read_size(given: Any) -> int:
 
 def _growths(given: Any) -> tuple[GrowthLimit, ...]:
     """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
-    items = given.split(",") if isinstance(given, str) else given
-    growths: tuple[GrowthLimit, ...] = _list_of(_growth)(items)
+    if isinstance(given, str):  # Its parts have no places in a file.
+        return tuple(map(_growth, given.split(",")))
+    growths: tuple[GrowthLimit, ...] = _list_of(_growth)(given)
     return growths
 
 

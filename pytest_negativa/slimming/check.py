@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import os
 import shlex
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, StoreError
-from pytest_negativa.gpucode.slimmed import has_marker, is_slimmed
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import check_files
-from pytest_negativa.slimming.folder_locks import is_held
 from pytest_negativa.slimming.manifest import (
     Records,
     how_to_reinstall,
@@ -23,7 +21,7 @@ from pytest_negativa.slimming.manifest import (
     load_manifest,
 )
 from pytest_negativa.slimming.spares import note_of, problem_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, digest_of
+from pytest_negativa.slimming.tree import Tree, digest_of
 
 _Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]
@@ -42,24 +40,13 @@ def check_tree(
         on_done: told of the bytes of slimmed libraries that were read, and of all.
 
     Returns:
-        A row for each slimmed library. If a run is at work, or was meanwhile, a row that says so,
-        and no others: the libraries and RECORD agree only when it has ended.
+        A row for each slimmed library, and one if a run is at work or was killed: the libraries and
+        RECORD agree only when it has ended.
 
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = load_manifest(tree.root)
-    if (at_work := _folder_at_work(tree.root)) is None:
-        rows = _check(tree, manifest, on_done)
-        if load_manifest(tree.root) == manifest:
-            return rows
-    detail = "negativa slim or undo changes the libraries there; run check again when it has ended"
-    return [SlimRow.unchanged(f"{at_work or tree.root}/", SlimStatus.AT_WORK, 0, detail)]
-
-
-def _check(
-    tree: Tree, manifest: SlimManifest, on_done: Callable[[int, int], None]
-) -> list[SlimRow]:
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group
@@ -67,9 +54,12 @@ def _check(
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
     records = tree.recorded({*known, *(name for group in others for name in group.names)})
-    rows = tree.unknown_rows(is_slimmed)
+    rows = []
     if manifest.run is not None:
-        detail = "a run was killed here; the next negativa slim or undo of this folder finishes it"
+        detail = (
+            "a run is at work here, or was killed: check again when it has ended, or let the next "
+            "negativa slim or undo of this folder finish it"
+        )
         rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -88,24 +78,11 @@ def _check(
     return rows
 
 
-def _folder_at_work(root: Path) -> Path | None:
-    """The folder, this one or one around it, in which a run is at work; None if there is none."""
-    for folder in (root, *root.parents):
-        # Another program may have locked the folder; a run notes itself in the manifest.
-        if os.path.isfile(folder / MANIFEST_NAME) and is_held(folder):  # noqa: PTH113
-            with contextlib.suppress(StoreError):
-                if load_manifest(folder).run is not None:
-                    return folder
-    return None
-
-
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
     group, records = tree.group_of(name), all_records.get(name, {})
     if group is not None:
         judged = _judge(tree.root, name, entry, records)
-    elif tree.is_hidden((name,)):
-        judged = SlimStatus.FAILED, "its folder cannot be listed"
-    elif is_uninstalled(name, entry, records):
+    elif is_uninstalled(tree.root, entry):
         detail = "it was slimmed; its distribution is no longer installed"
         judged = SlimStatus.DIFFERENT, detail
     else:
@@ -136,7 +113,7 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
 
 def _remedy(root: Path, entry: SlimmedFile) -> str:
     undo = "" if entry.original is None else f"negativa slim undo {shlex.quote(str(root))}, or "
-    return undo + how_to_reinstall(root / entry.names[0], entry.origin)
+    return undo + how_to_reinstall(entry.origin)
 
 
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -25,7 +24,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import Origins, reinstall_commands
+from pytest_negativa.installed.origin import Origins
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -47,20 +46,17 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.replace import copy_file, keep_original, take_free, take_out
+from pytest_negativa.slimming.manifest import how_to_reinstall
+from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _HEADERS = Scope(headers_only=True)
-_AGAIN = "install it again"
 _NOT_AGAIN = (
     "removed before, by another lock or for other archs, and this one may keep them: put them back "
     "(negativa slim undo), or install them again, then slim"
 )
-
-_Removed: TypeAlias = tuple[str, RemovedFile, bool | None]
-"""A file that slimming removed, and whether what is installed lacks it; None: unknown."""
 
 
 @dataclass(slots=True)
@@ -274,32 +270,25 @@ def _package_by_lock(
 
 def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
     """The files that what is installed lacks because of slimming."""
-    return ((name, entry) for name, entry, is_missing in _removed(tree, manifest) if is_missing)
+    known = _known(tree, manifest)
+    return ((name, entry) for name, entry in known if not _is_stale(tree, name, entry))
 
 
 def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
     """Forget removed files that are back, or that nothing has any more that is installed."""
-    for name in [name for name, _, missing in _removed(tree, manifest) if missing is False]:
-        del manifest.removed[name]
+    for name, entry in _known(tree, manifest):
+        if _is_stale(tree, name, entry):
+            del manifest.removed[name]
 
 
-def _removed(tree: Tree, manifest: SlimManifest) -> Iterator[_Removed]:
-    """The files that slimming removed, and whether what is installed lacks each.
+def _known(tree: Tree, manifest: SlimManifest) -> list[tuple[str, RemovedFile]]:
+    """The files that slimming removed, as far as the tree tells what became of them."""
+    return sorted(manifest.removed.items(), key=lambda one: one[0]) if not tree.partial else []
 
-    None: the file was kept, and a RECORD that can't be read may have it.
-    """
-    if tree.partial or not manifest.removed:
-        return
-    recorded = tree.recorded(set(manifest.removed))
-    is_unread = tree.unread_record() is not None
-    for name, entry in sorted(manifest.removed.items()):
-        if tree.is_hidden((name,)):
-            continue
-        is_installed = not entry.recorded or record_digest(entry.sha256) in recorded.get(name, ())
-        if is_installed or tree.group_of(name) is not None:
-            yield name, entry, tree.group_of(name) is None
-        else:
-            yield name, entry, None if is_unread and entry.original is not None else False
+
+def _is_stale(tree: Tree, name: str, entry: RemovedFile) -> bool:
+    is_gone = entry.record is not None and not (tree.root / entry.record).parent.is_dir()
+    return is_gone or tree.group_of(name) is not None
 
 
 def _is_needed(
@@ -364,8 +353,9 @@ def remove_files(
             original=None if aside is None else str(aside),
         )
         for name in group.names:
-            is_recorded = record_digest(sha256) in recorded.get(name, ())
-            removed[name] = replace(entry, recorded=is_recorded)
+            record = recorded.get(name, {}).get(record_digest(sha256))
+            relative = None if record is None else os.path.relpath(record, root)
+            removed[name] = replace(entry, record=relative)
     if keep_originals is not None and states:
         # One call is faster than one for each of thousands.
         os.sync()
@@ -374,7 +364,7 @@ def remove_files(
     for group, state in states.items():
         try:
             for number, place in enumerate(journal.places(group.names)):
-                take_out(place, state, journal.token, by_ctime=not number)
+                take_out(place, state, by_ctime=not number)
             done.append(group)
         except (OSError, NegativaError) as e:
             for name in group.names:
@@ -409,8 +399,7 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     """Put back the files that slimming removed, and take them out of the manifest.
 
     A file that is there stays: it was installed again. The files of a distribution that is no
-    longer installed, or is another version now, stay away. If a RECORD can't be read, a kept file
-    that no other RECORD has stays away, too, and in the manifest.
+    longer installed, or is another version now, stay away.
 
     Yields:
         The rows of each package.
@@ -419,18 +408,16 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     for package, found in _by_package(tree, journal.manifest).items():
         back: list[RemovedFile] = []
         failed: dict[str, str] = {}
-        for name, entry, is_missing in found:
+        for name, entry in found:
             try:
-                if is_missing:
+                if not _is_stale(tree, name, entry):
                     _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
                     back.append(entry)
             except (OSError, NegativaError) as e:
                 failed[name] = f"{name}: {reason_of(e)}"
-        yield from _rows_of_unknown(tree, package, found, SlimStatus.LEFT)
         if failed:
             detail = f"cannot be put back: {_several([*failed.values()])}; {_again(tree, failed)}"
             yield SlimRow.unchanged(package, SlimStatus.FAILED, 0, detail)
-        known = [name for name, _, is_missing in found if is_missing is not None]
         if back:
             yield SlimRow(
                 path=package,
@@ -439,10 +426,10 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
                 after=sum(entry.size for entry in back),
                 detail=format_items(len(back), "file", "files"),
             )
-        elif known and not failed:
+        elif not failed:
             detail = "its files were installed again, or it is no longer installed"
             yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
-        for name in known if not dry_run else ():
+        for name, _ in found if not dry_run else ():
             if name not in failed:
                 del removed[name]
     if not dry_run:
@@ -450,30 +437,18 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
         os.sync()
 
 
-def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[_Removed]]:
-    found: defaultdict[str, list[_Removed]] = defaultdict(list)
-    for one in _removed(tree, manifest):
-        found[package_of(one[0])].append(one)
+def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[tuple[str, RemovedFile]]]:
+    found: defaultdict[str, list[tuple[str, RemovedFile]]] = defaultdict(list)
+    for name, entry in _known(tree, manifest):
+        found[package_of(name)].append((name, entry))
     return found
-
-
-def _rows_of_unknown(
-    tree: Tree, package: str, found: Sequence[_Removed], status: SlimStatus
-) -> Iterator[SlimRow]:
-    if unknown := sum(is_missing is None for _, _, is_missing in found):
-        detail = (
-            f"{format_items(unknown, 'file', 'files')} of it that slim removed: "
-            f"{tree.unread_record()} can't be read, so it is unknown whether they are installed; "
-            "repair it, or install the distribution again, then negativa slim undo puts them back"
-        )
-        yield SlimRow.unchanged(package, status, 0, detail)
 
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
     """Advice for getting files back that were not kept."""
-    origins, paths = Origins(tree.sites), [tree.root / name for name in names]
-    known = [(path, one) for path in paths if (one := origins.of(path)) is not None]
-    return "; ".join(f"install it again: {how}" for how in reinstall_commands(known)) or _AGAIN
+    origins = Origins(tree.sites)
+    found = dict.fromkeys(origins.of(tree.root / name) for name in names)
+    return "; ".join(map(how_to_reinstall, found))
 
 
 def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
@@ -489,12 +464,9 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
     make_folder(path.parent)
     # Some names are so long that a hidden name made of them would be too long.
     staged = staged_name(path.with_name("file"), token)
-    try:
-        # Not a link: a program that writes to the file must not change the kept one.
-        copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
-        take_free(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    # Not a link: a program that writes to the file must not change the kept one.
+    copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
+    take(staged, path, None)
 
 
 def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
@@ -504,12 +476,11 @@ def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
         A row for each package, and one if files of it are there again.
     """
     for package, found in _by_package(tree, manifest).items():
-        yield from _rows_of_unknown(tree, package, found, SlimStatus.DIFFERENT)
-        counts = Counter(is_missing for _, _, is_missing in found)
-        if gone := counts[True]:
+        back = sum(_is_stale(tree, name, entry) for name, entry in found)
+        if gone := len(found) - back:
             detail = f"{format_items(gone, 'file', 'files')} removed"
             yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, detail)
-        if back := counts[False]:
+        if back:
             files = format_items(back, "file", "files")
             detail = f"{files} of it that slim removed: back, or of nothing that is installed now"
             yield SlimRow.unchanged(package, SlimStatus.DIFFERENT, 0, detail)

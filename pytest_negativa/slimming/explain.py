@@ -17,21 +17,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.arch import parse_arch
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
-from pytest_negativa.models.slimming import SlimmedFile, SlimStatus
+from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.recipes import devices_of
 from pytest_negativa.slimming.spares import note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 
-_WORDS = re.compile(r"""[^\s/'":]+""")
-_CODE_FILE_END = re.compile(rf"(?<=.)(?:{'|'.join(map(re.escape, CODE_SUFFIXES))})(?![\w.])")
+_WORDS = re.compile(r"""[^\s/'":,;()]+""")
 _MAPPINGS = Path("/proc/self/maps")
 _MAX_ROWS = 20
 
@@ -205,31 +202,24 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     yield from _remedies(lacking, folders)
 
 
-def code_files_in(error: str) -> Iterator[str]:
-    """The names in an error that end as those of files of GPU code do. An error may be a log."""
-    for word in _WORDS.findall(error):
-        if ends := [found.end() for found in _CODE_FILE_END.finditer(word)]:
-            yield word[: ends[-1]]
-
-
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
     """What is known of a removed file of GPU code that an error names; None if it names none."""
-    named = set(code_files_in(error))
-    if not named:
+    if not any(suffix in error for suffix in CODE_SUFFIXES):
         return None
     asked = dict.fromkeys(f.resolve() for f in folders or _sites())
-    roots = [root for folder in asked for root in _walk(folder)[0]]
-    for root in dict.fromkeys(roots):
+    roots = dict.fromkeys(root for folder in asked for root in _walk(folder)[0])
+    # An error may be a log, and thousands of files may be gone: each is read once.
+    words = set(_WORDS.findall(error))
+    for root in roots:
         for name, entry in load_manifest(root).removed.items():
-            if name.rpartition("/")[2] not in named or os.path.lexists(root / name):
-                continue
-            back = f"{_undo(root)}, or " if entry.original is not None else ""
-            return (
-                f"{root / name} was removed by negativa slim (by {entry.source}).",
-                f"To get it back: {back}install its distribution again.",
-                "To keep it: a test that opens it, or keep.libraries, and prove and lock again; "
-                "with --arch, name the arch of this GPU, too.",
-            )
+            if name.rpartition("/")[2] in words and not os.path.lexists(root / name):
+                back = f"{_undo(root)}, or " if entry.original is not None else ""
+                return (
+                    f"{root / name} was removed by negativa slim (by {entry.source}).",
+                    f"To get it back: {back}install its distribution again.",
+                    "To keep it: a test that opens it, or keep.libraries, and prove and lock "
+                    "again; with --arch, name the arch of this GPU, too.",
+                )
     return None
 
 
@@ -248,50 +238,33 @@ def _remedies(lacking: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[s
         f"To make sure, run the program on the originals: use {_undo(*folders)} if they were "
         "kept, or an installation that isn't slimmed."
     )
-    by_arch = [devices_of(one.entry.source) if one.entry else () for one in lacking]
-    devices = tuple(dict.fromkeys(device for named in by_arch for device in named))
-    if devices:
-        archs = ",".join(str(parse_arch(device)) for device in devices)
-        yield (
-            f"negativa slim --arch kept what GPUs of {', '.join(devices)} can load. On such a GPU, "
-            "look for another cause first. To run on another GPU (nvidia-smi --query-gpu="
-            "compute_cap --format=csv tells which), put the originals back and slim them for it, "
-            f"too: negativa slim --arch {archs},ARCH. --keep-ptx keeps code for later GPUs."
-        )
-    if all(by_arch):
-        return
     yield (
-        "To keep more: trace the failing program there (pytest --negativa with a test of it, or "
-        "negativa debloat -- COMMAND), combine that with the run of the lock (negativa combine RUN "
-        "RUN), verify, run negativa lock, and slim the originals again. Or set keep.kernels, "
-        "keep.libraries or keep.archs in negativa.yaml."
+        "To keep more after --arch: put the originals back and slim them for the GPU of the "
+        "program, too (nvidia-smi --query-gpu=compute_cap --format=csv tells which). --keep-ptx "
+        "keeps code for later GPUs."
+    )
+    yield (
+        "To keep more after --lock: trace the failing program there (pytest --negativa with a test "
+        "of it, or negativa debloat -- COMMAND), combine that with the run of the lock (negativa "
+        "combine RUN RUN), verify, run negativa lock, and slim the originals again. Or set "
+        "keep.kernels, keep.libraries or keep.archs in negativa.yaml."
     )
 
 
 def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
-    away: list[str] = []
-    unusable: list[str] = []
-    for path in (library.path for library in libraries):
-        if (problem := problem_of(Path(path))) is not None:
-            rows = away if problem[0] is SlimStatus.SPARE_AWAY else unusable
-            rows.append(f"  {printable(f'{path}: {problem[1]}')}")
-    if count := len(libraries) - len(away) - len(unusable):
+    problems = {one.path: problem_of(Path(one.path)) for one in libraries}
+    wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
+    if count := len(libraries) - len(wrong):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
             "removed code comes back when it is used, so slimming these is not the cause."
         )
-    if unusable:
+    if wrong:
         yield (
-            f"{format_items(len(unusable), 'library', 'libraries')} can't get removed code back "
-            "from spares here, so slimming can be the cause:"
+            f"{format_items(len(wrong), 'library', 'libraries')} can't get removed code back from "
+            "spares here. No process can load a library without its spare."
         )
-        yield from unusable
-    if away:
-        yield (
-            f"{format_items(len(away), 'library lacks its spare', 'libraries lack their spares')}"
-            " here. No process can load such a library."
-        )
-        yield from away
+        yield from (f"  {printable(line)}" for line in wrong)
 
 
 def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, refusing
@@ -41,7 +40,7 @@ def hold(*roots: Path) -> Iterator[None]:
         for folder in sorted(is_shared):
             # A user who may not read a parent can't slim it either.
             with contextlib.suppress(*([ReconstructError] if is_shared[folder] else [])):
-                stack.enter_context(held(folder, shared=is_shared[folder], inner=roots))
+                stack.enter_context(held(folder, shared=is_shared[folder]))
         yield
 
 
@@ -63,25 +62,13 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
-    """Whether another process holds a folder; does not wait."""
-    try:
-        with open_to_lock(folder, _FOLDER) as descriptor:
-            return not lock(descriptor, shared=True, wait=False)
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
-def held(folder: Path, *, shared: bool = False, inner: Sequence[Path] = ()) -> Iterator[None]:
+def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold one folder; see ``hold``.
 
     Args:
         folder: the folder.
         shared: other processes may hold it so, too.
-        inner: the folders for whose sake a parent is locked. A lock of a user who can't write there
-            is no slim at work, and any user can lock any folder that they can read. Empty: the
-            folder itself.
 
     Raises:
         ReconstructError: it can't be opened.
@@ -91,38 +78,12 @@ def held(folder: Path, *, shared: bool = False, inner: Sequence[Path] = ()) -> I
             descriptor = stack.enter_context(open_to_lock(folder, _FOLDER))
         with contextlib.suppress(OSError):
             if not lock(descriptor, shared=shared, wait=False):
-                _wait(folder, descriptor, shared=shared, inner=inner)
+                # It may be the script that runs this command ("flock DIR negativa slim ...").
+                pids = ", ".join(map(str, find_holders(descriptor)))
+                sys.stderr.write(
+                    f"negativa: waiting for a process that has locked {folder}"
+                    f"{f' (process {pids})' if pids else ''}\n"
+                )
+                sys.stderr.flush()
+                lock(descriptor, shared=shared)
         yield
-
-
-def _wait(folder: Path, descriptor: int, *, shared: bool, inner: Sequence[Path]) -> None:
-    """Lock a folder that another process holds, or go on without if that process is harmless."""
-    if (idle := _holder_without_access(descriptor, inner or (folder,))) is not None:
-        sys.stderr.write(
-            f"negativa: process {idle} of another user has locked {folder}; going on, since that "
-            "user can't write to what is slimmed\n"
-        )
-        sys.stderr.flush()
-        return
-    # It may be the script that runs this command ("flock DIR negativa slim ...").
-    sys.stderr.write(f"negativa: waiting for a process that has locked {folder}\n")
-    sys.stderr.flush()
-    lock(descriptor, shared=shared)
-
-
-def _holder_without_access(descriptor: int, folders: Sequence[Path]) -> int | None:
-    """The process that holds a lock, if all holders belong to users who can't write to folders."""
-    import psutil  # Takes 15 ms, and locks are mostly free.
-
-    holders = find_holders(descriptor)
-    for pid in holders:
-        try:
-            user = psutil.Process(pid).uids().effective
-        except psutil.Error:
-            return None  # It has ended meanwhile.
-        if user in (0, os.geteuid()):
-            return None
-        for status in (folder.stat() for folder in folders):
-            if status.st_uid == user or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return None
-    return holders[0] if holders else None

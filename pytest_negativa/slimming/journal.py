@@ -17,14 +17,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.slimmed import size_before
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    RecordFile,
     RecordRow,
-    RemovedFile,
-    SlimManifest,
     SlimmedFile,
 )
 from pytest_negativa.slimming.folder_locks import hold_metadata
@@ -34,20 +30,15 @@ from pytest_negativa.slimming.manifest import (
     save_manifest,
     token_of,
 )
-from pytest_negativa.slimming.replace import copy_file, give_back, has_digest, replace_all
+from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import (
     MANIFEST_NAME,
-    STAGED_SUFFIX,
-    Temporary,
     Tree,
     digest_of,
-    read_fact,
     staged_name,
 )
-from pytest_negativa.storage.attributes import set_mtime
 from pytest_negativa.storage.shared_folders import refuse_shared
-from pytest_negativa.storage.system import open_regular
 
 
 class Journal:
@@ -177,11 +168,8 @@ class Journal:
         }
 
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
-        """What RECORD files say of a library, for its entry.
-
-        The manifest also gets what these files are, unless a slimmed library has changed them.
-        """
-        rows = tuple(
+        """What RECORD files say of a library, for its entry."""
+        return tuple(
             RecordRow(
                 record=os.path.relpath(installed.record, self.root),
                 name=name,
@@ -193,13 +181,6 @@ class Journal:
             for name in names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
-        changed = {row.record for entry in self.manifest.slimmed.values() for row in entry.rows}
-        for record in {row.record for row in rows} - changed:
-            path = self.root / record
-            if (sha256 := digest_of(path)) is not None:
-                mtime_ns = path.stat().st_mtime_ns
-                self.manifest.records[record] = RecordFile(sha256=sha256, mtime_ns=mtime_ns)
-        return rows
 
     def finish(self, changes: Mapping[str, RecordLine]) -> None:
         """Bring RECORD files in line with the libraries, and forget what is back.
@@ -227,16 +208,6 @@ class Journal:
         for key in self._back:
             self.manifest.slimmed.pop(key, None)
 
-    def restore_times(self) -> None:
-        """Give RECORD files that are as before slimming the times of then, and no other file."""
-        times = {os.path.normpath(self.root / n): one for n, one in self.manifest.records.items()}
-        for path in (one.record for site in self.sites for one in site.installed()):
-            before = times.get(str(path))
-            if before is not None and digest_of(path) == before.sha256:
-                # It may belong to another user, who only let it be written.
-                with contextlib.suppress(OSError), open_regular(path, follow=False) as file:
-                    set_mtime(file.fileno(), before.mtime_ns)
-
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:
     try:
@@ -250,73 +221,22 @@ def remove_leftovers(tree: Tree) -> bool:
     """Remove what killed runs left in a folder that this process holds.
 
     Returns:
-        Whether a library may be another one than the tree says, or have another time of change: a
-        leftover may be one more name of its file.
+        Whether a library may have another time of change than the tree says: a leftover may be one
+        more name of its file.
 
     Raises:
         StoreError: the manifest can't be read.
     """
     if not tree.leftovers:
         return False
-    manifest = load_manifest(tree.root)
-    entries = {name: entry for entry in manifest.slimmed.values() for name in entry.names}
-    changed = False
-    for temporary in tree.leftovers:
+    manifest, changed = load_manifest(tree.root), False
+    for path, token in tree.leftovers.items():
+        # The first thing that a run writes is its manifest; until then none has its token.
+        is_first = path == staged_name(tree.root / MANIFEST_NAME, token)
         # A folder that can't be written is the business of the work that follows.
         with contextlib.suppress(OSError, ReconstructError):
-            refuse_shared(temporary.path.parent)
-            if not _is_ours(tree.root, temporary, manifest):
-                continue
-            if temporary.place is not None:
-                name = temporary.place.relative_to(tree.root).as_posix()
-                entry = entries.get(name)
-                if not (
-                    _is_known(temporary.path, entry)
-                    or _was_removed(temporary, manifest.removed.get(name))
-                ):
-                    changed |= _put_back(temporary, entry)
-                    continue
-            temporary.path.unlink()
-            changed = True
+            refuse_shared(path.parent)
+            if token == manifest.run or (is_first and is_part_of_manifest(path)):
+                path.unlink()
+                changed = True
     return changed
-
-
-def _is_ours(root: Path, temporary: Temporary, manifest: SlimManifest) -> bool:
-    if temporary.token == manifest.run:
-        return True
-    # The first thing that a run writes; no manifest has its token then.
-    path = temporary.path
-    name = f".{MANIFEST_NAME}.{temporary.token}{STAGED_SUFFIX}"
-    return path == root / name and is_part_of_manifest(path)
-
-
-def _is_known(path: Path, entry: SlimmedFile | None) -> bool:
-    """Whether a file is a result of slimming, or its original."""
-    if entry is None:
-        return False
-    if digest_of(path) in (entry.sha256, entry.original_sha256):
-        return True
-    # A library that was slimmed anew: the earlier result came out.
-    return read_fact(path, size_before) == entry.original_size
-
-
-def _was_removed(temporary: Temporary, entry: RemovedFile | None) -> bool:
-    """Whether it is a file of GPU code that a run removed, and another file has its place now."""
-    place = temporary.place
-    if entry is None or place is None or not place.exists():
-        return False
-    return digest_of(temporary.path) == entry.sha256
-
-
-def _put_back(temporary: Temporary, entry: SlimmedFile | None) -> bool:
-    """Put a file back that another process had put into the place; it stays if that isn't ours."""
-    place = temporary.place
-    assert place is not None
-    if not place.exists():
-        temporary.path.rename(place)
-        return True
-    if entry is None or digest_of(place) not in (entry.sha256, entry.original_sha256):
-        return False
-    give_back(temporary.path, place, FileState.of(place.lstat()))
-    temporary.path.unlink()
-    return True

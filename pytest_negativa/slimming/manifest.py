@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, size_before
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.origin import reinstall_commands
+from pytest_negativa.installed.origin import reinstall_command
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -138,11 +138,9 @@ def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
     return {Path(entry.spare) for entry in entries if entry.spare is not None}
 
 
-def how_to_reinstall(path: Path, origin: Origin | None) -> str:
-    """Advice for getting back a file whose original was not kept; ``path`` is absolute."""
-    if origin is None:
-        return "install it again"
-    return f"install it again: {reinstall_commands([(path, origin)])[0]}"
+def how_to_reinstall(origin: Origin | None) -> str:
+    """Advice for getting back a file whose original was not kept."""
+    return "install it again" + ("" if origin is None else f": {reinstall_command(origin)}")
 
 
 UNREADABLE = "it cannot be read"
@@ -151,9 +149,10 @@ Records = Mapping[str, Path]
 """The digests that RECORD files have for a library now, and which RECORD has each."""
 
 
-def is_uninstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
-    """Whether a RECORD had the library when it was slimmed, and none has it now."""
-    return not records and any(row.name == name for row in entry.rows)
+def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
+    """Whether a distribution that had the library is gone, and not away with all of its site."""
+    infos = [Path(os.path.normpath(root / row.record)).parent for row in entry.rows]
+    return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
 
 
 def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:

@@ -159,7 +159,7 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
     if entry.spare is not None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
-    again = how_to_reinstall(root / entry.names[0], entry.origin)
+    again = how_to_reinstall(entry.origin)
     raise ReconstructError(f"was slimmed, and its original {why}; {again}")
 
 
@@ -170,22 +170,10 @@ def is_past(tree: Tree, entry: SlimmedFile) -> bool:
     away for a while may come back.
     """
     found = {one.fate for one in judge(tree, entry).values()}
-    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}) or tree.is_hidden(entry.names):
+    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}):
         return False
     if Fate.ORIGINAL in found:
         return True
     if may_be_kept(entry):
         return False
-    return found != {Fate.GONE} or entry.spare is None or _is_removed(tree, entry)
-
-
-def _is_removed(tree: Tree, entry: SlimmedFile) -> bool:
-    """Whether a library that is not there was uninstalled, and not away with all of its site."""
-    recorded = tree.recorded(set(entry.names))
-    records_then = (os.path.normpath(tree.root / row.record) for row in entry.rows)
-    sites = {tree.root, *(site.folder for site in tree.sites)}
-    return (
-        any(is_uninstalled(name, entry, recorded.get(name, {})) for name in entry.names)
-        and {Path(record).parents[1] for record in records_then} <= sites
-        and tree.unread_record() is None
-    )
+    return found != {Fate.GONE} or entry.spare is None or is_uninstalled(tree.root, entry)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,6 +148,11 @@ class Recipe:
         spare = () if self.spare is None else ("spare", *self.spare.key)
         return hashlib.sha256(msgspec.json.encode((*self.key, *spare))).hexdigest()
 
+    def takes_others(self, size: int) -> bool:
+        """Whether a library of so many bytes may change that has no GPU code: most have none."""
+        by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not self.strips_others
+        return not by_code or (self.spare is not None and self.spare.may_know(size))
+
     def why(self, *, has_gpu_code: bool) -> str | None:
         """What a row tells of a library that lost its code because no run loaded it."""
         if self.kind is not Kind.NEVER_LOADED:
@@ -187,15 +191,6 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) 
     notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
     removed = sum(map(_removed_from, cubins))
     return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
-
-
-_BY_ARCHS = re.compile(r"what devices of (.+) can load")
-
-
-def devices_of(source: str) -> tuple[str, ...]:
-    """The compute capabilities that the source of ``by_archs`` names; empty for another one."""
-    found = _BY_ARCHS.fullmatch(source)
-    return tuple(found[1].split(", ")) if found else ()
 
 
 def by_archs(
@@ -400,9 +395,9 @@ def _plan_by_headers(
         except FormatError as e:
             raise CannotCompactError(path, e.problem) from e
     if not library_map.sections:
-        traced = recipe.spare is not None and recipe.spare.may_know(state.size)
-        if not (recipe.strips_others or traced):
+        if not recipe.takes_others(state.size):
             raise CannotCompactError(path, NO_GPU_CODE)
+        traced = recipe.spare is not None and recipe.spare.may_know(state.size)
         return Removal(state=state, strips=not traced)
     return Removal(library_map, plan_for(library_map), state=state)
 

@@ -2,18 +2,13 @@
 
 No file is ever written to: names are given to another file, so a process that has the old file
 mapped keeps it. Another process, such as pip, may put a file of its own in that place meanwhile.
-Then that file stays. The old file is looked at right before its name is taken, and again when it
-came out of the place.
+Then that file stays: the place is looked at right before its name is taken.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import functools
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,13 +17,12 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
-from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name, swap_name
+from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
 from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
 from pytest_negativa.storage.attributes import copy_metadata, set_mtime
 from pytest_negativa.storage.shared_folders import make_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
-_LONGEST_NAME = 255  # bytes; linux/limits.h
 
 
 class TakenError(ReconstructError):
@@ -58,9 +52,7 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
     touched = set()
     try:
         sync_file(staged)
-        swap = swap_name(first, token)
-        staged.rename(swap)
-        _take(swap, first, places[first], by_ctime=True)
+        take(staged, first, places[first])
         touched.add(_inode(places[first]))
         for place in others:
             inode = _inode(places[place])
@@ -94,127 +86,70 @@ def link(
         NegativaError: the copy can't be made.
         OSError: it can't.
     """
-    if _inode_at(place) == _inode_at(path):
+    if _inode(_state_at(place)) == _inode(_state_at(path)):
         return  # A bind mount shows one name in two folders.
-    swap = swap_name(place, token)
+    new = staged_name(place, token)
     try:
-        os.link(path, swap)
+        os.link(path, new)
     except OSError as e:
         if e.errno not in _OTHER_FILE_SYSTEM:
             raise
-        copy_file(path, swap, staged_name(place, token))
-    _take(swap, place, state, by_ctime=by_ctime)
+        copy_file(path, new)
+    take(new, place, state, by_ctime=by_ctime)
 
 
-def take_out(place: Path, state: FileState, token: str, *, by_ctime: bool = True) -> None:
+def take_out(place: Path, state: FileState, *, by_ctime: bool = True) -> None:
     """Remove a name of a file.
 
     Args:
         place: the name.
         state: of the file that it leads to.
-        token: of the run.
         by_ctime: compare also the time of change, which removing another name changes.
 
     Raises:
         TakenError: it leads to another file, which stays.
         OSError: it can't be removed.
     """
-    try:
-        if not _leads_to(place, state, by_ctime=by_ctime):
-            raise TakenError(place)
-        swap = swap_name(place, token)
-        if len(os.fsencode(swap.name)) > _LONGEST_NAME or is_overlay(place.parent):
-            place.unlink()
-            return
-        place.rename(swap)
-    except FileNotFoundError:
-        raise TakenError(place, "it was removed") from None
-    if not _leads_to(swap, state, by_ctime=False):
-        take_free(swap, place)
-        swap.unlink(missing_ok=True)
-        raise TakenError(place)
-    swap.unlink()
+    _look(place, state, by_ctime=by_ctime)
+    place.unlink()
 
 
-def give_back(swap: Path, place: Path, ours: FileState) -> None:
-    """Put a file of another process back that came out of its place in an exchange.
+def take(new: Path, place: Path, state: FileState | None, *, by_ctime: bool = True) -> None:
+    """Let ``place`` lead to the file ``new``, whose name goes.
 
     Args:
-        swap: leads to that file, and afterwards to a useless one: ours, or a file that the other
-            process has replaced itself.
-        place: where it belongs.
-        ours: the state of the file that this process had put there.
+        new: the new file, in the same folder.
+        place, state, by_ctime: see ``link``.
 
     Raises:
-        OSError: it can't.
+        TakenError: it leads to another file, which stays.
+        OSError: it can't be renamed.
     """
-    put = _inode(ours)
-    while (there := _inode_at(place)) == put:
-        came = _inode_at(swap)
-        with contextlib.suppress(FileNotFoundError):
-            exchange(swap, place)
-            if _inode_at(swap) == put:
-                return
-            # The other process was quicker: what came out now is its newer file.
-            put = came
-    if there is None:
-        # If it is there again, that is the newer file.
-        with contextlib.suppress(FileExistsError):
-            os.link(swap, place)
-
-
-def _take(swap: Path, place: Path, state: FileState | None, *, by_ctime: bool) -> None:
-    """Let ``place`` lead to the file ``swap``, whose name goes."""
-    ours = FileState.of(swap.lstat())
-    exchanged = False
     try:
-        if state is None:
-            take_free(swap, place)
-        elif not _leads_to(place, state, by_ctime=by_ctime):
-            raise TakenError(place)
-        else:
-            exchanged = exchange(swap, place)
-            if not exchanged:
-                swap.replace(place)
-    except FileNotFoundError:
-        raise TakenError(place, "it was removed") from None
+        _look(place, state, by_ctime=by_ctime)
+        new.replace(place)
     finally:
-        if not exchanged:
-            # Renaming a link onto another one of the same file does nothing, and leaves both.
-            swap.unlink(missing_ok=True)
-    if exchanged and state is not None:
-        # The exchange itself changes the time of change.
-        taken = not _leads_to(swap, state, by_ctime=False)
-        if taken:
-            give_back(swap, place, ours)
-        swap.unlink(missing_ok=True)
-        if taken:
-            raise TakenError(place)
+        # Renaming a link onto another one of the same file does nothing, and leaves both.
+        new.unlink(missing_ok=True)
 
 
-def take_free(swap: Path, place: Path) -> None:
-    """Give a file the name ``place``, which leads to none; the name ``swap`` may stay or go.
+def _look(place: Path, state: FileState | None, *, by_ctime: bool) -> None:
+    """Refuse a place that leads to another file than that of a state."""
+    now = _state_at(place)
+    if now is None and state is not None:
+        raise TakenError(place, "it was removed")
+    is_same = now == state
+    if not by_ctime and now is not None and state is not None:
+        is_same = _content(now) == _content(state)
+    if not is_same:
+        raise TakenError(place)
 
-    Raises:
-        TakenError: another file has the name.
-        OSError: it can't be given.
-    """
+
+def _state_at(path: Path) -> FileState | None:
     try:
-        os.link(swap, place)
-    except FileExistsError:
-        raise TakenError(place) from None
-    except OSError as e:
-        # A file system without links, such as FAT.
-        if e.errno not in _OTHER_FILE_SYSTEM:
-            raise
-        if os.path.lexists(place):
-            raise TakenError(place) from None
-        swap.rename(place)
-
-
-def _leads_to(place: Path, state: FileState, *, by_ctime: bool) -> bool:
-    now = FileState.of(place.lstat())
-    return now == state if by_ctime else _content(now) == _content(state)
+        return FileState.of(path.lstat())
+    except FileNotFoundError:
+        return None
 
 
 def _content(state: FileState) -> tuple[int, ...]:
@@ -228,13 +163,6 @@ def _inode(state: FileState | None) -> tuple[int, int] | None:
 def is_same_file(one: FileState | None, other: FileState | None) -> bool:
     """Whether two states are of one file."""
     return one is not None and _inode(one) == _inode(other)
-
-
-def _inode_at(path: Path) -> tuple[int, int] | None:
-    try:
-        return _inode(FileState.of(path.lstat()))
-    except FileNotFoundError:
-        return None
 
 
 def keep_original(
@@ -269,7 +197,7 @@ def keep_original(
             return None
         target.unlink(missing_ok=True)
         state = None
-        is_known = known is not None and _leads_to(original, known, by_ctime=True)
+        is_known = known is not None and _state_at(original) == known
         try:
             os.link(original, target)
             state = FileState.of(target.lstat())
@@ -334,48 +262,3 @@ def copy_file(
         if mtime_ns is not None:
             set_mtime(new.fd, mtime_ns)
         new.publish()
-
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 1 << 1
-# linux/magic.h. f_type is the first field of struct statfs on 64-bit machines.
-_OVERLAYFS_MAGIC = 0x794C7630
-_STATFS_SIZE = 512
-_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-
-
-def exchange(first: Path, second: Path) -> bool:
-    """Let each of two names lead to the other's file, at once.
-
-    Returns:
-        False if the file system can't do it, or only at a high price; then nothing was done.
-
-    Raises:
-        OSError: one of the names is gone, or the folder can't be written.
-    """
-    libc = _libc()
-    if not hasattr(libc, "renameat2") or is_overlay(first.parent):
-        return False
-    # As os.rename does.
-    sys.audit("os.rename", os.fspath(first), os.fspath(second), -1, -1)
-    names = os.fsencode(first), os.fsencode(second)
-    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _CANNOT:
-        return False
-    raise OSError(number, os.strerror(number), os.fspath(second))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def is_overlay(folder: Path) -> bool:
-    """Whether renaming a file in the folder may copy it from an image layer first."""
-    libc = _libc()
-    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
-    if libc.statfs(os.fsencode(folder), buffer):
-        return False
-    return int.from_bytes(buffer.raw[:8], sys.byteorder) == _OVERLAYFS_MAGIC

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimManifest, SlimRow
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
 from pytest_negativa.slimming.code_files import head_of
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
@@ -27,7 +27,6 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import (
     find_by_archs,
     find_by_lock,
-    refuse_impossible,
     require_known,
 )
 from pytest_negativa.storage.records import utf8
@@ -55,7 +54,6 @@ class SlimRequest:
         devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
         strip_others: strip also those of the others that lose no GPU code.
-        force_archs: take devices for which the CUDA of a library can't compile.
         drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
         spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
             that no test is known to have loaded.
@@ -68,7 +66,6 @@ class SlimRequest:
     lock: Lock | None = None
     devices: tuple[ComputeCapability, ...] = ()
     keep_ptx: bool = False
-    force_archs: bool = False
     strip_others: bool = False
     drop_never_loaded: bool = False
     spare_never_loaded: bool = False
@@ -224,8 +221,6 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             jobs=options.jobs,
         )
     else:
-        for journal in journals:
-            _refuse_others(journal.tree, journal.manifest)
         assert others is not None
         lists = [
             find_by_archs(
@@ -237,8 +232,6 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
             )
             for one in journals
         ]
-    if not request.force_archs:
-        refuse_impossible((task for work in lists for task in work.tasks), request.devices)
     pairs = zip(journals, lists, strict=True)
     return [Slimmer(journal, work, options) for journal, work in pairs], unmet
 
@@ -272,20 +265,6 @@ def _run(
     if not request.options.dry_run:
         gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
     return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
-
-
-def _refuse_others(tree: Tree, manifest: SlimManifest) -> None:
-    """Refuse a named file that is no library.
-
-    Raises:
-        OptionError: it is none.
-    """
-    if not tree.partial:
-        return
-    known = {name for entry in manifest.slimmed.values() for name in entry.names}
-    for group in tree.groups:
-        if not known.intersection(group.names) and not tree.is_library(group):
-            raise OptionError(f"{tree.root / group.name}: {_NO_LIBRARY}")
 
 
 def refuse_other_files(paths: Sequence[Path]) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
-from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.installed.origin import Origins
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
@@ -58,7 +57,7 @@ from pytest_negativa.slimming.spares import (
     rebuild,
     release,
 )
-from pytest_negativa.slimming.tree import read_fact, staged_name
+from pytest_negativa.slimming.tree import staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -105,7 +104,6 @@ class Slimmer:
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
         self._planned: dict[str, Planned | NegativaError] = {}
-        self._has_code: dict[str, bool | None] = {}
         self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
@@ -117,19 +115,6 @@ class Slimmer:
     def _origin_of(self, names: Sequence[str]) -> Origin | None:
         found = (self._origins.of(self.journal.root / name) for name in names)
         return next(filter(None, found), None)
-
-    def _may_lose(self, task: Task) -> bool:
-        """Whether slimming may change a library: most of a site have no GPU code."""
-        recipe = task.recipe
-        by_code = recipe.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not recipe.strips_others
-        traced = recipe.spare is not None and recipe.spare.may_know(task.size)
-        return not by_code or traced or bool(self._code_in(task))
-
-    def _code_in(self, task: Task) -> bool | None:
-        """Whether a library has GPU code; None if it can't be read."""
-        if task.name not in self._has_code:
-            self._has_code[task.name] = read_fact(task.source, has_gpu_code)
-        return self._has_code[task.name]
 
     def foresee_gaps(self) -> Iterator[int]:
         """Sizes in bytes of the gaps that the libraries of the work list could have."""
@@ -197,8 +182,7 @@ class Slimmer:
         journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
         before = msgspec.json.encode(journal.manifest)
-        begun = bool(work.packages or work.past or journal.manifest.run)
-        begun |= any(map(self._may_lose, work.tasks))
+        begun = bool(work.tasks or work.packages or work.past or journal.manifest.run)
         folders = []
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
@@ -288,16 +272,8 @@ class Slimmer:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
     def _slim(self, task: Task, staged: Path) -> Result:
-        if self._has_code.get(task.name) is False and not self._may_lose(task):
-            raise CannotCompactError(task.source, NO_GPU_CODE)
         root, options = self.journal.root, self.options
-        try:
-            self.journal.places(task.names)
-        except ReconstructError as e:
-            # Nothing would be written there.
-            if not self._may_lose(task) and self._code_in(task) is False:
-                raise CannotCompactError(task.source, NO_GPU_CODE) from e
-            raise
+        self.journal.places(task.names)
         planned = self._plan_of(task)
         original = self._original_of(task)
         if task.is_cut:

@@ -186,7 +186,7 @@ class SparePolicy:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(
-                f"Slimmed by {source}. Put it into {self.folder} (negativa fetch can), or "
+                f"Slimmed by {source}. Put it into {self.folder}, or "
                 f"install the library again. {self._keeping}"
             ),
         )
@@ -612,8 +612,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     problem = problem or "it is in none of these folders"
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back (negativa fetch does, if push --spares sent it), or set {SPARE_FOLDER} to "
-        "its folder"
+        f"bring it back, or set {SPARE_FOLDER} to its folder"
     )
 
 

@@ -18,7 +18,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.system import read_head
@@ -33,18 +32,11 @@ ORIGINALS_MARK = ".negativa-originals"
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
-SWAP_SUFFIX = ".negativa-swap"
-"""Ends the hidden names by which a file goes into its place, and the old file comes out."""
-
 _TEMPORARY = re.compile(
-    r"\.(?P<place>.+)\.(?P<token>[0-9a-f]{16})"
-    rf"({re.escape(SWAP_SUFFIX)}|{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?)",
-    re.DOTALL,
+    rf"\..+\.([0-9a-f]{{16}}){re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
 _METADATA_SUFFIX = ".dist-info"
-_METADATA = f"{_METADATA_SUFFIX}/METADATA"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
-_NOT_UTF8 = "its path is not UTF-8, and the manifest can't hold it; rename it"
 ELF_MAGIC = b"\x7fELF"
 _SHARED_OBJECT = (3).to_bytes(2, "little")
 _E_TYPE = 16
@@ -58,34 +50,6 @@ def staged_name(path: Path, token: str) -> Path:
         token: of the run, which the manifest holds; by it the next run knows the file for ours.
     """
     return path.with_name(f".{path.name}.{token}{STAGED_SUFFIX}")
-
-
-def swap_name(path: Path, token: str) -> Path:
-    """A hidden name beside ``path`` by which it is exchanged; see ``staged_name``."""
-    return path.with_name(f".{path.name}.{token}{SWAP_SUFFIX}")
-
-
-@dataclass(frozen=True, slots=True)
-class Temporary:
-    """A file that has the name of a temporary one of a run.
-
-    Attributes:
-        path: the file.
-        token: of the run.
-        place: if the file went into a place, or came out of it: the place.
-    """
-
-    path: Path
-    token: str
-    place: Path | None = None
-
-
-def temporary_at(path: Path) -> Temporary | None:
-    """What the name of a temporary file tells; None if it is no such name."""
-    if (match := _TEMPORARY.fullmatch(path.name)) is None:
-        return None
-    is_swap = path.name.endswith(SWAP_SUFFIX)
-    return Temporary(path, match["token"], path.with_name(match["place"]) if is_swap else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +87,29 @@ class Tree:
         root: real path of the folder; names are below it.
         groups: its files, by name.
         sites: folders that distributions are installed in.
-        leftovers: files with names of temporary ones, which killed runs may have left.
+        leftovers: files with names of temporary ones, which killed runs may have left, and the
+            token of the run that each name has.
         partial: whether it is single files.
-        unlisted: folders below it that can't be listed, with the reason.
-        unnamed: the files whose names are not UTF-8. The manifest, which is JSON, can't have them.
     """
 
     root: Path
     groups: list[FileGroup] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    leftovers: list[Temporary] = field(default_factory=list)
+    leftovers: dict[Path, str] = field(default_factory=dict)
     partial: bool = False
-    unlisted: dict[str, str] = field(default_factory=dict)
-    unnamed: list[FileGroup] = field(default_factory=list)
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
     _libraries: dict[FileGroup, bool] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
-        """Add files, each by its names and their status."""
+        """Add files, each by its names and their status.
+
+        The manifest, which is JSON, can't have names that are not UTF-8: such names are left out.
+        """
         for paths in found:
             status = paths[0][1]
-            for groups, is_named in ((self.groups, True), (self.unnamed, False)):
-                names = sorted(name for name, _ in paths if (utf8(name) == name) is is_named)
-                if names:
-                    groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
+            if names := sorted(name for name, _ in paths if utf8(name) == name):
+                self.groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
         for group in self.groups:
             self._by_name.update(dict.fromkeys(group.names, group))
         self.groups.sort(key=lambda group: group.names)
@@ -159,10 +121,6 @@ class Tree:
         """Whether the tree tells if a file of these names is there."""
         return not self.partial or any(name in self._by_name for name in names)
 
-    def is_hidden(self, names: Iterable[str]) -> bool:
-        """Whether one of these names lies in a folder that can't be listed."""
-        return any(name.startswith(f"{folder}/") for name in names for folder in self.unlisted)
-
     def recorded(self, names: Set[str]) -> dict[str, dict[str, Path]]:
         """The digests that RECORD files have for some names, and which RECORD has each."""
         paths = {os.path.join(self.root, name): name for name in names}
@@ -173,34 +131,6 @@ class Tree:
                     if digest := installed.libraries[path].digest:
                         found[paths[path]][digest] = installed.record
         return dict(found)
-
-    def unread_record(self) -> Path | None:
-        """The first RECORD that can't be read, which may have any name; None if all were read."""
-        metadata = (self.root / name for name in self._by_name if name.endswith(_METADATA))
-        # A site whose RECORD files are all gone is not among the sites.
-        sites = {site.folder: site for site in self.sites}
-        sites = {folder: Site(folder) for folder in (path.parents[1] for path in metadata)} | sites
-        unread = (record for _, site in sorted(sites.items()) for record in site.unread_records())
-        return next(unread, None)
-
-    def unknown_rows(self, wanted: Callable[[Path], bool] = lambda path: True) -> list[SlimRow]:
-        """A row for each folder that can't be listed, and library whose name is not UTF-8.
-
-        Args:
-            wanted: whether such a library, of this path, gets one.
-        """
-        why = "the folder cannot be listed: {}; the libraries in it are not known"
-        return [
-            *(
-                SlimRow.unchanged(f"{folder}/", SlimStatus.FAILED, 0, why.format(reason))
-                for folder, reason in sorted(self.unlisted.items())
-            ),
-            *(
-                SlimRow.unchanged(utf8(group.name), SlimStatus.FAILED, group.size, _NOT_UTF8)
-                for group in self.unnamed
-                if self.is_library(group) and wanted(self.root / group.name)
-            ),
-        ]
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""
@@ -292,12 +222,12 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
     tree = Tree(root, partial=wanted is not None)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
-    for name, status in _walk(root, tree.unlisted, deep=wanted is None):
+    for name, status in _walk(root, deep=wanted is None):
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
-        if hidden and (temporary := temporary_at(root / name)) is not None:
-            tree.leftovers.append(temporary)
+        if hidden and (match := _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :])) is not None:
+            tree.leftovers[root / name] = match[1]
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
@@ -309,25 +239,18 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
     return tree
 
 
-def _walk(
-    root: Path, unlisted: dict[str, str], *, deep: bool
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files.
-
-    ``unlisted`` gets the folders that can't be listed.
-    """
+def _walk(root: Path, *, deep: bool) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and status of regular files."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
         try:
             listed = _list(root / below)
-        except OSError as e:
-            if not below:
-                raise StoreError(f"{root}: cannot be listed: {e.strerror}") from e
+        except FileNotFoundError:
             # Another process may remove folders meanwhile.
-            if not isinstance(e, FileNotFoundError):
-                unlisted[below.rstrip("/")] = e.strerror or str(e)
             continue
+        except OSError as e:
+            raise StoreError(f"{root / below}: cannot be listed: {e.strerror}") from e
         # A search by digest would find kept originals and slim them.
         if deep and any(name == ORIGINALS_MARK for name, _ in listed):
             continue

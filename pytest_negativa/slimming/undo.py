@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
@@ -65,7 +64,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     journal = Journal(tree)
     manifest = journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-    rows = tree.unknown_rows(is_slimmed)
+    rows: list[SlimRow] = []
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
     if dry_run or not (entries or manifest.removed or manifest.run):
@@ -76,9 +75,6 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
             rows += _undo_entries(journal, entries, on_done, dry_run=False)
         finally:
             journal.finish({})
-            journal.restore_times()
-            if not manifest.slimmed:
-                manifest.records.clear()
         left = {row.path for row in rows if row.status is SlimStatus.FAILED}
         before |= spares_of(entry for key, entry in by_spare.items() if key not in left)
         release(before, tree.root, manifest)
@@ -153,13 +149,10 @@ def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
     """Why a library that was deleted is not put back; None: its package is there."""
-    if tree.is_hidden(entry.names):
-        raise ReconstructError("its folder cannot be listed")
-    found = tree.recorded(set(entry.names))
-    recorded = [(name, entry, found.get(name, {})) for name in entry.names]
-    if any(is_uninstalled(*one) for one in recorded):
+    if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
-    if any(is_reinstalled(*one) for one in recorded):
+    found = tree.recorded(set(entry.names))
+    if any(is_reinstalled(name, entry, found.get(name, {})) for name in entry.names):
         return "it is no longer there, and RECORD has the digest of another file"
     folders = {(tree.root / name).parent for name in entry.names}
     ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)

@@ -1,9 +1,7 @@
 """``negativa slim X.whl --target DIR``: a wheel to a smaller one of the same name.
 
-The libraries, the files that are GPU code by their names, and the metadata are unpacked to a
-temporary folder and slimmed there, which changes the rows of libraries in RECORD, too. The rows of
-removed files go. Files that did not change go from wheel to wheel as they are packed. Format: PEP
-427.
+Its files are unpacked to a temporary folder, slimmed there, and packed again with a new RECORD. A
+wheel in which nothing is slimmed becomes a copy. Format: PEP 427.
 """
 
 from __future__ import annotations
@@ -12,25 +10,21 @@ import contextlib
 import csv
 import dataclasses
 import hashlib
+import io
 import os
-import posixpath
 import shutil
 import stat
-import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence, Set
-from email.parser import HeaderParser
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
-from pytest_negativa.errors import FormatError, OptionError, ReconstructError
-from pytest_negativa.gpucode.source import ByteSource, Stamp, stamp_of
+from pytest_negativa.errors import FormatError, OptionError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
-from pytest_negativa.installed.record import RECORD, iter_rows, record_digest
+from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.text import printable
-from pytest_negativa.slimming.code_files import is_named_like_code
-from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.shared_folders import make_folder
@@ -42,11 +36,8 @@ _DIST_INFO = ".dist-info"
 # Signatures of RECORD, which changes (PEP 427).
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _STEP = 1 << 20
-# The header before the bytes of a file: lengths of the name and the extra field that follow
-# (APPNOTE 4.3.7).
-_HEADER = struct.Struct("<26xHH")
-# What a method needs to unpack the bytes (APPNOTE 4.4.4).
-_METHOD_FLAGS = 0x6
+# Bytes; of a larger file, the header has its size in another form.
+_MAX_ZIP32 = 1 << 30
 _NOTICE_TEXT = """\
 This wheel is not the original. negativa slim (pytest-negativa) removed GPU code from these files:
 
@@ -55,20 +46,10 @@ This wheel is not the original. negativa slim (pytest-negativa) removed GPU code
 RECORD has their new digests. A program that needs the removed code fails with a CUDA error, or
 finds no file; then install the original wheel of the same version.
 
-The licence of the original applies to it. The wheel's METADATA says:
-
-{terms}
-
-A licence may limit how libraries are changed and passed on. NVIDIA's agreements do, and the wheel
-of another vendor may have libraries of NVIDIA. Check the terms before you pass this wheel on.
+The licence of the original applies to it: see METADATA. A licence may limit how libraries are
+changed and passed on. NVIDIA's agreements do, and the wheel of another vendor may have libraries of
+NVIDIA. Check the terms before you pass this wheel on.
 """
-_TERMS = {
-    "distribution": ("Name", "Version"),
-    "from": ("Author", "Author-email", "Maintainer", "Maintainer-email"),
-    "licence": ("License-Expression", "License"),
-    "its text": ("License-File",),
-}
-_MAX_TERM = 200
 
 
 def slim_wheel(
@@ -84,41 +65,39 @@ def slim_wheel(
     """
     wheel, target = _check(request)
     work = target if target.is_dir() and not request.options.dry_run else None
-    with (
-        ByteSource(wheel) as source,
-        tempfile.TemporaryDirectory(dir=work, prefix=".negativa-") as temporary,
-    ):
-        folder = Path(temporary)
-        archive = open_zip(source)
-        infos = _files_of(archive, source.path)
-        info_folder = _dist_info(infos, source.path)
-        with damage(source.path):
-            unpacked = _unpack(archive, [i for i in infos if _is_unpacked(i)], folder)
+    with unpacked_wheel(wheel, work) as (folder, infos):
+        info_folder = _dist_info(infos, wheel)
         report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
-        if not report.failed and not request.options.dry_run:
-            manifest = load_manifest(folder)
-            record = folder / info_folder / RECORD
-            _update_record(record, manifest.slimmed.keys(), manifest.removed.keys(), source.path)
-            _add_notice(folder / info_folder, report.rows)
-            stay = [info for info in infos if info.filename not in manifest.removed]
-            with damage(source.path):
-                _pack(archive, stay, folder, info_folder, target / wheel.name, source, unpacked)
+        if report.failed or request.options.dry_run:
+            return report
+        slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
+        with damage(str(wheel)):
+            _write(target / wheel.name, wheel, folder, infos, info_folder, slimmed)
     return report
 
 
 @contextlib.contextmanager
-def unpacked_wheel(wheel: Path) -> Iterator[Path]:
-    """All files of a wheel in a temporary folder, which goes at the end.
+def unpacked_wheel(
+    wheel: Path, work: Path | None = None
+) -> Iterator[tuple[Path, list[zipfile.ZipInfo]]]:
+    """All files of a wheel in a temporary folder, which goes at the end, and their list.
+
+    Args:
+        wheel: the wheel.
+        work: where the temporary folder is made; None: where the system has such.
 
     Raises:
         NegativaError: the wheel can't be read or unpacked.
     """
-    with ByteSource(wheel) as source, tempfile.TemporaryDirectory(prefix="negativa-") as temporary:
+    with (
+        ByteSource(wheel) as source,
+        tempfile.TemporaryDirectory(dir=work, prefix=".negativa-") as temporary,
+    ):
         archive = open_zip(source)
         infos = [info for info in _files_of(archive, source.path) if not info.is_dir()]
         with damage(source.path):
             _unpack(archive, infos, Path(temporary))
-        yield Path(temporary)
+        yield Path(temporary), infos
 
 
 def _check(request: SlimRequest) -> tuple[Path, Path]:
@@ -157,7 +136,7 @@ def _files_of(archive: zipfile.ZipFile, path: str) -> list[zipfile.ZipInfo]:
     return infos
 
 
-def _dist_info(infos: Sequence[zipfile.ZipInfo], path: str) -> str:
+def _dist_info(infos: Sequence[zipfile.ZipInfo], path: Path) -> str:
     folders = {
         folder
         for folder, _, name in (info.filename.rpartition("/") for info in infos)
@@ -170,16 +149,7 @@ def _dist_info(infos: Sequence[zipfile.ZipInfo], path: str) -> str:
     return folders.pop()
 
 
-def _is_unpacked(info: zipfile.ZipInfo) -> bool:
-    path = PurePosixPath(info.filename)
-    is_wanted = ".so" in path.name or is_named_like_code(path.name)
-    return not info.is_dir() and (is_wanted or path.parts[0].endswith(_DIST_INFO))
-
-
-def _unpack(
-    archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path
-) -> dict[str, Stamp]:
-    """Unpack files; returns the stamp of each by its name."""
+def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
     size, free = sum(info.file_size for info in infos), shutil.disk_usage(folder).free
     if size > free:
         raise ReconstructError(
@@ -192,138 +162,66 @@ def _unpack(
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as packed, path.open("xb") as file:
                 shutil.copyfileobj(packed, file, _STEP)
-        return {info.filename: stamp_of((folder / info.filename).stat()) for info in infos}
     except OSError as e:
         raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
 
-def _update_record(record: Path, slimmed: Set[str], removed: Set[str], wheel: str) -> None:
-    """Take the rows of removed files out of RECORD.
-
-    Raises:
-        FormatError: it has no row for a slimmed library or a removed file, or is damaged, so it
-            would not fit the new wheel.
-    """
-    rows: list[tuple[str, str]] = []
-    with contextlib.suppress(UnicodeDecodeError, csv.Error):
-        text = record.read_bytes().decode()
-        rows = [(posixpath.normpath(row[0]) if row else "", line) for line, row in iter_rows(text)]
-    for name in sorted((slimmed | removed) - {name for name, _ in rows}):
-        problem = f"RECORD has no row for {name}, or is damaged; build the wheel again"
-        raise FormatError(wheel, None, problem)
-    if removed:
-        record.write_bytes("".join(line for name, line in rows if name not in removed).encode())
-
-
-def _add_notice(info_folder: Path, rows: Sequence[SlimRow]) -> None:
-    slimmed = [row for row in rows if row.status is SlimStatus.SLIMMED]
-    if not slimmed:
-        return
-    lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
-    files = "\n".join(f"    {line}" for line in lines)
-    terms = "\n".join(f"    {line}" for line in _terms(info_folder))
-    notice = _NOTICE_TEXT.format(files=files, terms=terms).encode()
-    (info_folder / NOTICE).write_bytes(notice)
-    digest = record_digest(hashlib.sha256(notice).hexdigest())
-    record = info_folder / RECORD
-    text = record.read_bytes()
-    line_end = b"\r\n" if b"\r\n" in text else b"\n"
-    row = f"{info_folder.name}/{NOTICE},{digest},{len(notice)}".encode()
-    text = text if text.endswith(b"\n") else text + line_end
-    record.write_bytes(text + row + line_end)
-
-
-def _terms(info_folder: Path) -> Iterator[str]:
-    """Who made the original, and under which licence, as its metadata has them."""
-    path = info_folder / "METADATA"
-    # Its headers are UTF-8, unlike those of a mail.
-    text = path.read_text("utf-8", "replace") if path.is_file() else ""
-    metadata = HeaderParser().parsestr(text)
-    for what, names in _TERMS.items():
-        # "License" may hold the whole text of one.
-        values = [str(value).strip() for name in names for value in metadata.get_all(name, ())]
-        lines = [value.splitlines()[0] for value in values if value]
-        told = printable(", ".join(line[:_MAX_TERM] for line in lines))
-        yield f"{what}: {told or 'not told'}"
+def _write(
+    target: Path,
+    wheel: Path,
+    folder: Path,
+    infos: Sequence[zipfile.ZipInfo],
+    info_folder: str,
+    slimmed: Sequence[SlimRow],
+) -> None:
+    """Write the new wheel, from the files in a folder that are on the list of the old one."""
+    with refusing(target, "written", ReconstructError), new_file(target) as new:
+        if slimmed:
+            with open(new.fd, "w+b", closefd=False) as file:
+                _pack(file, folder, infos, info_folder, _notice(slimmed))
+        else:
+            with wheel.open("rb") as old, open(new.fd, "wb", closefd=False) as file:
+                shutil.copyfileobj(old, file, _STEP)
+        os.fchmod(new.fd, stat.S_IMODE(wheel.stat().st_mode))
+        new.publish(durable=True, replace=False)
 
 
 def _pack(
-    archive: zipfile.ZipFile,
-    infos: Sequence[zipfile.ZipInfo],
+    file: BinaryIO,
     folder: Path,
+    infos: Sequence[zipfile.ZipInfo],
     info_folder: str,
-    target: Path,
-    source: ByteSource,
-    unpacked: Mapping[str, Stamp],
+    notice: bytes,
 ) -> None:
-    try:
-        with new_file(target) as new:
-            with (
-                open(new.fd, "wb", closefd=False) as file,
-                zipfile.ZipFile(file, "w") as packed,
-            ):
-                for info in _in_new_order(infos, folder, info_folder):
-                    path = folder / info.filename
-                    if path.is_file() and stamp_of(path.stat()) != unpacked.get(info.filename):
-                        _add(info, path, packed)
-                    else:
-                        old = archive.getinfo(info.filename)
-                        # The name before the packed bytes and, behind them, the checksum may not
-                        # be those of the directory.
-                        with archive.open(old) as content:
-                            while info.filename not in unpacked and content.read(_STEP):
-                                pass
-                        _copy(source, old, packed)
-            os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-            new.publish(durable=True, replace=False)
-    except OSError as e:
-        raise ReconstructError(f"{target}: cannot be written: {e.strerror}") from e
+    """Pack files; the metadata comes last, and RECORD, which has no row for itself, at the end."""
+    record = next(info for info in infos if info.filename == f"{info_folder}/{RECORD}")
+    left_out = {record.filename, *(f"{info_folder}/{name}" for name in _SIGNATURES)}
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    with zipfile.ZipFile(file, "w") as packed:
+
+        def add(name: str, like: zipfile.ZipInfo, content: BinaryIO) -> None:
+            new = zipfile.ZipInfo(name, like.date_time)
+            new.compress_type, new.external_attr = like.compress_type, like.external_attr
+            new.create_system = like.create_system
+            digest, size = hashlib.sha256(), 0
+            with packed.open(new, "w", force_zip64=like.file_size > _MAX_ZIP32) as into:
+                while data := content.read(_STEP):
+                    digest.update(data)
+                    size += into.write(data)
+            rows.writerow((name, record_digest(digest.hexdigest()), size))
+
+        for info in infos:
+            path = folder / info.filename
+            if path.exists() and info.filename not in left_out:
+                with path.open("rb") as content:
+                    add(info.filename, info, content)
+        add(f"{info_folder}/{NOTICE}", record, io.BytesIO(notice))
+        rows.writerow((record.filename, "", ""))
+        add(record.filename, record, io.BytesIO(text.getvalue().encode()))
 
 
-def _in_new_order(
-    infos: Sequence[zipfile.ZipInfo], folder: Path, info_folder: str
-) -> Iterator[zipfile.ZipInfo]:
-    """The files of the new wheel; the metadata comes last, and RECORD at the end (PEP 427)."""
-    record = f"{info_folder}/{RECORD}"
-    signatures = {f"{info_folder}/{name}" for name in _SIGNATURES}
-    notice = f"{info_folder}/{NOTICE}"
-    yield from (i for i in infos if i.filename not in {record, notice, *signatures})
-    for i in infos:
-        if i.filename == record:
-            if (folder / notice).exists():
-                added = zipfile.ZipInfo(notice, i.date_time)
-                added.compress_type, added.external_attr = i.compress_type, i.external_attr
-                yield added
-            yield i
-
-
-def _new_info(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    new = zipfile.ZipInfo(info.filename, info.date_time)
-    new.compress_type, new.external_attr = info.compress_type, info.external_attr
-    new.create_system = info.create_system
-    return new
-
-
-def _add(info: zipfile.ZipInfo, path: Path, packed: zipfile.ZipFile) -> None:
-    new = _new_info(info)
-    new.file_size = path.stat().st_size
-    with path.open("rb") as content, packed.open(new, "w") as file:
-        shutil.copyfileobj(content, file, _STEP)
-
-
-def _copy(source: ByteSource, info: zipfile.ZipInfo, packed: zipfile.ZipFile) -> None:
-    """Copy the packed bytes of a file; zipfile has no call for that."""
-    file = packed.fp
-    assert file is not None
-    lengths = _HEADER.unpack(source.read(info.header_offset, _HEADER.size))
-    start = info.header_offset + _HEADER.size + sum(lengths)
-    new = _new_info(info)
-    new.CRC, new.file_size, new.compress_size = info.CRC, info.file_size, info.compress_size
-    new.flag_bits = info.flag_bits & _METHOD_FLAGS
-    new.header_offset = file.tell()
-    file.write(new.FileHeader())
-    for done in range(0, info.compress_size, _STEP):
-        file.write(source.read(start + done, min(_STEP, info.compress_size - done)))
-    packed.filelist.append(new)
-    packed.NameToInfo[new.filename] = new
-    packed.start_dir = file.tell()
+def _notice(slimmed: Sequence[SlimRow]) -> bytes:
+    lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
+    files = "\n".join(f"    {line}" for line in lines)
+    return _NOTICE_TEXT.format(files=files).encode()

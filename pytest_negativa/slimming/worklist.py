@@ -17,18 +17,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from pytest_negativa.arch import OLDEST_DEVICES, ComputeCapability
-from pytest_negativa.errors import FormatError, NegativaError, OptionError, ReconstructError
-from pytest_negativa.gpucode.library import has_gpu_code, read_library
+from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
+from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.gpucode.toolkit import cuda_major
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimManifest, SlimRow, SlimStatus
-from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
@@ -45,7 +40,6 @@ from pytest_negativa.slimming.recipes import (
     by_lock,
     by_pages,
     keep_whole,
-    names_of,
     never_loaded,
 )
 from pytest_negativa.slimming.spares import (
@@ -177,9 +171,11 @@ def classify(
     # A digest of the lock says enough.
     if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
+    source = tree.root / library.name
+    if not recipe.takes_others(library.size) and read_fact(source, has_gpu_code) is False:
+        return None
     # A bind mount shows one name in two folders.
     outside = max(0, library.links - len(library.names))
-    source = tree.root / library.name
     return Task(recipe, source, library.names, library.size, outside=outside)
 
 
@@ -256,7 +252,7 @@ class WorkList:
         self._keeps_originals = keeps_originals
         self._jobs = jobs
         self.tasks: list[Task] = []
-        self.rows = tree.unknown_rows()
+        self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
         self.slimmed = list(find_slimmed(tree, manifest))
         self._taken: set[str] = set()
@@ -613,53 +609,4 @@ def _describe(lock: Lock) -> str:
     return (
         f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
         + (f", {proof.date}" if proof.date else "")
-    )
-
-
-_LATEST = max(OLDEST_DEVICES.values())
-
-
-def refuse_impossible(tasks: Iterable[Task], devices: Sequence[ComputeCapability]) -> None:
-    """Refuse devices that are too old for the CUDA of a library, which has no code for them.
-
-    Later devices are no mistake: they may compile the library's PTX.
-
-    Args:
-        tasks: the libraries to slim.
-        devices: what the user named.
-
-    Raises:
-        OptionError: a library can't have code for one of the devices; nothing was done.
-    """
-    old = [device for device in devices if device < _LATEST]
-    found = [
-        text
-        for task in tasks
-        if old and task.recipe.kind is Kind.ARCHS and (text := _why_impossible(task, old))
-    ]
-    if found:
-        count = format_items(len(found) - 1, "more library", "more libraries")
-        more = f" (and {count})" if len(found) > 1 else ""
-        raise OptionError(
-            f"--arch: {found[0]}{more}; check the name of the arch, or pass --force-arch to slim "
-            "all the same"
-        )
-
-
-def _why_impossible(task: Task, old: Sequence[ComputeCapability]) -> str | None:
-    try:
-        library_map = read_library(task.source, Scope(headers_only=True))
-        with ByteSource(task.source) as source:
-            major = cuda_major(source, library_map)
-    except FormatError:
-        return None  # Slimming leaves it alone, and says why.
-    oldest = OLDEST_DEVICES.get(major or 0)
-    if oldest is None:
-        return None
-    bad = [d for d in old if d < oldest and not library_map.loaded_starts((d,))]
-    if not bad:
-        return None
-    return (
-        f"{task.source} was compiled by CUDA {major}, whose oldest GPUs are {names_of([oldest])}, "
-        f"and has no code for {names_of(bad)}"
     )

@@ -278,6 +278,7 @@ def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[A
     else:
         yield Aspect.SUBTESTS, ended
         yield Aspect.SUBTEST_NAMES, f"{record.subtest} {ended}"
+    yield from ((Aspect.CHILDREN, text) for text in record.children)
     # An attempt that is repeated is no end of the test.
     if record.error_type is not None and outcome is not None:
         yield Aspect.ERROR_TYPE, record.error_type

@@ -281,10 +281,11 @@ class Run:
     def remove_untraced(self) -> None:
         """Remove the folder of a run in which no process left a trace."""
         with contextlib.suppress(OSError):
-            for file in (self.outcomes_file, self.round_file):
+            for file in (self.outcomes_file, self.round_file, *self.touch_logs.glob("*")):
                 file.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                self.trace_dir.rmdir()
+            for folder in (self.trace_dir, self.touch_logs):
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
             self.folder.rmdir()
             RunsFolder(self.folder.parent).remove_empty()
 
@@ -451,7 +452,6 @@ class VerificationFolder:
     table_file = _Place("redirect.table")
     armed_file = _Place("armed")
     verdict_file = _Place("verdict.json")
-    allowed_pages_file = _Place("allowed.pages")
 
     def round(self, name: str) -> Run:
         """The folder of one round."""

@@ -25,7 +25,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
 from pytest_negativa.models.misses import MissedLibrary
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.snapshot import Snapshot, SnapshotDifference
+from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.models.vex import Vulnerabilities
@@ -35,7 +35,6 @@ CONFIGURATION = "negativa"
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
     "difference": (SnapshotDifference, "Output of negativa diff --json"),
-    "history": (Listing[Snapshot], "Output of negativa diff --json without B"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),

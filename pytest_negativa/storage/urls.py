@@ -34,7 +34,6 @@ _FORM = r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*"
 _CREDENTIALS = r"//[^/@]*:(?!\d+/)[^@]*@|(?i:^https?)://[^/]*@"
 # Bytes; a driver repeats the request for such a piece if it fails.
 _PIECE = 16 << 20
-_BLOCK = 64 << 10
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
@@ -168,7 +167,7 @@ class Url:
         """Write the content to a file, which gets its name when the digest is right.
 
         Args:
-            target: its folder must exist. It is sparse if it can be.
+            target: its folder must exist.
             size: bytes that there must be.
             sha256: the digest that the content must have, in hex.
 
@@ -179,15 +178,15 @@ class Url:
 
         digest = hashlib.sha256()
         with refusing(target, "written"), new_file(target, mode=0o666) as new:
-            for piece in self._pieces(size):
-                digest.update(piece)
-                _write_sparse(new.fd, piece)
+            with open(new.fd, "wb", closefd=False) as file:
+                for piece in self._pieces(size):
+                    digest.update(piece)
+                    file.write(piece)
             if digest.hexdigest() != sha256:
                 raise StoreError(
                     f"{self}: damaged: its SHA-256 is {digest.hexdigest()[:12]}..., expected "
                     f"{sha256[:12]}...; delete it there, and push again"
                 )
-            os.ftruncate(new.fd, size)
             new.publish()
 
     def _pieces(self, size: int) -> Iterator[bytes]:
@@ -222,9 +221,9 @@ class Url:
             if (local := _local_path(file_system, path)) is not None:
                 local.parent.mkdir(parents=True, exist_ok=True)
                 with new_file(local, mode=0o666) as new, source.open("rb") as file:
-                    while piece := file.read(_PIECE):
-                        _write_sparse(new.fd, piece)
-                    os.ftruncate(new.fd, file.tell())
+                    with open(new.fd, "wb", closefd=False) as target:
+                        while piece := file.read(_PIECE):
+                            target.write(piece)
                     new.publish()
             else:
                 file_system.put_file(os.fspath(source), path)
@@ -269,13 +268,3 @@ def read_input(place: Path | Url, limit: int) -> bytes:
 def _local_path(file_system: Any, path: str) -> Path | None:
     """The path of a ``file://`` URL, which fsspec does not write atomically; None: another URL."""
     return Path(path) if "file" in file_system.protocol else None
-
-
-def _write_sparse(descriptor: int, data: bytes) -> None:
-    """Write at the file's position; of zeros the file gets a hole."""
-    for start in range(0, len(data), _BLOCK):
-        block = data[start : start + _BLOCK]
-        if block.count(0) == len(block):
-            os.lseek(descriptor, len(block), os.SEEK_CUR)
-        else:
-            os.write(descriptor, block)

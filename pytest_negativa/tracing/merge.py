@@ -336,7 +336,7 @@ class _Merger:
             devices=tuple(sorted(self._devices, key=lambda d: (d.compute_capability, d.uuid))),
             libraries=tuple(
                 self._library_usage(library, found)
-                for library, found in sorted(self._libraries.items(), key=_library_order)
+                for library, found in sorted(self._libraries.items(), key=lambda i: i[0].path)
             ),
             memory_images=tuple(memory[s] for s in memory if s not in compiled),
             compiled=tuple(memory[s] for s in memory if s in compiled),
@@ -410,7 +410,7 @@ class _TraceMerger:
         self._process = process
         self._contexts: dict[int, tuple[int, int]] = {}
         self._context: Context | None = None
-        self._libraries: dict[int, _Library] = {}
+        self._libraries: dict[int | None, _Library] = {}
         self._images: dict[int, _Image] = {}
         self._paths: dict[int | None, str] = {}
         self._places: dict[int | None, _Place] = {}
@@ -462,7 +462,7 @@ class _TraceMerger:
             return (record.library is None or record.library in self._libraries) and (
                 record.image is None or record.image in self._places
             )
-        return record.image in self._images or record.image in self._unknown
+        return record.image in self._images
 
     def _note(self, record: AnyTraceRecord) -> None:
         """Take in a record that refers to no other, or a gap."""
@@ -507,7 +507,7 @@ class _TraceMerger:
         self._merger.loads(self._process)
         self._places[record.id] = self._paths.get(record.library), record.offset
         when = self._when(record.context, place)
-        if record.library is not None and record.offset is not None:
+        if record.offset is not None:
             library = self._libraries.get(record.library)
             if library is None:
                 self._dangling.add(f"library {record.library}")
@@ -590,15 +590,5 @@ def _first(when: _When) -> FirstUse:
     return FirstUse(process=when[1], context=when[3], time_ns=when[0])
 
 
-def _library_order(item: tuple[TracedLibrary, _Library]) -> tuple[str, int, int, str]:
-    library = item[0]
-    return (library.path, library.size or 0, library.mtime_ns or 0, library.build_id or "")
-
-
 def _distinct(warnings: Iterable[UsageWarning]) -> tuple[UsageWarning, ...]:
-    order: Callable[[UsageWarning], tuple[str, str, int]] = lambda w: (  # noqa: E731
-        w.code,
-        w.text,
-        -1 if w.process is None else w.process,
-    )
-    return tuple(sorted(set(warnings), key=order))
+    return tuple(sorted(set(warnings), key=lambda w: (w.code, w.text, str(w.process))))

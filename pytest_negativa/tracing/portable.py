@@ -94,5 +94,4 @@ def _portable(
     library = replace(library, path=paths.apply(library.path))
     if library.sha256 is not None:
         library = replace(library, device=None, inode=None, mtime_ns=None, ctime_ns=None)
-        record = LibraryRecord(id=record.id, library=library)
     return _encode(replace(record, library=library)) + b"\n"

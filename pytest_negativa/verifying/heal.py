@@ -32,6 +32,7 @@ from pytest_negativa.planning.keep_needed import (
     iter_parts,
     keep_needed,
     keep_needed_spans,
+    of_each_path,
     part_of,
 )
 from pytest_negativa.reporting.units import format_items
@@ -186,7 +187,7 @@ def search(
             _span(plans.planned, part, work.nodeid or "a process", found_by=_FOUND_BY[work.kind])
             for part, work in seen
         ]
-        return SearchResult(_of_each_path(plans.planned, spans))
+        return SearchResult(of_each_path(plans.planned, spans))
     wanted = _wanted_work(verification, verdict)
     failing = [t.nodeid for t in verdict.differences if t.before is not None]
     failing += [nodeid for nodeid in wanted if nodeid not in failing]
@@ -241,14 +242,14 @@ def search(
     found = find_needed(candidates, probe, _GROUPS, tests[0])
     if found.complete:
         spans = [_span(plans.planned, n.part, n.test, complete=True) for n in found.needed]
-        return SearchResult(_of_each_path(plans.planned, spans), reasons)
+        return SearchResult(of_each_path(plans.planned, spans), reasons)
     limit = (
         "a limit was reached (verify.heal_runs, verify.heal_minutes): "
         f"{len(found.enough):,} parts are kept, which may be more than is needed; heal again to "
         "go on"
     )
     spans = [_span(plans.planned, part, tests[0], complete=False) for part in found.enough]
-    return SearchResult(_of_each_path(plans.planned, spans), (*reasons, limit), complete=False)
+    return SearchResult(of_each_path(plans.planned, spans), (*reasons, limit), complete=False)
 
 
 def _needed_parts(plans: _Plans, verdict: Verdict) -> Iterator[tuple[Part, WorkDifference]]:
@@ -498,20 +499,6 @@ def _question(
         *tests,
         *sorted(repr(key) for keys in wanted.values() for key in keys),
     ]
-
-
-def _of_each_path(
-    planned: Iterable[AnalyzedLibrary], spans: Sequence[NeededSpan]
-) -> tuple[NeededSpan, ...]:
-    """The spans, and the same ones of other paths with the same content: that is one library."""
-    digests = {p.plan.library.path: p.plan.library.sha256 for p in planned}
-    of_all = [
-        replace(span, library=path)
-        for span in spans
-        for path, sha256 in digests.items()
-        if path == span.library or (sha256 is not None and sha256 == digests[span.library])
-    ]
-    return tuple({part_of(span): span for span in of_all}.values())
 
 
 def _test_files(root: Path, nodeids: Collection[str]) -> Iterator[Path]:

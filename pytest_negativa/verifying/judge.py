@@ -38,6 +38,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
+from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     is_sound,
@@ -78,6 +79,8 @@ def judge(attempt: Attempt) -> Verdict:
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
+    kept = what_stays(attempt, work)
+    attempt = without(attempt, kept)
     changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
     reasons += reasons_of_work(work, attempt.usage)
     if changes and any(d.tolerance is None for d in work):
@@ -127,6 +130,7 @@ def judge(attempt: Attempt) -> Verdict:
         rounds=tuple(map(facts_of, attempt.all_rounds)),
         changes=changes,
         work=work,
+        kept=kept,
     )
 
 
@@ -134,11 +138,10 @@ def _compare_work(
     attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
 ) -> tuple[WorkDifference, ...]:
     found, places = attempt.originals, Places(attempt.reconstruction)
-    losing = {n for n in tests.on_originals if tests.after[n].gpu_error is not None}
     originals: Sequence[Work] = ()
     # Started otherwise, the originals don't show what the traced program chooses.
     if not any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)) and is_sound(
-        tests.before, found, flaky, tests.tolerate, losing
+        tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
     work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
@@ -147,7 +150,7 @@ def _compare_work(
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
     if needs_only:
         work = tuple(d for d in work if d.kind in NEEDS)
-    named = name_holders(work, attempt.traced.planned)
+    named = name_holders(with_witness(attempt, work), attempt.traced.planned)
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
@@ -401,7 +404,7 @@ def _status(
         return LibraryStatus.NOT_SUBSTITUTED, detail
     if loads.incomplete is not None:
         return LibraryStatus.NOT_PROVED, loads.incomplete
-    if copy is None or not copy.changes_code:
+    if not (copy and copy.changes_code):
         return LibraryStatus.NOTHING_UNUSED, None
     if doubt is not None:
         return LibraryStatus.NOT_PROVED, doubt

@@ -11,24 +11,35 @@ from pytest_negativa.reporting.units import format_items
 
 
 def opened_originals(
-    rounds: Sequence[Opens], twins: Mapping[str, str] = MappingProxyType({})
+    rounds: Sequence[Opens],
+    twins: Mapping[str, str] = MappingProxyType({}),
+    copies: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """By real path of an original: who opened it, or why that could not be watched; and what to do.
 
     Args:
         rounds: what was seen in each round on the copies. This package opens no original meanwhile.
         twins: by path of another file with the content of an original: the original.
+        copies: by path of a copy: the original.
     """
     found: dict[str, str] = {}
+    originals = {**twins, **copies}
     for opens in rounds:
         for path, times in opens.times.items():
             reason = _opened(path, times, opens.openers.get(path, ()), is_twin=path in twins)
             found.setdefault(twins.get(path, path), reason)
         for path, reason in opens.unseen.items():
             found.setdefault(
-                twins.get(path, path),
+                originals.get(path, path),
                 "nothing tells whether a process opened the original while the tests ran on the "
                 f"copies ({reason}); mend this, or set verify.opened_originals to note",
+            )
+        for path, users in opens.strangers.items():
+            found.setdefault(
+                copies[path],
+                f"{', '.join(users)} used the copy without the redirect, so what it needed was not "
+                "seen; pass the environment on to child processes, end what else uses the copy, or "
+                "set verify.opened_originals to note",
             )
     return found
 
@@ -70,29 +81,29 @@ def held_originals(
     return younger, older
 
 
-def leftover_users(users: Iterable[tuple[str, FileUser]]) -> Iterator[str]:
-    """Why runs on the originals tell nothing: processes of before may have answered with a copy.
+def leftover_users(users: Iterable[str]) -> Iterator[str]:
+    """Why rounds tell nothing: processes of an earlier one may have answered.
 
     Args:
-        users: a copy, and a process that used it when tests began on the originals.
-    """
-    for who in dict.fromkeys(user.who for _, user in users):
-        yield (
-            f"{who} still used a copy when tests ran again on the originals, so their outcomes "
-            "tell nothing; let the test that starts this process end it"
-        )
-
-
-def users_of_earlier_copies(users: Iterable[str]) -> Iterator[str]:
-    """Why runs on the copies tell nothing: processes of before may have answered with other copies.
-
-    Args:
-        users: processes that used a copy that had been replaced when the tests began.
+        users: processes that used a copy when the tests began.
     """
     for who in dict.fromkeys(users):
         yield (
-            f"{who} still used a copy of an earlier round when the tests ran on the copies, so "
-            "their outcomes tell nothing; let the test that starts this process end it"
+            f"{who} still used a copy of an earlier round when the tests ran again, so their "
+            "outcomes tell nothing; let the test that starts this process end it"
+        )
+
+
+def older_processes(users: Iterable[str]) -> Iterator[str]:
+    """Why a round tells nothing: an earlier run's processes with CUDA's driver may have answered.
+
+    Args:
+        users: these processes, in words.
+    """
+    for who in dict.fromkeys(users):
+        yield (
+            f"{who}, which the traced run or an earlier round started, still runs and has the CUDA "
+            "driver loaded: a test may have talked to it; let the test that starts it end it"
         )
 
 

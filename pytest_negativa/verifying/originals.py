@@ -91,14 +91,14 @@ def is_sound(
     found: OriginalRound,
     flaky: Collection[str],
     tolerate: Collection[Aspect] = (),
-    losing: Collection[str] = (),
+    on_originals: Collection[str] = (),
 ) -> bool:
     """Whether all tests ran, were traced, and ended as when traced, but for the flaky ones.
 
     A round in which a test lost its CUDA context does not show what its tests choose.
 
     Args:
-        losing: tests that lost their CUDA context on the copies and on the originals alike.
+        on_originals: see ``known_of_originals``; those that are not flaky lose their CUDA context.
     """
     return (
         found.complete
@@ -106,7 +106,7 @@ def is_sound(
         and all(
             nodeid in found.ends
             and same_outcome(test, found.ends[nodeid][0], tolerate)
-            and (found.ends[nodeid][0].gpu_error is None or nodeid in losing)
+            and (found.ends[nodeid][0].gpu_error is None or nodeid in on_originals)
             for nodeid, test in before.items()
             if nodeid not in flaky
         )

@@ -1,7 +1,6 @@
 """Proves that tests need no page of CPU code that their traced run did not touch.
 
-The tests run once more on the original libraries, and ``processes/pages.c`` keeps the untouched
-pages inaccessible. A touch of one is noted, and is a SIGSEGV of the program.
+The tests run once more on the original libraries, and are traced again: the touch is the verdict.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from pytest_negativa.errors import refusing
@@ -20,7 +20,6 @@ from pytest_negativa.hostcode.page_logs import (
     PAGE,
     LoggedLibrary,
     count_lost,
-    encode_allowed,
     read_page_logs,
 )
 from pytest_negativa.hostcode.processor import read_processor
@@ -40,7 +39,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
@@ -81,23 +80,23 @@ UNCOMPARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class RestrictedLibrary:
+class TracedPages:
     """What the processes of the rounds did with one library.
 
     Attributes:
-        files: those with its content that the traced run loaded.
-        allowed: what the traced run did with it.
+        file: one with its content that the traced run loaded.
+        traced: what the traced run did with it.
         found: by process: what it did with a file of this content in the rounds.
     """
 
-    files: tuple[HostFile, ...]
-    allowed: FilePages
+    file: HostFile
+    traced: FilePages
     found: tuple[LoggedLibrary, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PageAttempt:
-    """One run of all tests without the untouched pages: every fact that its verdict follows from.
+    """One run of all tests, traced once more: every fact that its verdict follows from.
 
     Attributes:
         run_id: the traced run.
@@ -112,7 +111,7 @@ class PageAttempt:
 
     run_id: str
     tests: TestEvidence
-    libraries: tuple[RestrictedLibrary, ...]
+    libraries: tuple[TracedPages, ...]
     incomplete: tuple[str, ...]
     unknown: tuple[str, ...]
     compares_ends: bool
@@ -153,32 +152,25 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
     )
 
 
-def _judge_library(library: RestrictedLibrary) -> ForbiddenPages:
-    file = library.files[0]
-    allowed = describe(file, library.allowed)
+def _judge_library(library: TracedPages) -> ForbiddenPages:
+    file = library.file
+    traced = describe(file, library.traced)
     missed = _missed(library)
-    known = {_identity(file_key(one)) for one in library.files}
-    free = [one for one in library.found if not (one.watched and one.restricted)]
     detail = None
-    left_out = False
     if missed:
         detail = f"{format_items(len(missed), 'page is', 'pages are')} needed, too"
     elif not library.found:
         detail = "left out: no process of the proof loaded it"
-        left_out = True
-    elif any(_identity(key_of(one)) in known for one in free):
+    elif not all(one.watched for one in library.found):
         detail = "a process could touch all of its pages"
-    elif free:
-        detail = "left out: the proof loaded a copy that the traced run had not loaded"
-        left_out = True
     return ForbiddenPages(
         path=file.path,
         sha256=file.sha256,
-        forbidden_bytes=allowed.watched_bytes - allowed.touched_bytes,
+        forbidden_bytes=traced.watched_bytes - traced.touched_bytes,
         processes=len(library.found),
-        missed=describe(file, library.allowed._replace(touched=missed)).touched,
+        missed=describe(file, library.traced._replace(touched=missed)).touched,
         detail=detail,
-        left_out=left_out,
+        left_out=not library.found,
     )
 
 
@@ -189,11 +181,11 @@ def prove_pages(
     say: Callable[[str], None],
     status: int | None = None,
 ) -> PageVerdict:
-    """Run the tests of a traced run without its untouched pages, and judge.
+    """Trace the tests of a traced run once more, and judge.
 
-    If the tests need more pages, they are traced once more, and the run's trace gets these pages:
-    no two runs touch quite the same, and a proof starts other code of this package than a trace.
-    ``healing`` does so more often.
+    If the tests need more pages, the run's trace gets these, and they run again: no two runs touch
+    quite the same, and a proof starts other code of this package than a trace. ``healing`` does so
+    more often.
 
     Args:
         say: shows a line of progress.
@@ -203,24 +195,26 @@ def prove_pages(
         NegativaError: files of the run can't be read or written.
         Interrupted: a signal asked this process to end.
     """
-    verdict = PageProof(run, program, settings, say).prove(status)
+    proof = PageProof(run, program, settings, say)
+    verdict = proof.prove(status)
     for _ in range(_MOST_HEALINGS if settings.healing else 1):
         if not any(row.missed for row in verdict.libraries):
             break
-        say("negativa: tracing the CPU code once more, because the tests need more of it")
-        PageProof(run, program, settings, say).trace_again()
-        verdict = PageProof(run, program, settings, say).prove(status)
+        say("negativa: the trace of CPU code gets what the tests needed, too")
+        proof.add_to_trace()
+        proof = PageProof(run, program, settings, say)
+        verdict = proof.prove(status)
     return verdict
 
 
-def _missed(library: RestrictedLibrary) -> frozenset[int]:
-    """Addresses of the pages that were touched although they were forbidden."""
+def _missed(library: TracedPages) -> frozenset[int]:
+    """Addresses of the pages that only the rounds touched."""
     touched: frozenset[int] = frozenset().union(*(one.pages for one in library.found))
-    return touched - library.allowed.touched
+    return touched - library.traced.touched
 
 
 class PageProof:
-    """One proof: writes which pages are allowed, and runs the tests.
+    """One proof: runs the tests, and reads what they touched.
 
     Args:
         say: shows a line of progress.
@@ -238,7 +232,7 @@ class PageProof:
         self._rounds: list[RoundResult] = []
 
     def prove(self, status: int | None) -> PageVerdict:
-        """Run the tests of the traced run without its untouched pages, and judge.
+        """Run the tests of the traced run once more, and judge.
 
         Args:
             status: exit status of the traced process; None if no supervisor saw it.
@@ -247,31 +241,24 @@ class PageProof:
             NegativaError: files of the run can't be read or written.
             Interrupted: a signal asked this process to end.
         """
-        # A verdict of before must not outlive a proof that is interrupted.
+        # An earlier verdict must not outlive a proof that is interrupted.
         remove_file(self._run.page_verdict_file)
         incomplete = require_usage(self._run).incomplete
         loaded = traced_pages(self._run)
-        traced = _unite_contents(loaded)
-        allowed = b"".join(
-            encode_allowed(file, p.ranges, p.touched) for files, p in traced for file in files
-        )
-        write_atomically(self._folder.allowed_pages_file, allowed, mode=0o644)
-        self._say("negativa: running the tests without the CPU code that was not touched")
+        self._say("negativa: tracing the CPU code of the tests once more")
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
         found, unknown = _by_content(rounds, [file for file, _ in loaded])
         libraries = tuple(
-            RestrictedLibrary(files, pages, tuple(found[files[0].sha256]))
-            for files, pages in traced
+            TracedPages(file, pages, tuple(found[file.sha256]))
+            for file, pages in _unite_contents(loaded)
         )
-        # A test that missed a page has a reason to end otherwise.
-        missed = any(_missed(library) for library in libraries)
         attempt = PageAttempt(
             run_id=self._run.run_id,
             tests=TestEvidence(
                 before=before,
                 after=after,
-                on_originals=() if missed else self._known_of_originals(before, after),
+                on_originals=self._known_of_originals(before, after),
                 used={},
                 gpu_tests=0,
                 traced_on=(),
@@ -292,16 +279,16 @@ class PageProof:
         write_record(self._run.page_verdict_file, verdict, indent=1)
         return verdict
 
-    def trace_again(self) -> None:
-        """Add what the tests touch in another round to the trace of the run.
+    def add_to_trace(self) -> None:
+        """Add what the rounds touched to the trace of the run.
 
         Raises:
-            NegativaError: see ``prove``.
+            StoreError: a file can't be read or written.
         """
-        for result in self._run_all(RoundKind.VERIFY, None, restricted=False):
-            with refusing(self._run.page_logs, "written"):
-                for path in result.run.page_logs.glob(f"*{LOG_SUFFIX}"):
-                    shutil.copy2(path, self._run.page_logs)
+        logs = [r.run.page_logs for r in self._rounds if r.kind is RoundKind.VERIFY]
+        with refusing(self._run.page_logs, "written"):
+            for path in chain.from_iterable(folder.glob(f"*{LOG_SUFFIX}") for folder in logs):
+                shutil.copy2(path, self._run.page_logs)
 
     def _ends(self, rounds: Sequence[RoundResult], status: int | None) -> Iterator[str]:
         traced = TracedRun(
@@ -330,19 +317,16 @@ class PageProof:
         self,
         kind: RoundKind,
         tests: Sequence[str] | None,
-        *,
-        restricted: bool = True,
         repeated: Sequence[str] = (),
     ) -> tuple[RoundResult, ...]:
         expected = [test.nodeid for test in self._session.tests]
-        once = partial(self._run_once, kind, restricted=restricted, repeated=repeated)
+        once = partial(self._run_once, kind, repeated=repeated)
         return tuple(run_all(once, tests, expected))
 
     def _run_once(
         self,
         kind: RoundKind,
         tests: Sequence[str] | None,
-        restricted: bool,
         repeated: Sequence[str],
     ) -> RoundResult:
         run = self._folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
@@ -350,8 +334,7 @@ class PageProof:
         if kind is RoundKind.VERIFY:
             make_logs_folder(run.page_logs, Path(self._settings.directory))
             begin_logs(run)
-            allowed = self._folder.allowed_pages_file if restricted else None
-            environ |= watch_environment(environ, run.page_logs, allowed)
+            environ |= watch_environment(environ, run.page_logs)
         round_spec = self._program.new_round(
             kind,
             run,
@@ -374,23 +357,16 @@ def _identity(key: FileKey) -> tuple[int, ...]:
 
 def _unite_contents(
     traced: Iterable[tuple[HostFile, FilePages]],
-) -> tuple[tuple[tuple[HostFile, ...], FilePages], ...]:
-    """By content: its files, and what was touched of any; only what all processes watched."""
+) -> Iterator[tuple[HostFile, FilePages]]:
+    """By content: a file, and what was touched of any; only what all processes watched."""
     groups: dict[str, list[tuple[HostFile, FilePages]]] = defaultdict(list)
     for item in traced:
         groups[item[0].sha256].append(item)
-    return tuple(
-        (
-            tuple(file for file, _ in group),
-            FilePages(
-                frozenset().union(*(pages.ranges for _, pages in group)),
-                frozenset().union(*(pages.touched for _, pages in group)),
-                watched=True,
-            ),
-        )
-        for group in groups.values()
-        if all(pages.watched for _, pages in group)
-    )
+    for group in groups.values():
+        if all(pages.watched for _, pages in group):
+            ranges = frozenset().union(*(pages.ranges for _, pages in group))
+            touched = frozenset().union(*(pages.touched for _, pages in group))
+            yield group[0][0], FilePages(ranges, touched, watched=True)
 
 
 def _by_content(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,6 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.models.trace import Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
-    FIRST_IN_FLAKY,
     Tolerance,
     WorkDifference,
     WorkKind,
@@ -35,7 +34,7 @@ _MAX_COMMAND = 200
 
 # CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
 _OF_STATE = frozenset({2, 3, 4, 46, 100, 101, 201, 304, 600, 999}).union(
-    range(700, 721), range(802, 808), range(900, 911)
+    range(700, 722), range(802, 811), range(900, 912)
 )
 
 
@@ -81,10 +80,9 @@ class Places:
 
 def _moved_back(kept: Sequence[MovedSpan], offset: int) -> int:
     """The original's offset of an offset in a compacted copy; -1 for bytes of the copy's own."""
-    at = bisect_right(kept, offset, key=lambda k: k.target) - 1
-    if at < 0 or offset - kept[at].target >= kept[at].end - kept[at].start:
-        return -1
-    return kept[at].start + offset - kept[at].target
+    part = kept[bisect_right(kept, offset, key=lambda k: k.target) - 1]
+    inside = offset - part.target
+    return part.start + inside if 0 <= inside < part.end - part.start else -1
 
 
 def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
@@ -147,7 +145,7 @@ class Work:
 
     used: Mapping[Use, Context]
     images: Mapping[Use, Context]
-    launched: Mapping[str, Collection[str]]
+    launched: Mapping[str, Set[str]]
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
     @classmethod
@@ -214,7 +212,7 @@ def compare_work(
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
-    """What was done when traced and not on the copies, and the reverse for launches.
+    """What was done when traced and not on the copies.
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
@@ -223,7 +221,7 @@ def compare_work(
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _launched_otherwise(traced, copies, originals, flaky)
+        found += _not_launched(traced, copies, originals, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
@@ -233,18 +231,11 @@ def _left_out(
     for use, context in traced.used.items():
         if copies.first(use):
             continue
-        again = list(filter(None, (work.first(use) for work in originals)))
-        tolerance, note = Tolerance.CHOICE if originals and not again else None, None
-        if context.nodeid in flaky:
-            # A later test may have used it, too, and gone on without the GPU on the copies. Flaky
-            # tests came last in each process of the originals.
-            others = [first for first in again if first.nodeid not in flaky]
-            if others:
-                context = others[0]
-            elif originals:
-                tolerance = Tolerance.FLAKY
-            else:
-                note = FIRST_IN_FLAKY
+        # Flaky tests came last in each process of the originals.
+        firsts = filter(None, (work.first(use) for work in originals))
+        again = [first for first in firsts if first.nodeid not in flaky]
+        if again and context.nodeid in flaky:
+            context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
             library=use.library,
@@ -252,36 +243,24 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=tolerance,
-            note=note,
+            tolerance=Tolerance.CHOICE if originals and not again else None,
         )
 
 
-def _launched_otherwise(
+def _not_launched(
     traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
 ) -> Iterator[WorkDifference]:
-    nothing: frozenset[str] = frozenset()
-    for test in dict.fromkeys((*traced.launched, *copies.launched)):
-        before = frozenset(traced.launched.get(test, nothing))
-        after = frozenset(copies.launched.get(test, nothing))
-        again = nothing.union(*(work.launched.get(test, nothing) for work in originals))
-        for kernel in sorted(before ^ after):
-            on_copies = kernel in after
+    for test, kernels in traced.launched.items():
+        again = {name for work in originals for name in work.launched.get(test, ())}
+        for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
+            is_chance = test in flaky or (originals and kernel not in again)
             yield WorkDifference(
-                kind=WorkKind.LAUNCHED if on_copies else WorkKind.NOT_LAUNCHED,
+                kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=_tolerance(
-                    test, flaky, chosen=bool(originals) and (kernel in again) == on_copies
-                ),
+                tolerance=Tolerance.CHOICE if is_chance else None,
             )
-
-
-def _tolerance(nodeid: str | None, flaky: Collection[str], *, chosen: bool) -> Tolerance | None:
-    if nodeid in flaky:
-        return Tolerance.FLAKY
-    return Tolerance.CHOICE if chosen else None
 
 
 def name_holders(
@@ -289,7 +268,7 @@ def name_holders(
 ) -> tuple[WorkDifference, ...]:
     """Add the library that holds a kernel to differences that don't tell it."""
     work = tuple(work)
-    wanted = {d.kernel for d in work if d.library is None and d.kernel is not None}
+    wanted = {d.kernel for d in work if d.library is None}
     holders: dict[str, str] = {}
     for one in planned if wanted else ():
         for block in one.library_map.iter_code():
@@ -304,9 +283,7 @@ def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator
     against = [d for d in work if d.tolerance is None]
     for kind in WorkKind:
         if of_kind := [d for d in against if d.kind is kind]:
-            count = len(of_kind)
-            more = f" and {count - 1:,} more" if count > 1 else ""
-            yield f"{kind.value}: {of_kind[0].detail}{more}"
+            yield _first_of(of_kind)
     if against and copies.incomplete:
         yield f"tracing on the copies was incomplete: {copies.incomplete[0].text}"
 
@@ -317,8 +294,9 @@ def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
     for difference in work:
         if difference.tolerance is None and difference.library is not None:
             by_library[difference.library].append(difference)
-    return {
-        library: f"{found[0].kind.value}: {found[0].detail}"
-        + (f" and {len(found) - 1:,} more" if len(found) > 1 else "")
-        for library, found in by_library.items()
-    }
+    return {library: _first_of(found) for library, found in by_library.items()}
+
+
+def _first_of(work: Sequence[WorkDifference]) -> str:
+    more = f" and {len(work) - 1:,} more" if len(work) > 1 else ""
+    return f"{work[0].kind.value}: {work[0].detail}{more}"

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
+from pytest_negativa.hostcode.page_logs import prepare_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.page_watch import why_unwatchable
+from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
@@ -143,11 +145,17 @@ def _say_unproved(reason: str) -> None:
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:
-    """Run the traced session."""
+    """Run the traced session. It watches GPU code; with CPU code, it does so by itself."""
     runs = RunsFolder(Path(settings.directory))
     runs.make()
-    round_spec = program.new_round(RoundKind.TRACE, runs.new_run())
-    return run_round(program, round_spec, program.environ, None)
+    run = runs.new_run()
+    environ = program.environ
+    if not settings.cpu and why_unwatchable() is None:
+        run.make()
+        make_logs_folder(run.touch_logs, runs.folder)
+        prepare_logs(run.touch_logs)
+        environ = {**environ, **watch_environment(environ, run.touch_logs, only_gpu=True)}
+    return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 
 def _show(verdict: Iterable[str], *, proved: bool) -> None:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionKind, SessionResult
 from pytest_negativa.models.plan import LibraryPlan
@@ -71,6 +72,8 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
     usage = load_usage(run)
     if usage is None:
         raise StoreError(run.why_unplanned())
+    # What ran when the last report had been written may have touched more.
+    usage = with_pages(usage, run)
     if usage.replay is not None:
         raise StoreError(
             f"{run}: replays a trace of another machine, which proves nothing; trace on a "

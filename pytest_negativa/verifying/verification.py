@@ -14,8 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.installed.libraries import size_of
-from pytest_negativa.installed.record import find_by_content
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionResult, TestResult
@@ -24,16 +22,19 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import ProvedLibrary, Verdict
+from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.file_users import (
     FileUser,
+    processes_with_driver,
     wait_for_users,
     wait_for_users_of_gone,
 )
-from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
+    redirect_library,
     redirected_originals,
     why_not_replaceable,
     why_unsupported,
@@ -47,7 +48,13 @@ from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_plans
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_plans,
+    load_unhealed,
+    save_healed,
+    save_plans,
+)
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
@@ -63,8 +70,8 @@ from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
     leftover_users,
+    older_processes,
     opened_originals,
-    users_of_earlier_copies,
 )
 from pytest_negativa.verifying.originals import (
     OriginalRound,
@@ -80,6 +87,7 @@ from pytest_negativa.verifying.rounds import (
 from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
+from pytest_negativa.verifying.twins import find_twins
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 _LEAST_SILENCE = 60.0
@@ -111,9 +119,10 @@ class Verification:
         self._unopened = [path for plan in self._files for path in unused_paths(plan)]
         self._originals = OriginalRound()
         self._held: tuple[tuple[str, FileUser], ...] = ()
-        self._copy_files: tuple[str, ...] = ()
-        self._leftover: tuple[tuple[str, FileUser], ...] = ()
-        self._earlier: tuple[str, ...] = ()
+        # By path: the original.
+        self._copy_files: Mapping[str, str] = {}
+        self._leftover: tuple[str, ...] = ()
+        self._older: tuple[str, ...] = ()
         self._compare_launches = settings.trace.level.counts_launches
         if self._compare_launches and not traced.usage.launches:
             self._compare_launches = False
@@ -128,11 +137,11 @@ class Verification:
         Raises:
             NegativaError: the copies can't be written, or the last verdict can't be removed.
         """
-        # A verdict of before must not outlive a verification that is interrupted.
+        # An earlier verdict must not outlive a verification that is interrupted.
         remove_file(self._record)
-        self._held = self._leftover = self._earlier = ()
+        self._held = self._leftover = self._older = ()
         reconstruction, table = self.write_copies(planned)
-        self._copy_files = tuple(copy.copy for copy in reconstruction.libraries)
+        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
         self.say(_written_line(reconstruction))
         tripwire = arm(planned, reconstruction, self.traced.usage)
         if tripwire.spans:
@@ -160,7 +169,7 @@ class Verification:
                 self._unsubstituted,
                 traces_children=self.settings.trace.children,
             ),
-            opened={**started_since, **opened_originals(opens, self._twins)},
+            opened={**started_since, **opened_originals(opens, self._twins, self._copy_files)},
             held=held,
             files=self._judge_files(),
             armed=tripwire.spans,
@@ -170,7 +179,7 @@ class Verification:
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
                 *leftover_users(self._leftover),
-                *users_of_earlier_copies(self._earlier),
+                *older_processes(self._older),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -275,8 +284,10 @@ class Verification:
         repeated: Sequence[str] = (),
     ) -> RoundResult:
         """Run a single round; see ``run``."""
-        if kind is RoundKind.ORIGINAL:
-            self._leftover += wait_for_users(self._copy_files, self._since)
+        if kind is not RoundKind.PROBE:
+            users = wait_for_users(self._copy_files, self._since)
+            self._leftover += tuple(user.who for _, user in users)
+            self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         round_spec = self.program.new_round(
             kind,
@@ -298,14 +309,22 @@ class Verification:
                 stack.enter_context(hold_copies(self.copies))
             originals = () if table is None else redirected_originals(table)
             watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
+            used = self._copy_files if kind is RoundKind.VERIFY else ()
+            copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
             limit = silence_limit(self.settings, self.traced.session)
-            with watch:
+            with watch, copies:
                 # What begins to use an original from now on is seen by the watch.
                 if kind is RoundKind.VERIFY:
-                    self._earlier += wait_for_users_of_gone(os.path.realpath(self.copies))
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = run_round(self.program, round_spec, environ, limit)
-        result = dataclasses.replace(result, opens=watch.opens)
+        if kind is RoundKind.VERIFY:
+            self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
+        opens = dataclasses.replace(
+            watch.opens,
+            unseen={**copies.opens.unseen, **watch.opens.unseen},
+            strangers=copies.opens.strangers,
+        )
+        result = dataclasses.replace(result, opens=opens)
         self._rounds.append(result)
         return result
 
@@ -314,9 +333,13 @@ class Verification:
         return same_outcome(before, after, self.settings.verify.tolerate)
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict.json`` into the verification's folder and the run's."""
+        """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
+        if verdict.proved and verdict.kept:
+            run = self.traced.run
+            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
     def _record(self) -> Path:
@@ -339,19 +362,16 @@ class Verification:
 
     @cached_property
     def _twins(self) -> Mapping[str, str]:
-        """By real path of an installed file with the content of an original: the original.
-
-        The lock is applied by content, so ``slim`` takes code out of these files, too.
-        """
-        originals = {p.library.sha256: p.library for p in self.traced.plans if p.library.sha256}
-        planned = {plan.library.path for plan in self.traced.plans}
-        sites = {find_site(Path(path)) for path in planned} | set(map(Path, filter(None, sys.path)))
-        found = find_by_content(filter(None, sites), originals)
-        return {
-            str(path): originals[sha256].path
-            for path, sha256 in found
-            if str(path) not in planned and size_of(path) == originals[sha256].size
-        }
+        """Twins in the project and where this environment's or a planned library's packages are."""
+        planned = [plan.library for plan in self.traced.plans]
+        sites = (find_site(Path(library.path)) for library in planned)
+        folders = [self.program.root, self.program.cwd, *filter(None, sites)]
+        # The supervisor adds the folder of this package, which no test may have.
+        own = Path(__file__).parents[2]
+        folders += [Path(name) for name in filter(None, sys.path) if Path(name) != own]
+        # A wheel may have libraries in the environment's lib.
+        folders += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+        return find_twins(folders, planned, [self.settings.directory])
 
     def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
         environ = dict(self.program.environ)

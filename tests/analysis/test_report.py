@@ -36,7 +36,7 @@ def test_a_limit_of_no_library_is_crossed(tmp_path: Path, section: str, limit: s
         return [line for line in found.crossed if " of this run" in line]
 
     [line] = unmatched("libmultiarc.so")
-    assert line.endswith("of this run; the nearest name is libmultiarch.so")
+    assert line.endswith("of this run; did you mean libmultiarch.so?")
     assert unmatched("libmultiarch.so") == []
     # A library that is not analysed is not checked.
     assert unmatched("libmultiarch.so", "\nlibraries: {exclude: ['*']}")

@@ -26,7 +26,7 @@ from tests.support.builders import (
 )
 from tests.support.commands import inspect
 from tests.support.compacting import build, needs_compiler
-from tests.support.libraries import BIN, MULTIARCH, PLAIN, golden_elements
+from tests.support.libraries import BIN, MULTIARCH, PLAIN
 from tests.support.sites import install
 
 LOADED = 904 + 952 + 1104 + 992 + 1032 + 1160
@@ -212,30 +212,14 @@ class TestDead:
         shutil.copy(BIN / "libdata_only.so", site)
         return site
 
-    def test_by_library_and_distribution(self, site: Path) -> None:
-        done = inspect(site, "--dead", "--arch=80,90")
-        assert done.exit_code == 0
-        kernels, other = as_json(site, "--dead", "--arch=80,90")["dead"]
-        stored = sum(element["size"] for element in golden_elements())
-        assert kernels["distribution"].startswith("kernels ")
-        assert (kernels["dead_bytes"], kernels["dead_ptx_bytes"]) == (
-            stored - LOADED,
-            296 + 312 + 384,
-        )
-        assert (other["distribution"], other["dead_bytes"]) == (None, 0)
-        assert "992 B of it is PTX" in done.stdout
-        assert len(row(done.stdout, "libkernels.so")) == 1
-        assert len(row(done.stdout, "kernels ")) == len(row(done.stdout, "(none)")) == 1
-
     def test_the_limit(self, site: Path) -> None:
-        assert inspect(site, "--dead", "--arch=80,90", "--max-dead", "72%").exit_code == 0
-        done = inspect(site, "--dead", "--arch=80,90", "--max-dead", "71.5")
+        assert inspect(site, "--arch=80,90", "--max-dead", "72%").exit_code == 0
+        done = inspect(site, "--arch=80,90", "--max-dead", "71.5")
         assert done.exit_code == 1
         assert done.stderr.endswith(": 71.8% of the GPU code is for other GPUs, more than 71.5%\n")
 
     def test_a_gate_that_checks_nothing_fails(self) -> None:
-        assert inspect(PLAIN, "--dead", "--arch=90").exit_code == 0
-        done = inspect(PLAIN, "--dead", "--arch=90", "--max-dead=0")
+        done = inspect(PLAIN, "--arch=90", "--max-dead=0")
         assert done.exit_code == 1
         assert done.stderr.endswith(
             ": no GPU code that devices load, so --max-dead checks nothing\n"
@@ -243,17 +227,16 @@ class TestDead:
 
     def test_files_for_linkers_alone(self, tmp_path: Path) -> None:
         shutil.copy(BIN / "librdc.a", tmp_path)
-        for how in (["--dead", "--arch=70", "--max-dead=5"], ["--require-arch=70"]):
+        for how in (["--arch=70", "--max-dead=5"], ["--require-arch=70"]):
             done = inspect(tmp_path, *how)
             assert done.exit_code == 1 and ": no GPU code that devices load, so " in done.stderr
-        assert inspect(PLAIN, MULTIARCH, "--dead", "--arch=90", "--max-dead=100").exit_code == 1
+        assert inspect(PLAIN, MULTIARCH, "--arch=90", "--max-dead=100").exit_code == 1
 
     @pytest.mark.parametrize(
         ("words", "problem"),
         [
-            (("--dead",), "--dead needs --arch"),
-            (("--max-dead=5%", "--arch=80"), "--max-dead goes with --dead"),
-            (("--dead", "--arch=80", "--max-dead=101"), "expected a percentage from 0 to 100"),
+            (("--max-dead=5%",), "--max-dead needs --arch"),
+            (("--arch=80", "--max-dead=101"), "expected a percentage from 0 to 100"),
         ],
     )
     def test_wrong_usage(self, words: tuple[str, ...], problem: str) -> None:

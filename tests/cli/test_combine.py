@@ -52,14 +52,13 @@ def shards(project: Project) -> Project:
 
 @pytest.mark.slow
 def test_combine(shards: Project) -> None:
-    """What neither of them used; a run that is given twice is named, and changes nothing."""
+    """What neither of them used; a run that is given twice changes nothing."""
     (shards.folder / "list").write_text("second\n\nfirst\n")
     shutil.copytree(shards.folder / "first", shards.folder / "again")
 
     done = shards.negativa("combine", "first", "again", "--input-list", "list")
 
     assert done.stdout.startswith(HEADLINE)
-    assert "given twice, for other runs have all of its traces: again" in done.stderr
     assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
     assert len(list((shards.results / "latest" / "trace").glob("*.jsonl"))) == 2
     assert [tuple(d[:2]) for d in shards.plan() if d[2]] == list(LOADED)
@@ -213,10 +212,8 @@ def test_machines_with_other_paths(project: Project) -> None:
         machine(project, name, digest)
 
     done = project.negativa("combine", "a", "bb")
-    assert (
-        "of another machine, for no library whose GPU code was used is here: a, bb;" in done.stderr
-    )
-    assert "is not the last run" in done.stdout
+    assert "is not the last run: no library is here whose GPU code was used; name" in done.stderr
+    assert "libquickstart.so: not found" in done.stdout
     assert not (project.results / "latest").exists()
 
     project.write("negativa.yaml", "paths: {/builds/*/site: quickstart}\n")
@@ -230,7 +227,7 @@ def test_machines_with_other_paths(project: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "Two machines have different libraries at one path, of the same size and build id.",
-    says="2 different libraries",
+    says="two libraries were at",
 )
 def test_machines_with_other_libraries(project: Project, fault: PlantedFault) -> None:
     here = project.folder / "quickstart" / "libquickstart.so"
@@ -239,7 +236,7 @@ def test_machines_with_other_libraries(project: Project, fault: PlantedFault) ->
         machine(project, name, content)
     done = project.negativa("combine", "a", "bb", "--path", f"/builds/*/site={here.parent}")
     assert all(row[2] for row in project.plan()), "all of it is kept"
-    fault.check(done.stderr)
+    fault.check(done.stdout)
 
 
 @pytest.mark.slow

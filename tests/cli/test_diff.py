@@ -38,8 +38,11 @@ def test_what_can_be_compared(project: Project) -> None:
     assert f"path: {library}\n" in locked and str(project.folder) not in locked
 
     # The id of a run, its folder, and what was locked of it.
-    for other in (str(run), "negativa.lock", library):
-        shown = project.negativa("diff", run.name, other).stdout
+    compare, look = "pytest --negativa --negativa-compare=", "negativa inspect "
+    for other, then in ((str(run), compare), ("negativa.lock", compare), (library, look)):
+        done = project.negativa("diff", run.name, other)
+        shown = done.stdout
+        assert done.stderr.endswith(f"Next: {then}{other}\n")
         assert f"GPU code of {other}" in shown and "67.2 kB -> 67.2 kB (0 B, +0.0%)" in shown
     # A link and a baseline tell the run.
     project.negativa("report", "baseline:negativa-baseline.json")
@@ -183,8 +186,9 @@ def test_slimmed_libraries_have_the_code_that_is_left(
     went = [name for one in difference["kernels"] for name in one["went"]]
     assert bool(went) is trimmed and "calls_nothing" not in went
     # A library that is named itself is read the same way.
-    one = diff(source, tmp_path / "new" / source.name)
-    assert (one.exit_code, one.stderr) == (0, "")
+    new = tmp_path / "new" / source.name
+    one = diff(source, new)
+    assert (one.exit_code, one.stderr) == (0, f"Next: negativa inspect {new}\n")
 
 
 @pytest.mark.slow
@@ -263,6 +267,18 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     same = project.pytest("-q", "--negativa", "--negativa-compare=negativa-baseline.json", strict)
     assert "Compared with the baseline:\n  GPU code 67.2 kB -> 67.2 kB (0 B, +0.0%)" in same.stdout
 
+    [first, second] = [run.name for run in project.runs()]
+    assert project.negativa("diff").stdout.startswith(
+        f"GPU code of {second}, compared with {first}: 67.2 kB -> 67.2 kB"
+    )
+    alone = project.negativa("diff", "negativa-baseline.json").stdout
+    assert alone.startswith(
+        f"GPU code of {second}, compared with negativa-baseline.json (run {first})"
+    )
+    shutil.rmtree(project.results / first)
+    refused = project.negativa("diff", status=2).stderr
+    assert "name A and B: no two saved runs have a plan" in refused
+
     text = (project.folder / "negativa-baseline.json").read_text()
     project.write("older.json", text.replace('"image_blur",', ""))
     limits = ("--compare=older.json", "--compare-fail=new-kernels-untested:0")
@@ -275,45 +291,3 @@ def test_a_run_against_its_baseline(project: Project) -> None:
     project.negativa("report", "--max-gpu-code=*quick*=67200", "--max-unused-percent=*=89.7")
     unused = project.negativa("report", "--max-unused-percent=*=89.6", status=1).stderr
     assert "negativa: libquickstart.so: max_unused_percent: 89.61% of the GPU code" in unused
-
-
-@pytest.mark.slow
-def test_history_of_runs_and_of_a_lock(project: Project) -> None:
-    project.write("test_a.py", "def test_passes(): pass\n")
-    for _ in range(2):
-        project.pytest("-q", "--negativa")
-    project.negativa("lock", "--unproved")
-    assert "no revision" not in project.negativa("diff").stdout
-    refused = project.negativa("diff", "negativa.lock", status=1).stderr
-    assert "git can't show its revisions" in refused and "name B, too" in refused
-
-    def git(*words: str) -> None:
-        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        project.run("git", *name, *words, GIT_CONFIG_GLOBAL="/dev/null")
-
-    unknown = project.negativa("diff", "--library", "zz*", status=2).stderr
-    assert "'zz*' is no library of the history; it has libquickstart.so" in unknown
-
-    git("init", "-q")
-    git("add", "negativa.lock")
-    git("commit", "-qm", "one")
-    # As another release would have it.
-    text = (project.folder / "negativa.lock").read_text()
-    project.write("negativa.lock", text.replace("format_version: ", "format_version: 9"))
-    git("commit", "-qam", "two")
-
-    runs = project.negativa("diff", "--library", "libquick*").stdout.splitlines()[2:]
-    assert [line.split()[0] for line in runs] == [run.name for run in project.runs()]
-    assert "+0.0%" in runs[1]
-    points = json.loads(project.negativa("diff", "--json", "--library", "libquick*").stdout)
-    jsonschema.validate(points, json.loads(schema_text("history")))
-    assert [point["title"] for point in points["rows"]] == [run.name for run in project.runs()]
-    assert [one["name"] for one in points["rows"][1]["libraries"]] == ["libquickstart.so"]
-    lock = project.negativa("diff", "negativa.lock").stdout
-    assert lock.splitlines()[2].split()[2:6] == ["7.0", "kB", "60.2", "kB"]
-    assert "left out: negativa.lock@" in lock and "update pytest-negativa" in lock
-    project.write("other.lock", "no lock")
-    git("add", "other.lock")
-    git("commit", "-qm", "three")
-    unread = project.negativa("diff", "other.lock", status=1).stderr
-    assert "other.lock: none of its revisions can be read: other.lock@" in unread

@@ -434,7 +434,6 @@ class TestSlimmed:
         assert output.split("\n\n")[-1].startswith(
             "Slimmed by negativa slim from 39.5 kB; listed is what is left. "
         )
-        assert "; elements are gone from 3 places in regions that are left.\n" in output
         assert "unknown" not in output
 
     def test_elements_and_kernels_are_those_of_the_original(self, slimmed: Path) -> None:
@@ -461,7 +460,6 @@ class TestSlimmed:
         assert "calls_pointer  [" not in output and "\n  [" not in output
         none = inspect("--kernels", "--match=gen_*", BIN / "libcallgraph.so").stdout
         assert "\n\n0 of " in none and none.endswith(" kernels match\n")
-        assert " kernels and " in output and " are gone from cubins that are left" in output
 
     def test_several_libraries(self, slimmed: Path) -> None:
         shutil.copy(slimmed, slimmed.with_name("second.so"))
@@ -470,7 +468,7 @@ class TestSlimmed:
         assert "3 libraries with GPU code, 0 without" in output
         size = format_bytes(2 * MULTIARCH.stat().st_size)
         assert f"2 of these libraries were slimmed by negativa slim from {size}; " in output
-        assert "gone from 6 places" in output
+        assert " of sections with GPU code are no longer in the files.\n" in output
 
     def test_nothing_left(self, tmp_path: Path) -> None:
         before = read(MULTIARCH)
@@ -483,7 +481,7 @@ class TestSlimmed:
         before = read(PLAIN)
         compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
         assert inspect(tmp_path / "lib.so").stdout.endswith(
-            "no NVIDIA GPU code\nSlimmed by negativa slim from 5.7 kB; no GPU code was taken out.\n"
+            "no NVIDIA GPU code\nSlimmed by negativa slim from 5.7 kB; listed is what is left.\n"
         )
 
     @pytest.mark.parametrize("options", [[], ["--elements"], ["--headers-only", "--elements"]])
@@ -492,7 +490,6 @@ class TestSlimmed:
         assert [section["elements"] for section in library["summary"]["sections"]] == [3]
         assert library["summary"]["problems"] == []
         assert library["removed"]["size_before"] == MULTIARCH.stat().st_size
-        assert library["removed"]["elements"] == 3
         [whole] = inspect_json(*options, MULTIARCH)["libraries"]
         assert whole["removed"] is None
 
@@ -663,8 +660,7 @@ class TestOtherFiles:
             shutil.copy(BIN / name, tmp_path)
         assert inspect(tmp_path, "--require-arch=sm_90").exit_code == 0
         assert inspect(BIN / "kernels.sm_75.cubin", "--require-arch=sm_90").exit_code == 1
-        dead = inspect_json(tmp_path, "--dead", "--arch=sm_90")["dead"]
-        assert [row["libraries"] for row in dead] == [2]
+        assert inspect("--arch=sm_90", "--max-dead=99", tmp_path).exit_code == 0
 
     def test_elements_without_an_arch(self) -> None:
         rows = cells(inspect("--elements", BIN / "gpu.bc").stdout)

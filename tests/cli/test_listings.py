@@ -67,6 +67,9 @@ def test_kernels(located: Project) -> None:
     assert shown[1:] == ["  image_blur", "  image_flip", "  and 1 more"]
     [none] = located.negativa("kernels", "--match", "zz").stdout.splitlines()
     assert none.endswith("libquickstart.so: 0 of 9 unused kernels match")
+    for command in ("kernels", "tests"):
+        refused = located.negativa(command, "--test", "nope", status=2).stderr
+        assert "'nope' " in refused and "test that used the GPU; negativa tests lists" in refused
 
 
 @pytest.mark.slow

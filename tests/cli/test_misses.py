@@ -77,7 +77,13 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert rows == [(second.start, 3, "sm_90"), (first.start, 1, "sm_90")]
     assert library["code"][0]["region"] == second.anchor
 
-    shown = project.negativa(*command).stdout
+    done = project.negativa(*command)
+    assert done.stderr.endswith(f"Next: negativa slim check {cut.library.parent}\n")
+    project.write("negativa.lock", "")
+    then = project.negativa(*command).stderr.splitlines()[-1]
+    added = f"--add-misses {one} --add-misses '{other}'"
+    assert then == f"Next: negativa lock {added} {cut.library.parent}"
+    shown = done.stdout
     lines = shown.splitlines()
     assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
     assert library["code"][0]["kernels"][0].startswith("_Z")

@@ -164,6 +164,7 @@ def test_copies_that_are_not_compacted(recorded: Project) -> None:
         done = recorded.negativa(*reconstruct, "--copies", "compacted")
         assert f"libquickstart.so: {state}, " in done.stdout
         assert " overwritten instead of compacted: saves only " in done.stdout
+        assert done.stderr.endswith("Next: negativa lock --unproved\n")
     assert "compacted" not in recorded.negativa(*reconstruct).stdout
 
 
@@ -276,9 +277,9 @@ def test_limits_do_not_pass_where_nothing_is_counted(recorded: Project, limit: s
     text = "libraries: {include: [libquikstart.so]}\n"
     recorded.write("negativa.yaml", text)
     shown = recorded.negativa("locate", "--run", ".negativa/run").stdout
-    told = "/negativa.yaml:1:23: libraries.include: 'libquikstart.so' matches no library "
+    told = "/negativa.yaml:1:22: libraries.include: 'libquikstart.so' matches no library "
     assert shown.count(told) == 1
-    assert "nearest name is libquickstart.so" in shown
+    assert "did you mean libquickstart.so?" in shown
 
     recorded.write("negativa.yaml", f"{text}thresholds: {{{limit}}}\n")
     for command in (("locate", "--run", ".negativa/run"), ("report",)):
@@ -322,7 +323,8 @@ def test_a_type_of_report_that_is_misspelt(project: Project) -> None:
     assert project.negativa("report", "htm", status=2).stderr.startswith(told)
     assert "did you mean html?" in project.negativa("report", "htm:a.html", status=2).stderr
     unlike = project.negativa("report", "20261124T000000Z", status=2).stderr
-    assert "no such type of report; negativa runs list prints those in" in unlike
+    told = "no such type of report (terminal, terminal-missing, github, json, "
+    assert told in unlike and "; negativa runs list prints those in" in unlike
 
 
 def test_faults_of_the_file(project: Project) -> None:

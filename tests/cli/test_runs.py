@@ -38,7 +38,9 @@ def three(project: Project) -> list[str]:
 
 @pytest.mark.slow
 def test_runs_are_listed_and_deleted(project: Project, three: list[str]) -> None:
-    listed = project.negativa("runs", "list").stdout.splitlines()
+    done = project.negativa("runs", "list")
+    assert done.stderr == "Next: negativa report\n"
+    listed = done.stdout.splitlines()
     assert [line.split()[0] for line in listed[2:]] == three[::-1]
     assert "latest" in listed[2] and "planned" in listed[2]
     assert "failed: it was stopped: stopping after 1 failures" in listed[3]
@@ -52,7 +54,8 @@ def test_runs_are_listed_and_deleted(project: Project, three: list[str]) -> None
     project.negativa("runs", "delete", "--keep", "0")
     assert project.runs() == []
     assert not (project.results / "latest").is_symlink()
-    assert "no traced run" in project.negativa("runs", "list").stdout
+    done = project.negativa("runs", "list")
+    assert "no traced run" in done.stdout and done.stderr == "Next: pytest --negativa\n"
 
 
 @pytest.mark.planted_fault(

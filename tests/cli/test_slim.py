@@ -163,8 +163,9 @@ class TestSlim:
     )
     def test_nothing_to_work_on(self, site: Made, tmp_path: Path, fault: PlantedFault) -> None:
         empty = site.folder / "host"
-        for flags in ((), ("--dry-run",), ("--json",), ("--spare", tmp_path / "spares")):
-            result = negativa("slim", "--no-way-back", "--arch", "sm_90", *flags, empty, code=1)
+        spare, last = ("--spare", tmp_path / "spares"), "--no-way-back"
+        for flags in ((last,), ("--dry-run",), (last, "--json"), spare):
+            result = negativa("slim", "--arch", "sm_90", *flags, empty, code=1)
             fault.check(result.stderr)
             assert f"nothing to slim in {empty}: no library has GPU code" in result.stderr
         assert json.loads(
@@ -269,7 +270,9 @@ class TestSlim:
             (("--dry-run", "--check"), "No such option"),
             (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
-            (("--lock", "gone.lock"), "does not exist"),
+            (("--lock", "gone.lock"), "gone.lock: no such lock; negativa lock writes one"),
+            (("--lock", "LOCK", "--no-way-back", "--spare", "x"), "leave one out"),
+            (("--lock", "LOCK", "--no-way-back", "--keep-originals", "x"), "leave one out"),
             (
                 ("--arch", "sm_90", "--no-way-back", "gone"),
                 "; slim takes paths, not names of distributions",
@@ -345,8 +348,8 @@ class TestSlim:
 
     def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, "--keep-originals", tmp_path / "kept", site.folder)
-        negativa("slim", "--no-way-back", *words)
-        assert "no original" not in negativa("slim", "--no-way-back", *words).stdout
+        negativa("slim", *words)
+        assert "no original" not in negativa("slim", *words).stdout
 
     def test_damaged_library_is_an_error_of_check(self, site: Made) -> None:
         negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
@@ -368,7 +371,7 @@ class TestSlim:
     @pytest.mark.slow
     def test_check_and_explain_name_the_folder_to_undo(self, site: Made, tmp_path: Path) -> None:
         words = ("--lock", site.lock_file, site.folder, "--keep-originals", tmp_path / "aside")
-        negativa("slim", "--no-way-back", *words)
+        negativa("slim", *words)
         undo = f"negativa slim undo {site.folder}"
         error = "CUDA error: no kernel image is available for execution on the device"
         told = negativa("explain", error, site.folder).stdout
@@ -444,7 +447,7 @@ class TestSlim:
 def test_manifest_is_json_for_others(site: Made) -> None:
     negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
     document = json.loads((site.folder / "negativa-slim.json").read_text())
-    assert document["format_version"] == 4
+    assert document["format_version"] == 5
     assert set(document["slimmed"]) == {ONE, TWO}
     assert msgspec.json.decode(msgspec.json.encode(document)) == document
 

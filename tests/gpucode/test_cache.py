@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache, open_cache
@@ -119,27 +120,31 @@ def entry(folder: Path) -> Path:
 
 
 def damage(data: bytes, how: str) -> bytes:
-    line_end = data.index(b"\n")
-    head_size = int(data[:line_end].split(b" ")[1])
+    head = len(data) - len(_second_frame(data))
 
     def flip(position: int) -> bytes:
         return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
     return {
         "empty": b"",
-        "cut in line": data[:20],
-        "line alone": data[: line_end + 1],
-        "cut in head": data[: line_end + 1 + head_size // 2],
+        "cut in header": data[:5],
+        "cut in head": data[: head // 2],
+        "head alone": data[:head],
         "cut in body": data[:-5],
         "bit in magic": flip(0),
-        "bit in length": flip(data.index(b" ") + 1),
-        "bit in digest": flip(line_end - 1),
-        "bit in head": flip(line_end + 10),
+        "bit in length": flip(5),
+        "bit in head": flip(head // 2),
+        "bit in checksum": flip(head - 1),
         "bit in body": flip(len(data) - 10),
-        "huge length": data.replace(b" ", b" " + b"9" * 30, 1),
         "not ours": b"\x7fELF" * 1000,
         "zeros": bytes(len(data)),
     }[how]
+
+
+def _second_frame(data: bytes) -> bytes:
+    first = zstandard.ZstdDecompressor().decompressobj()
+    first.decompress(data)
+    return first.unused_data
 
 
 @pytest.mark.parametrize("with_map", [True, False])
@@ -147,16 +152,15 @@ def damage(data: bytes, how: str) -> bytes:
     "how",
     [
         "empty",
-        "cut in line",
-        "line alone",
+        "cut in header",
         "cut in head",
+        "head alone",
         "cut in body",
         "bit in magic",
         "bit in length",
-        "bit in digest",
         "bit in head",
+        "bit in checksum",
         "bit in body",
-        "huge length",
         "not ours",
         "zeros",
     ],

@@ -22,7 +22,7 @@ from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.hostcode.start import begin_logs
-from pytest_negativa.hostcode.summary import list_variants, summarize, touched_functions
+from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
@@ -312,10 +312,8 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
     # Ten pages of one function are watched, and one of them is touched.
     assert row.functions is not None
     assert row.touched_functions == row.functions - len(names) + 2
-    assert len(set(touched_functions(usage))) == row.touched_functions
     # A library that is gone still has its bytes.
     library.unlink()
-    assert not list(touched_functions(usage))
     (row,) = summarize(usage).libraries
     assert (row.touched, row.functions) == (PAGE, None)
 
@@ -324,23 +322,3 @@ def test_an_unknown_processor(tmp_path: Path) -> None:
     assert read_processor(tmp_path / "none").model == "unknown"
     (tmp_path / "cpuinfo").write_text("model name\t: X 1\nflags\t\t: sse2 avx\n\nmodel name: Y\n")
     assert read_processor(tmp_path / "cpuinfo") == Processor(model="X 1", flags=("avx", "sse2"))
-
-
-VARIANTS = """
-#define COPY(name) __attribute__((noinline)) int name(int x) { return x * 3; }
-COPY(add) COPY(dgemm_kernel_HASWELL) COPY(mkl_avx512_add) COPY(_ZN6native6AVX5123addEi)
-COPY(avx_add) COPY(zenith) COPY(slavx)
-"""
-
-
-@needs_compiler
-def test_code_for_instruction_sets_by_name(tmp_path: Path) -> None:
-    (tmp_path / "variants.c").write_text(VARIANTS)
-    library = compile_shared(str(tmp_path / "variants.c"), tmp_path / "libvariants.so")
-    found = identify(key_of(library))
-    assert isinstance(found, HostFile)
-    usage = replace(
-        one_library(found, library), processors=(Processor(model="A", flags=("avx", "avx2")),)
-    )
-    rows = {row.instructions: (row.functions, row.runs_here) for row in list_variants(usage)}
-    assert rows == {"AVX-512": (2, False), "AVX2": (1, True), "AVX": (1, True)}

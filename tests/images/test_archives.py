@@ -229,7 +229,7 @@ class TestLibraries:
         wheel = write_zip(tmp_path / "renamed.whl")
         with zipfile.ZipFile(wheel, "a") as archive:
             archive.writestr("our_pack-1.0+cu13.dist-info/RECORD", "")
-        result = inspect("--dead", "--arch", "sm_90", "--max-dead", "1%", wheel)
+        result = inspect("--arch", "sm_90", "--max-dead", "1%", wheel)
         assert result.exit_code == 1
         assert "our-pack 1.0+cu13: " in result.stderr
 

@@ -381,7 +381,7 @@ def test_the_file_of_settings_names_the_cache(
     (tmp_path / "image").mkdir()
     make_large(MULTIARCH, tmp_path / "image" / "large.so")
     result = CliRunner().invoke(main, ["inspect", "--packages", "image"])
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "Next: pytest --negativa\n")
     assert len(list((tmp_path / "maps").iterdir())) == 1
 
 
@@ -411,7 +411,12 @@ def test_command(root: Path, tmp_path: Path) -> None:
     library, files = document["libraries"]
     assert (files["path"], files["size"], files["files"]) == ("lib/no package (files)", cubin, 1)
     assert library["slimmable_bytes"] == plan.unused_bytes
-    shown = invoke(*arguments).stdout
+    done = invoke(*arguments)
+    shown = done.stdout
+    assert done.stderr == f"Next: negativa report {arguments[-1]}\n"
+    assert invoke(str(root)).stderr == "Next: pytest --negativa\n"
+    by_arch = f"Next: negativa slim --arch sm_90 --spare spares --dry-run {root}\n"
+    assert invoke(str(root), "--arch", "H100").stderr == by_arch
     assert shown.startswith(f"{root}: ")
     assert "\nFiles below lib:\nfile " in shown and "\nlibm.so " in shown
     assert "Never loaded by run 20260101T000000Z-run: 0 files of 0 B." in shown
@@ -510,8 +515,10 @@ def test_lock(root: Path, tmp_path: Path, proved: bool) -> None:
     plan = plan_of(library_map, unused=2)
     save_lock(lock_of(plan, proved=proved), tmp_path / "negativa.lock")
 
-    done = invoke(str(root), "--lock", str(tmp_path / "negativa.lock"), "--json")
+    words = (str(root), "--lock", str(tmp_path / "negativa.lock"))
+    done = invoke(*words, "--json")
 
+    assert invoke(*words).stderr == f"Next: negativa slim --lock {words[-1]} --spare spares\n"
     document = json.loads(done.stdout)
     assert document["run_id"] == "locked-run" and document["devices"] == ["9.0"]
     rows = {row["path"]: row for row in document["libraries"]}

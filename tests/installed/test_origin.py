@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.origin import Origins, reinstall_commands
+from pytest_negativa.installed.origin import Origins, reinstall_command
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.slimming import Origin
 from tests.support.sites import install
@@ -40,7 +37,7 @@ def test_by_installer(site: Path, installer: str | None, command: str) -> None:
         (site / "some_thing-1.0.dist-info/INSTALLER").write_text(installer)
     origin = Origins([Site(site)]).of(site / LIBRARY)
     assert origin is not None
-    assert reinstall_commands([(site / LIBRARY, origin)]) == (command,)
+    assert reinstall_command(origin) == command
 
 
 @pytest.mark.parametrize(
@@ -61,9 +58,7 @@ def test_what_came_from_no_index(site: Path, facts: object, text: str) -> None:
     (site / "some_thing-1.0.dist-info/direct_url.json").write_text(json.dumps(facts))
     origin = Origins([Site(site)]).of(site / LIBRARY)
     assert origin is not None
-    assert reinstall_commands([(site / LIBRARY, origin)]) == (
-        f"pip install --force-reinstall --no-deps {text}",
-    )
+    assert reinstall_command(origin) == (f"pip install --force-reinstall --no-deps {text}")
 
 
 def test_conda(tmp_path: Path, site: Path) -> None:
@@ -76,42 +71,8 @@ def test_conda(tmp_path: Path, site: Path) -> None:
     origins = Origins([Site(site)])
     origin = origins.of(tmp_path / "lib/libcufft.so.11")
     assert origin == Origin(name="libcufft", version="11.4", installer="conda")
-    assert reinstall_commands([(tmp_path / "lib/libcufft.so.11", origin)]) == (
-        f"conda install --prefix {tmp_path} --force-reinstall --no-deps libcufft=11.4",
-    )
+    assert reinstall_command(origin) == ("conda install --force-reinstall --no-deps libcufft=11.4")
     assert origins.of(tmp_path / "lib/libother.so") is None
     # pip's, within the prefix.
     ours = origins.of(site / LIBRARY)
     assert ours is not None and ours.name == "some-thing"
-
-
-def test_one_command_for_each_installer_and_environment(tmp_path: Path) -> None:
-    """Each names the interpreter of its environment, if there is one, in a shell's words."""
-    one, two = (Origin(name=name, version="1+cu130", installer="pip") for name in "ba")
-    other = Origin(name="c", version="2", installer="uv")
-    place, venv = tmp_path / "folder/lib.so", tmp_path / "an environment"
-    library = venv / "lib/python3.12/site-packages/lib.so"
-    python = venv / "bin/python3.12"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    own = Path(sysconfig.get_path("platlib"), "lib.so").resolve()
-    files = [(path, origin) for path in (place, library, own) for origin in (one, other, two, one)]
-    commands = reinstall_commands(files)
-    assert commands[0] == "pip install --force-reinstall --no-deps a==1+cu130 b==1+cu130"
-    assert "uv pip install --reinstall --no-deps c==2" in commands
-    assert len(commands) == 6
-    words = [shlex.split(command) for command in commands]
-    again = ["install", "--force-reinstall", "--no-deps", "a==1+cu130", "b==1+cu130"]
-    assert [str(python), "-m", "pip", *again] in words
-    assert [
-        "uv",
-        "pip",
-        "install",
-        "--python",
-        str(python),
-        "--reinstall",
-        *again[2:3],
-        "c==2",
-    ] in words
-    ours = next(w[0] for w in words if w[1:3] == ["-m", "pip"] and w[0] != str(python))
-    assert Path(ours).samefile(sys.executable)

@@ -15,7 +15,6 @@ import pytest
 from pytest_negativa.errors import StoreError
 from pytest_negativa.installed.record import (
     RecordLine,
-    find_by_content,
     iter_rows,
     record_digest,
     update_record,
@@ -134,13 +133,3 @@ def test_rows_keep_the_text() -> None:
         rows = list(iter_rows(text))
         assert "".join(part for part, _ in rows) == text
         assert [row for _, row in rows] == list(csv.reader(io.StringIO(text, newline="")))
-
-
-def test_files_are_found_by_content_beside_rows_that_lead_nowhere(record: Path) -> None:
-    """A link to itself, a name that is too long, a file that is gone."""
-    sha256, site = hashlib.sha256(b"code").hexdigest(), record.parents[1]
-    (site / "a.so").write_bytes(b"code")
-    (site / "loop.so").symlink_to("loop.so")
-    names = ["loop.so", "a" * 300, "gone.so", "a.so"]
-    record.write_text("".join(f"{name},{record_digest(sha256)},4\n" for name in names))
-    assert list(find_by_content([site], [sha256])) == [(site / "a.so", sha256)]

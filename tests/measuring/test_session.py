@@ -69,6 +69,7 @@ def measurement(project: Path) -> dict[str, object]:
 def test_the_session_is_measured(project: Path) -> None:
     done = run(project, "-v", "--negativa", "--negativa-measure")
     assert "original against slim, 1 library, 5 pairs of runs" in done.stdout
+    assert done.stderr.endswith("Next: negativa lock\n")
     found = measurement(project)
     runs = found["runs"]
     assert isinstance(runs, list)

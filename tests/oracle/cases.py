@@ -35,7 +35,7 @@ def inspect(box: Box) -> None:
     box.negativa("inspect", "--arch", "sm_90,sm_100", "bin")
     box.negativa("inspect", "--arch", "sm_86", "--json", "bin/libmultiarch.so")
     box.negativa("inspect", "--require-arch", "sm_90,sm_75", "bin")
-    box.negativa("inspect", "--dead", "--arch", "sm_90", "bin")
+    box.negativa("inspect", "--max-dead", "50%", "--arch", "sm_90", "bin")
     box.negativa("inspect", "--headers-only", "bin/libquickstart.so", "bin/libframes.so")
     box.negativa("diff", "bin/libcuda11.so", "bin/libmultiarch.so")
     box.negativa("diff", "--json", "bin/libcallgraph.so", "bin/libcallgraph_rdc.so")
@@ -58,7 +58,7 @@ def made(box: Box) -> None:
     found = box.negativa("inspect", "--elements", "--json", "site", quiet=True)
     for row in found["libraries"]:
         box.note(Path(row["summary"]["path"]).name, shortened(box.rules.value(row)))
-    box.negativa("inspect", "--dead", "--arch", "sm_90", "site")
+    box.negativa("inspect", "--max-dead", "50%", "--arch", "sm_90", "site")
 
 
 def quickstart(box: Box) -> None:
@@ -195,7 +195,6 @@ def launches(box: Box) -> None:
     grew = ("--compare", "before.json", "--compare-fail", "unused:1")
     box.negativa("report", *grew, *crossed("50", "100", "9"), **at)
     box.negativa("diff", **at)
-    box.negativa("diff", "--json", "--library", "libapp*", **at)
     box.negativa("diff", "--json", "before.json", ".negativa/latest", **at)
 
 
@@ -410,7 +409,7 @@ def cpu(box: Box) -> None:
     rows = [row for row in found["libraries"] if str(box.folder) in json.dumps(row)]
     box.note("pages of the libraries", box.rules.value(rows))
     words = ("--cpu-pages", ".negativa/latest", "--spare", "spares")
-    box.negativa("slim", "--no-way-back", "--arch", "sm_90", *words, "site")
+    box.negativa("slim", "--arch", "sm_90", *words, "site")
     box.binaries("site")
     box.binaries("spares")
     box.run("python", "-c", CALLS, "site/app", "1", "7", show="pages that come back")
@@ -491,7 +490,6 @@ def of_wheel(requirement: str) -> Case:
         found = box.negativa("inspect", "--elements", "--json", "site", quiet=True)
         for row in found["libraries"]:
             box.note(Path(row["summary"]["path"]).name, shortened(box.rules.value(row)))
-        box.negativa("inspect", "--dead", "--arch", "sm_80", "site")
         quiet = ("--arch", "sm_75")
         box.negativa("slim", *quiet, "--target", "small", local.name)
         with zipfile.ZipFile(box.folder / "small" / local.name) as file:

@@ -10,15 +10,16 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import LibraryMap, Region, Scope
+from pytest_negativa.models.library import LibraryMap, Problem, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.spans import PAGE_SIZE, Span, around
+from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.storage.results import negativa_ml_spans
-from tests.support.libraries import BIN
+from tests.support.libraries import BIN, QUICKSTART_LIBRARY
 from tests.support.usages import TEST, library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
@@ -80,7 +81,25 @@ def test_one_region_used(multiarch: LibraryMap) -> None:
     assert kept.detail == "tests/test_a.py::test_b (call)"
     assert found.used_kernels == (KernelUse(names[0], TEST),)
     assert len(found.unused_kernels) == 5
+    assert list(found.unused_kernels) == sorted(found.unused_kernels)
     assert names[0] not in found.unused_kernels
+
+
+def test_the_order_of_the_map_makes_no_difference() -> None:
+    library_map = read("librdc_linked.so")
+    starts = [region.span.start for region in regions(library_map)]
+    usage = usage_of(library_usage(library_map, dict.fromkeys(starts, ())))
+    turned = replace(
+        library_map,
+        sections=tuple(replace(s, regions=s.regions[::-1]) for s in library_map.sections[::-1]),
+    )
+
+    found = plan(turned, usage)
+
+    assert found == plan(library_map, usage)
+    assert [d.start for d in found.decisions] == sorted(d.start for d in found.decisions)
+    names = [kernel.name for kernel in found.used_kernels]
+    assert names == sorted(names)
 
 
 def test_nothing_used_is_all_unused(multiarch: LibraryMap) -> None:
@@ -257,6 +276,16 @@ def test_missing_data_means_keep(
     assert negativa_ml_spans(found)["spans"] == []
 
 
+def test_places_that_are_not_understood_are_noted(multiarch: LibraryMap) -> None:
+    problems = (Problem(offset=64, text="no container"), Problem(offset=128, text="no header"))
+    usage = usage_of(library_usage(multiarch, {}))
+
+    found = plan(replace(multiarch, problems=problems), usage)
+
+    [note] = found.notes
+    assert note.startswith("2 places") and note.endswith("at offset 0x40: no container")
+
+
 def test_used_kernel_that_no_chosen_element_has_keeps_its_region(multiarch: LibraryMap) -> None:
     region = regions(multiarch)[0]
     used = library_usage(multiarch, {region.span.start: ["no_such_kernel"]})
@@ -287,6 +316,39 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
         for f in frames
     }
     assert len(fitting) == 2
+    # Nothing tells which frame has the same code for another device.
+    policy = KeepPolicy(devices=(ComputeCapability(8, 0),))
+    kept = {d.start: d.reason for d in plan(library_map, usage, policy).decisions if d.kept}
+    assert kept == {
+        f.span.start: (KeepReason.MEMORY_IMAGE if f is used else KeepReason.ARCH_POLICY).value
+        for f in frames
+        if f is used or f not in fitting
+    }
+
+
+def test_what_was_read_past_the_driver_is_kept() -> None:
+    library_map = read(str(QUICKSTART_LIBRARY))
+    used, *_, other = regions(library_map)
+    kernels = kernels_for(library_map, used)
+    usage = usage_of(library_usage(library_map, {used.span.start: kernels}))
+    [library] = usage.libraries
+    # The driver reads the headers of the region and the payload that it loads.
+    loaded = next(d for d in plan(library_map, usage).decisions if d.kept)
+    headers = [Span(e.header_offset, e.payload.start) for e in used.elements]
+    its_pages = around([*headers, (loaded.start, loaded.end)], PAGE_SIZE)
+    element = max(other.elements, key=lambda e: e.payload.size)
+    end = element.payload.end // PAGE_SIZE * PAGE_SIZE
+    payloads = [e.payload for e in other.elements]
+    on_page = {p.start for p in payloads if p.start < end and end - PAGE_SIZE < p.end}
+    past_it = (*its_pages, Span(end - PAGE_SIZE, end))
+    for touched, kept in (its_pages, set()), (past_it, on_page):
+        read_past = replace(library, touched=tuple(touched))
+        found = plan(library_map, replace(usage, libraries=(read_past,)))
+        assert {d.start for d in found.decisions if d.reason == "touched"} == kept
+    # An eager driver reads all headers.
+    warning = UsageWarning(code=EAGER_LOADING, text="", process=0)
+    eager = replace(usage, libraries=(read_past,), warnings=(warning,))
+    assert reasons(plan(library_map, eager))["touched"] == 0
 
 
 def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -> None:

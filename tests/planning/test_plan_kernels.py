@@ -88,6 +88,8 @@ def test_of_two_kernels_one_goes() -> None:
 
     assert cubin.kept == (first,) and second not in cubin.kept
     assert 0 < cubin.unused_size < cubin.code_size
+    both = plan(library_map, usage_of(used(library_map, first, second)))
+    assert both.trimmed == () and both.notes == ()
 
 
 def moved(region: Region, by: int) -> Region:
@@ -106,11 +108,13 @@ def test_a_kernel_that_another_image_used_stays_in_all() -> None:
     section = library_map.sections[0]
     first = next(r for r in section.regions if any(e.content for e in r.elements))
     second = moved(first, 1 << 20)
-    both = replace(library_map, sections=(replace(section, regions=(first, second)),))
+    both = replace(library_map, sections=(replace(section, regions=(second, first)),))
     uses = {first.span.start: ["calls_shared"], second.span.start: ["calls_chain"]}
 
     found = plan(both, usage_of(library_usage(both, uses)))
 
+    starts = [linked(library_map).payload.start + by for by in (0, 1 << 20)]
+    assert [cubin.start for cubin in found.trimmed] == starts
     kept = [set(cubin.kept) for cubin in found.trimmed]
     assert len(kept) == 2 and kept[0] == kept[1]
     assert kept[0] >= {"calls_shared", "calls_chain"}
@@ -165,6 +169,9 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
         "_Z6calledf",
         "__cuda_sm3x_div_rn_noftz_f32_slowpath",
     }
+    image = replace(image, data=(replace(looked_up, name="_Z4gonef"),))
+    found = plan(library_map, usage_of(replace(usage, images=(image,))))
+    assert found.trimmed == () and "a kernel that was used is not in them" in found.notes[0]
 
 
 def test_frames_are_matched_by_their_images_kernels() -> None:
@@ -245,6 +252,34 @@ def test_other_reasons_keep_all_kernels() -> None:
     assert [d.reason for d in found.decisions if d.kept] == [KeepReason.KERNEL_POLICY.value]
     assert found.trimmed == ()
     assert found.notes == ()
+
+    # It has no code for this device, and was loaded.
+    library_map = read("libcallgraph.so", "7.5", "9.0")
+    usage = usage_of(used(library_map, "calls_shared"))
+    found = plan(library_map, usage, device=ComputeCapability(8, 0))
+    assert {d.reason for d in found.decisions} == {KeepReason.UNMATCHED.value}
+    assert found.trimmed == ()
+    assert found.notes == ()
+
+
+def test_an_element_that_may_have_been_unpacked_stays_whole() -> None:
+    library_map = read("libcallgraph.so")
+    memory = {"ab" * 32: (linked(library_map).unpacked_size, ["calls_chain"])}
+
+    found = plan(library_map, usage_of(library_usage(library_map, {}), memory=memory))
+
+    assert [d.reason for d in found.decisions if d.kept] == [KeepReason.MEMORY_IMAGE.value]
+    assert found.trimmed == () and found.notes == ()
+
+
+def test_a_single_kernel_stays_without_a_note() -> None:
+    library_map = read("librdc_linked.so")
+    [single, *_] = [r for r in library_map.iter_regions() if len(r.elements) == 2]
+
+    found = plan(library_map, usage_of(library_usage(library_map, {single.span.start: ()})))
+
+    assert [d.reason for d in found.decisions if d.kept] == [KeepReason.LOADED.value]
+    assert found.trimmed == () and found.notes == ()
 
 
 def test_a_kernel_that_another_arch_lacks_keeps_that_cubin_whole() -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,12 +31,11 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.page import HistoryRow, Page
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Device, Phase, Usage
-from pytest_negativa.reporting.html.pack import pack
+from pytest_negativa.reporting.html.pack import COLUMNS, Page, pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
@@ -63,8 +62,8 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     return contents_of(tmp_path_factory.mktemp("page"), usage)
 
 
-def column(rows: Sequence[NamedTuple], name: str) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for row in rows)
+def column(page: Page, table: str, name: str) -> tuple[int, ...]:
+    return tuple(row[COLUMNS[table].index(name)] for row in page.tables[table])
 
 
 def texts(page: Page, indices: Sequence[int]) -> list[str | None]:
@@ -75,36 +74,38 @@ def test_elements_add_up_to_the_report(contents: ReportContents) -> None:
     page = build_page(contents)
     sizes: Counter[str | None] = Counter()
     for reason, size in zip(
-        texts(page, column(page.elements, "reason")), column(page.elements, "size"), strict=True
+        texts(page, column(page, "elements", "reason")),
+        column(page, "elements", "size"),
+        strict=True,
     ):
         sizes[reason] += size
     (row,) = contents.report.libraries
     assert sizes == {part.reason: part.bytes for part in (*row.kept, *row.unused)}
     (library,) = contents.libraries
-    assert list(column(page.elements, "start")) == [d.start for d in library.plan.decisions]
-    assert set(texts(page, column(page.elements, "arch"))) == {
+    assert list(column(page, "elements", "start")) == [d.start for d in library.plan.decisions]
+    assert set(texts(page, column(page, "elements", "arch"))) == {
         f"sm_{arch}" for arch in (75, 80, 86, 90, 100, 120)
     }
-    assert set(column(page.elements, "region")) == {0, 1, 2, 3}
+    assert set(column(page, "elements", "region")) == {0, 1, 2, 3}
 
 
 def test_kernels_name_their_test_and_element(contents: ReportContents) -> None:
     page = build_page(contents)
     (library,) = contents.libraries
-    kernels = page.kernels
-    assert len(kernels) == 13
-    mangled = {name for name in texts(page, column(kernels, "mangled")) if name}
+    assert len(page.tables["kernels"]) == 13
+    mangled = {name for name in texts(page, column(page, "kernels", "mangled")) if name}
     assert mangled == {use.name for use in library.plan.used_kernels}
     assert "void matrices::multiply<16>(float const*, float const*, float*, int, int, int)" in (
-        texts(page, column(kernels, "name"))
+        texts(page, column(page, "kernels", "name"))
     )
     kept = {d.start for d in library.plan.decisions if d.kept}
-    for kernel in kernels:
-        assert kernel.first in (0, -1)
-        if kernel.first == 0:
-            assert page.elements[kernel.element].start in kept
-    assert texts(page, column(page.tests, "name")) == [TEST.nodeid]
-    assert not page.launches
+    starts = column(page, "elements", "start")
+    firsts = column(page, "kernels", "first")
+    assert set(firsts) == {0, -1}
+    for first, element in zip(firsts, column(page, "kernels", "element"), strict=True):
+        assert first == -1 or starts[element] in kept
+    assert texts(page, column(page, "tests", "name")) == [TEST.nodeid]
+    assert not page.tables["launches"]
 
 
 def test_an_element_has_the_name_of_its_largest_kernel(
@@ -113,10 +114,9 @@ def test_an_element_has_the_name_of_its_largest_kernel(
     """Elements for other GPUs, whose kernels nothing reads, are of the same source file."""
     page = build_page(contents)
     names: dict[int, set[str | None]] = {}
-    for element, name in zip(
-        page.elements, texts(page, column(page.elements, "name")), strict=True
-    ):
-        names.setdefault(element.region, set()).add(name)
+    shown = texts(page, column(page, "elements", "name"))
+    for region, name in zip(column(page, "elements", "region"), shown, strict=True):
+        names.setdefault(region, set()).add(name)
     assert names == {
         0: {"vector_dot"},
         1: {MULTIPLY},
@@ -132,13 +132,14 @@ def test_an_own_kernel_has_its_source(contents: ReportContents) -> None:
     covered = LibraryCoverage(path=library.plan.library.path, kernels=(run,))
     own = (replace_fields(library, coverage=covered),)
     page = build_page(replace_fields(contents, libraries=own))
-    assert page.own == (0,)
-    (kernel,) = (one for one in page.kernels if one.line)
-    assert (page.texts[kernel.file], kernel.line) == ("src/vectors.cu", 7)
+    assert page.facts["own"] == [0]
+    lines = zip(column(page, "kernels", "file"), column(page, "kernels", "line"), strict=True)
+    ((file, line),) = ((file, line) for file, line in lines if line)
+    assert (page.texts[file], line) == ("src/vectors.cu", 7)
     other = replace_fields(library, coverage=None)
     page = build_page(replace_fields(contents, libraries=(other,)))
-    assert page.own == ()
-    assert set(column(page.kernels, "file")) == {-1}
+    assert page.facts["own"] == []
+    assert set(column(page, "kernels", "file")) == {-1}
 
 
 def test_facts_are_those_of_the_run(contents: ReportContents) -> None:
@@ -157,7 +158,7 @@ def test_facts_are_those_of_the_run(contents: ReportContents) -> None:
     rows = (replace(row, distribution="torch", version="2.11.0"),)
     report = replace(contents.report, libraries=rows, devices=("NVIDIA H200 (9.0)",))
     page = build_page(replace_fields(contents, report=report, usage=usage))
-    assert dict(page.facts) == {
+    assert dict(page.facts["facts"]) == {
         "Project": "project",
         "Date": "2026-11-21 02:05 UTC",
         "Command": "pytest -k 'a b'",
@@ -170,9 +171,9 @@ def test_facts_are_those_of_the_run(contents: ReportContents) -> None:
 def test_a_verdict_is_a_sentence(contents: ReportContents) -> None:
     proof = ProofRow(proved=False, reasons=("a test failed",), proved_bytes=0, copies="compacted")
     page = build_page(replace_fields(contents, report=replace(contents.report, proof=proof)))
-    assert page.proof == "Not proved: a test failed."
-    assert unpacked(pack(page))["proof"] == page.proof
-    assert build_page(contents).proof is None
+    assert page.facts["proof"] == "Not proved: a test failed."
+    assert unpacked(pack(page))["proof"] == page.facts["proof"]
+    assert build_page(contents).facts["proof"] is None
 
 
 def test_cpu_code_is_by_library(contents: ReportContents) -> None:
@@ -186,29 +187,29 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
         incomplete=("a log is lost",),
     )  # fmt: skip
     page = build_page(replace_fields(contents, host=host))
-    assert texts(page, column(page.host, "path")) == ["/lib/liba.so"]
-    assert (column(page.host, "watched"), column(page.host, "touched")) == ((8192,), (4096,))
-    assert page.host_incomplete == ("a log is lost",)
-    assert page.host_proof is None
+    assert texts(page, column(page, "host", "path")) == ["/lib/liba.so"]
+    assert (column(page, "host", "watched"), column(page, "host", "touched")) == ((8192,), (4096,))
+    assert page.facts["hostIncomplete"] == ("a log is lost",)
+    assert page.facts["hostProof"] is None
     verdict = PageVerdict(
         format_version=PAGE_VERDICT_VERSION, run_id="run", proved=False, reasons=("a test failed",),
         processor=Processor(model="Xeon", flags=()), libraries=(), tests=(), rounds=(),
     )  # fmt: skip
     page = build_page(replace_fields(contents, host=host, host_verdict=verdict))
-    assert page.host_proof == (
+    assert page.facts["hostProof"] == (
         "Not proved that no test needs 0 B of CPU code in 0 libraries:\n  a test failed"
     )
-    assert not build_page(contents).host
+    assert not build_page(contents).tables["host"]
 
 
 def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -> None:
     functions = {"t.py::test_b": 0b0011, "t.py::test_a": 0b0111, "u.py::test_c": 0b1001}
     found = build_page(replace_fields(contents, functions=functions))
     left, right = (
-        texts(found, column(found.alike, "left")),
-        texts(found, column(found.alike, "right")),
+        texts(found, column(found, "alike", "left")),
+        texts(found, column(found, "alike", "right")),
     )
-    assert [*zip(left, right, column(found.alike, "shared"), strict=True)] == [
+    assert [*zip(left, right, column(found, "alike", "shared"), strict=True)] == [
         ("t.py::test_a", "t.py::test_a", 3),
         ("t.py::test_a", "t.py::test_b", 2),
         ("t.py::test_a", "u.py::test_c", 1),
@@ -218,24 +219,24 @@ def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -
     ]
     many = {f"m{number % 3}.py::test_{number}": 1 << number for number in range(90)}
     found = build_page(replace_fields(contents, functions=many))
-    assert texts(found, column(found.alike, "left")) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
-    assert column(found.alike, "shared") == (30, 0, 0, 30, 0, 30)
-    assert (found.alike_by_module, found.left_out_alike) == (True, 0)
+    assert texts(found, column(found, "alike", "left")) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
+    assert column(found, "alike", "shared") == (30, 0, 0, 30, 0, 30)
+    assert (found.facts["alikeByModule"], found.facts["leftOutAlike"]) == (True, 0)
     many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
     found = build_page(replace_fields(contents, functions=many))
-    assert (found.alike_by_module, found.left_out_alike) == (True, 26)
-    assert "m64.py" not in texts(found, column(found.alike, "left"))
-    assert not build_page(contents).alike
+    assert (found.facts["alikeByModule"], found.facts["leftOutAlike"]) == (True, 26)
+    assert "m64.py" not in texts(found, column(found, "alike", "left"))
+    assert not build_page(contents).tables["alike"]
 
 
 def test_names_stand_once(contents: ReportContents) -> None:
     """The report's rows repeat none of the columns."""
     page = build_page(contents)
-    report = msgspec.json.encode(page.report)
+    report = msgspec.json.encode(page.facts["report"])
     assert len(page.texts) == len(set(page.texts))
     assert not [
         text
-        for text in texts(page, column(page.kernels, "mangled"))
+        for text in texts(page, column(page, "kernels", "mangled"))
         if str(text).encode() in report
     ]
 
@@ -256,41 +257,53 @@ def test_tests_have_outcomes_and_launches(contents: ReportContents, tmp_path: Pa
     page = build_page(
         ReportContents(found.report, found.libraries, found.usage, results, (found.report,) * 2)
     )
-    assert texts(page, column(page.tests, "name")) == [TEST.nodeid, other.nodeid]
-    assert texts(page, column(page.tests, "outcome")) == ["passed", None]
-    assert column(page.tests, "milliseconds") == (1250, 0)
-    assert (column(page.tests, "launches"), column(page.tests, "nanoseconds")) == ((3, 9), (950, 0))
+    assert texts(page, column(page, "tests", "name")) == [TEST.nodeid, other.nodeid]
+    assert texts(page, column(page, "tests", "outcome")) == ["passed", None]
+    assert column(page, "tests", "milliseconds") == (1250, 0)
+    assert (column(page, "tests", "launches"), column(page, "tests", "nanoseconds")) == (
+        (3, 9),
+        (950, 0),
+    )
     assert (
         texts(
-            page, tuple(column(page.kernels, "mangled")[k] for k in column(page.launches, "kernel"))
+            page,
+            tuple(
+                column(page, "kernels", "mangled")[k] for k in column(page, "launches", "kernel")
+            ),
         )
         == [name] * 3
     )
-    assert (column(page.launches, "test"), column(page.launches, "times")) == ((0, 0, 1), (2, 1, 4))
-    assert column(page.launches, "nanoseconds") == (900, 50, 0)
-    assert texts(page, column(page.launches, "ranges")) == [None, "outer > inner", None]
+    assert (column(page, "launches", "test"), column(page, "launches", "times")) == (
+        (0, 0, 1),
+        (2, 1, 4),
+    )
+    assert column(page, "launches", "nanoseconds") == (900, 50, 0)
+    assert texts(page, column(page, "launches", "ranges")) == [None, "outer > inner", None]
     few = build_page(ReportContents(found.report, found.libraries, found.usage), most_launches=2)
-    assert (column(few.launches, "times"), column(few.launches, "nanoseconds")) == (
+    assert (column(few, "launches", "times"), column(few, "launches", "nanoseconds")) == (
         (3, 4),
         (950, 0),
     )
     assert (
-        few.left_out_ranges
-        and set(column(few.launches, "ranges")) == {-1}
-        and not page.left_out_ranges
+        few.facts["leftOutRanges"]
+        and set(column(few, "launches", "ranges")) == {-1}
+        and not page.facts["leftOutRanges"]
     )
-    assert column(page.history, "unused_bytes") == (found.report.unused_bytes,) * 2
+    assert column(page, "history", "unused_bytes") == (found.report.unused_bytes,) * 2
 
 
 def test_packed_data_comes_back(contents: ReportContents) -> None:
     page = build_page(contents)
-    page = replace(page, texts=(*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE))
-    page = replace(page, history=tuple(HistoryRow(*[n] * 3) for n in (1 << 52, 0, 7)))
+    page = Page(
+        page.facts,
+        {**page.tables, "history": [(n, n, n) for n in (1 << 52, 0, 7)]},
+        (*page.texts, "grün", "grünes", "", "\n\x00\U0001f600", HOSTILE),
+    )
     found = unpacked(pack(page))
     assert tuple(found["texts"]) == page.texts
-    for name in ("elements", "kernels", "copies", "tests", "launches", "history", "host", "alike"):
-        for field, values in found["tables"][name]:
-            assert tuple(values) == column(getattr(page, name), field)
+    for name, fields in COLUMNS.items():
+        for field, (packed, values) in zip(fields, found["tables"][name], strict=True):
+            assert (packed, tuple(values)) == (field, column(page, name, field))
     assert found["report"]["libraries"][0]["path"] == contents.report.libraries[0].path
 
 

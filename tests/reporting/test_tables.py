@@ -8,7 +8,7 @@ import pytest
 
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.slimming import render_check, render_rows
+from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import fit
@@ -107,9 +107,9 @@ def test_a_line_with_a_command_can_be_copied(
 def test_reasons_that_are_too_wide_go_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "its spare was fetched; programs find it with NEGATIVA_SPARE_DIR=/spares"
     rows = [SlimRow.unchanged(f"lib{n}.so", SlimStatus.SOUND, 1 << 20, reason) for n in range(5)]
-    assert f"sound, {reason}\n" in render_check(rows, "")
+    assert f"sound, {reason}\n" in render_rows(rows, "")
     monkeypatch.setenv("COLUMNS", "80")
-    table, below = render_check(rows, "").split("\n\n")
+    table, below = render_rows(rows, "").split("\n\n")
     assert max(map(len, table.split("\n"))) <= 80
     assert below == f"5 libraries: {reason}"
 

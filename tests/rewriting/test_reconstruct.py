@@ -207,23 +207,6 @@ class TestReuse:
             copy.rmdir()
         self.again(planned, first, {copy.name})
 
-    def test_after_another_boot(
-        self, planned: Planned, first: Reconstruction, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What had not reached the disk may be gone, whatever the states say."""
-        manifest = Path(first.root, MANIFEST_NAME)
-        copy = Path(first.libraries[0].copy)
-        with copy.open("r+b") as file:
-            file.write(bytes(100))
-        noted = json.loads(manifest.read_text())
-        for path, record in noted["copies"].items():
-            record["boot"] = "an earlier one"
-            if path == first.libraries[0].library.path:
-                record["library"]["copy_state"] = msgspec.to_builtins(state_of(copy))
-        manifest.write_text(json.dumps(noted))
-        self.again(planned, first, {copy.name})
-        self.test_only_states_are_read(planned, first, monkeypatch)
-
     def test_other_plan(self, planned: Planned, first: Reconstruction) -> None:
         changed = planned_of(Path(planned[0].plan.library.path), used_regions=(1, 2))
         assert changed.plan.unused_bytes != planned[0].plan.unused_bytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.session.circumstances import circumstances_of
+from pytest_negativa.session.circumstances import circumstances_of, modules_below
 
 ADDS = """
 from pathlib import Path
@@ -26,3 +28,19 @@ def test_paths_values_and_pytests_configuration(pytester: pytest.Pytester) -> No
     assert {name: len(digest) for name, digest in known.variables.items()} == {"KEY": 4, "OTHER": 4}
     pytester.makeini("[pytest]\nmarkers = a\n")
     assert circumstances_of(config, {"KEY": "x"}, []).files != known.files
+
+
+def test_modules_of_the_project_and_no_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(name)
+
+    for name in ("site-packages", "src"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"from_{name[:4]}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / name)
+        monkeypatch.setitem(sys.modules, f"from_{name[:4]}", import_module(f"from_{name[:4]}"))
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())
+    assert modules_below(tmp_path) == ["src/from_src.py"]

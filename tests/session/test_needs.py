@@ -48,14 +48,17 @@ def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None
     project = traced(tmp_path, "--negativa-level=launch")
 
     whole = project.run_folder.name
-    shown = project.negativa("needs", "-m", "fast", "--plan").stdout
+    assert project.negativa("needs", "-m", "fast").stderr == "Next: the same command with --plan\n"
+    done = project.negativa("needs", "-m", "fast", "--plan")
+    shown = done.stdout
 
     # Of the three elements that all tests need, the part needs that of vector_add, and that of the
     # fixture, which belongs to no test.
     assert shown.startswith("2 of 3 tests: 4.6 kB of 67.2 kB GPU code needed (6.8%), 7.0 kB by all")
-    folder = re.search(r"Plan in (\S+)\. Prove it: (.*)", shown)
+    folder = re.search(r"Plan in (\S+)", shown)
     assert folder is not None
-    assert folder[2] == f"pytest --negativa-verify --negativa-run={folder[1]} -m fast"
+    prove = f"Next: pytest --negativa-verify --negativa-run={folder[1]} -m fast\n"
+    assert done.stderr.endswith(prove)
     refused = project.negativa("lock", "--run", folder[1], status=1)
     assert "not proved" in refused.stderr
     project.negativa("lock", "--run", folder[1], "--unproved", "-o", "unproved.lock")
@@ -98,8 +101,9 @@ def test_a_plan_for_a_part_of_a_run_with_failed_tests(tmp_path: Path) -> None:
     done = project.negativa("needs", "-m", "fast", "--plan")
 
     assert "Commands call no hooks" in done.stderr
-    folder = re.search(r"Plan in (\S+)\. Prove it: .* -m fast", done.stdout)
-    assert folder is not None and not Run(Path(folder[1])).is_failed
+    folder = re.search(r"Plan in (\S+)", done.stdout)
+    assert folder is not None and done.stderr.endswith(" -m fast\n")
+    assert not Run(Path(folder[1])).is_failed
     lost = project.negativa("needs", "-k", "add", status=2).stderr
     assert "-k: the run has no keywords of its tests" in lost
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
-from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.loadable import loadable_code
 from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, Section
@@ -33,7 +32,7 @@ from tests.support.compacting import SHAPES, build, needs_compiler, read
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.sites import digests, snapshot, wrong_files
+from tests.support.sites import digests, wrong_files
 
 H200, A100, RTX = ComputeCapability(9, 0), ComputeCapability(8, 0), ComputeCapability(8, 9)
 FAST = SlimOptions()
@@ -178,7 +177,7 @@ def test_a_link_by_the_driver(tmp_path: Path) -> None:
     site.mkdir()
     shutil.copy(library, site)
     target = site / library.name
-    dead = ["--dead", "--arch=90", "--max-dead=0"]
+    dead = ["--arch=90", "--max-dead=0"]
     assert inspect(target, "--require-arch=80").exit_code == 0
     before = inspect(target, "--require-arch=90")
     assert inspect(target, *dead).exit_code == 1
@@ -280,52 +279,3 @@ class TestSlimming:
         shown = render_rows((larger, *rows), "nothing")
         fault.check(shown)
         assert shown.index(ONE) < shown.index("z  ")
-
-
-class TestNamedArchs:
-    """Archs that a library's CUDA can't compile for are a mistake, usually."""
-
-    @pytest.mark.planted_fault(
-        "A typing mistake names sm_20 instead of sm_120 for a library of CUDA 13.",
-        says="compiled by CUDA 13, whose oldest GPUs are sm_75, and has no code for sm_20",
-    )
-    def test_too_old(self, tmp_path: Path, fault: PlantedFault) -> None:
-        shutil.copy(MULTIARCH, tmp_path / "libone.so")
-        shutil.copy(BIN / "libplain.so", tmp_path / "libplain.so")
-        before = snapshot(tmp_path)
-        devices = (H200, ComputeCapability(2, 0))
-        request = SlimRequest(paths=(tmp_path,), devices=devices, options=FAST)
-        with pytest.raises(OptionError) as caught:
-            slim_trees(request)
-        fault.check(str(caught.value))
-        assert "--force-arch" in str(caught.value)
-        assert snapshot(tmp_path) == before
-        assert not slim_trees(replace(request, force_archs=True)).failed
-
-    @pytest.mark.parametrize(
-        ("name", "device"),
-        [
-            ("libmultiarch.so", ComputeCapability(8, 9)),
-            # Later GPUs compile the PTX of earlier ones.
-            ("libptx_only.so", ComputeCapability(12, 1)),
-            # No header tells which CUDA it was.
-            ("libabi7.so", ComputeCapability(6, 0)),
-        ],
-    )
-    def test_what_may_be_meant(self, tmp_path: Path, name: str, device: ComputeCapability) -> None:
-        shutil.copy(BIN / name, tmp_path / name)
-        request = SlimRequest(paths=(tmp_path,), devices=(device,), options=FAST)
-        assert not slim_trees(request).failed
-
-    def test_code_that_is_there_tells_more_than_a_version(self, tmp_path: Path) -> None:
-        """It may be linked from objects of several releases."""
-        library_map = headers(MULTIARCH)
-        data = bytearray(MULTIARCH.read_bytes())
-        for element in library_map.iter_elements():
-            if str(element.arch) == "sm_75":
-                at = element.header_offset + 0x1C
-                data[at : at + 4] = (60).to_bytes(4, "little")
-        (tmp_path / "libold.so").write_bytes(data)
-        devices = (ComputeCapability(6, 1),)
-        request = SlimRequest(paths=(tmp_path,), devices=devices, options=FAST)
-        assert not slim_trees(request).failed

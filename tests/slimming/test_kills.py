@@ -241,42 +241,6 @@ def test_undo(installed: Made, tmp_path: Path, by: int, spare: bool) -> None:
         place.assert_clean(before)
 
 
-@pytest.mark.planted_fault(
-    "slim is killed between the exchange of two files and its look at what came out.",
-    says="interrupted: a run was killed here",
-)
-def test_killed_with_an_upgrade_out_of_its_place(
-    installed: Made, tmp_path: Path, fault: PlantedFault
-) -> None:
-    """The upgrade is the file that is found under the hidden name."""
-    place = Workplace(installed, tmp_path / "work", keep=False)
-    upgrade = b"a newer library"
-    seen = 0
-    place.make()
-    total = place.slim().changes
-    for at in range(1, total + 1):
-        place.make()
-        place.slim(at=at)
-        swaps = list(place.site.rglob(".*.negativa-swap"))
-        if not swaps:
-            continue
-        [swap] = swaps
-        name = swap.name[1:].rpartition(".")[0].rpartition(".")[0]
-        path = swap.with_name(name)
-        if (
-            digests(place.site)[path.relative_to(place.site).as_posix()]
-            in digests(installed.folder).values()
-        ):
-            continue
-        seen += 1
-        swap.write_bytes(upgrade)
-        fault.check(place.check().stdout)
-        assert place.slim().status == 0
-        assert path.read_bytes() == upgrade
-        assert list(place.site.rglob(".*")) == []
-    assert seen
-
-
 @in_namespace
 def test_real_disk_with_ever_less_space(installed: Made, tmp_path: Path) -> None:
     """The file system itself says no, at any byte that is written."""

@@ -17,7 +17,7 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
-from tests.support.made_site import ONE, Made
+from tests.support.made_site import Made
 from tests.support.sites import digests
 
 pytestmark = needs_compiler
@@ -25,7 +25,6 @@ pytestmark = needs_compiler
 FAST = SlimOptions()
 RUN = "0123456789abcdef"
 OTHER = "fedcba9876543210"
-UPGRADE = b"a newer library"
 
 
 def slim(site: Made) -> SlimReport:
@@ -93,7 +92,7 @@ def test_explain_does_not_take_them_for_libraries(site: Made) -> None:
 def test_the_first_manifest_of_a_killed_run(site: Made) -> None:
     """No manifest has its token: the run was killed before the file got its name."""
     ours = site.folder / f".{MANIFEST_NAME}.{RUN}.negativa-slim"
-    ours.write_text('{\n "format_version": 4,\n "ru')
+    ours.write_text('{\n "format_version": 5,\n "ru')
     theirs = site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim"
     theirs.write_text("a note of the user")
     slim(site)
@@ -109,54 +108,3 @@ def test_undo_removes_them_too(site: Made, tmp_path: Path) -> None:
     of_a_killed_run(site, RUN)
     undo_trees((site.folder,))
     assert digests(site.folder) == before
-
-
-@pytest.mark.parametrize("dry", [True, False])
-def test_an_upgrade_that_came_out_of_its_place_goes_back(site: Made, dry: bool) -> None:
-    """The run was killed right after the exchange, before it saw what came out."""
-    slim(site)
-    kill(site)
-    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
-    swap.write_bytes(UPGRADE)
-    options = SlimOptions(dry_run=dry)
-    before = digests(site.folder)
-    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
-    if dry:
-        assert digests(site.folder) == before
-    else:
-        assert site.one.read_bytes() == UPGRADE
-        assert not swap.exists()
-        assert ONE not in load_manifest(site.folder).slimmed
-
-
-def test_an_upgrade_goes_back_to_a_place_that_is_free(site: Made) -> None:
-    slim(site)
-    kill(site)
-    site.one.rename(site.one.with_name(f".libone.so.1.{RUN}.negativa-swap"))
-    site.one.with_name(f".libone.so.1.{RUN}.negativa-swap").write_bytes(UPGRADE)
-    slim(site)
-    assert site.one.read_bytes() == UPGRADE
-
-
-def test_two_upgrades(site: Made) -> None:
-    """Another one is in the place by now: which one the user wants is not ours to say."""
-    slim(site)
-    kill(site)
-    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
-    swap.write_bytes(UPGRADE)
-    site.one.write_bytes(b"a newer one still")
-    slim(site)
-    assert swap.read_bytes() == UPGRADE
-    assert site.one.read_bytes() == b"a newer one still"
-
-
-def test_the_original_that_came_out_is_removed(site: Made) -> None:
-    original = site.one.read_bytes()
-    slim(site)
-    result = site.one.read_bytes()
-    kill(site)
-    swap = site.one.with_name(f".libone.so.1.{RUN}.negativa-swap")
-    swap.write_bytes(original)
-    assert not slim(site).failed
-    assert site.one.read_bytes() == result
-    assert not swap.exists()

@@ -16,7 +16,6 @@ import pytest
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
-from pytest_negativa.slimming.remote_spares import fetch_spares, push_spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
@@ -31,7 +30,6 @@ from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, make_wheel
 from tests.support.slim_rows import statuses
-from tests.support.stores import memory_url
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can harm other users")
 
@@ -295,31 +293,16 @@ def test_nobody_holds_a_folder_that_another_user_makes_first(overtaken: Path) ->
         pass
 
 
-def test_spares_for_the_libraries_of_others(site: Made, tmp_path: Path) -> None:
-    kept, url = tmp_path / "spares", memory_url()
-    slim(site, spare=SparePolicy(kept))
-    push_spares([site.folder], url)
-    for spare in kept.glob("*.spare"):
-        spare.unlink()
-    os.chown(site.folder, OTHER, OTHER)
-    before = digests(tmp_path)
-    with pytest.raises(ReconstructError, match=f"{site.folder} belongs to user {OTHER}"):
-        fetch_spares([site.folder], kept)
-    assert digests(tmp_path) == before
-    os.chown(site.folder, 0, 0)
+def test_spares_in_a_folder_of_others(tmp_path: Path) -> None:
+    """Also if the libraries lie in it, too."""
     with tempfile.TemporaryDirectory() as name:
         os.chown(name, OTHER, OTHER)
-        rows = fetch_spares([site.folder], Path(name, "spares"))
-        assert {row.status for row in rows} == {SlimStatus.FAILED}
-        assert f"{name} belongs to user {OTHER}" in (rows[0].detail or "")
-        assert os.listdir(name) == []
-        # Nor where the libraries lie in it, too.
         with (
             pytest.raises(ReconstructError, match=f"{name} belongs to user {OTHER}"),
             hold_folder(Path(name, "spares"), Path(name, "site")),
         ):
             pass
-    assert {row.status for row in fetch_spares([site.folder], kept)} == {SlimStatus.SOUND}
+        assert os.listdir(name) == []
 
 
 def test_modes_are_not_those_behind_links(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming import journal, replace, slimmer
+from pytest_negativa.slimming import journal, slimmer
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.replace import exchange
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
@@ -25,7 +24,6 @@ pytestmark = needs_compiler
 
 FAST = SlimOptions()
 NEWER = b"the library of a newer version"
-NEWEST = b"and of one still newer"
 
 
 def by_rename(path: Path, data: bytes = NEWER) -> None:
@@ -131,30 +129,6 @@ def test_an_upgrade_before_the_rename_stays(
     assert hidden(site.folder) == []
 
 
-@pytest.mark.planted_fault(
-    "A package manager renames a newer library into its place at the very moment of the exchange.",
-    says="another file took its place while negativa worked",
-)
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_upgrade_at_the_exchange_comes_back(
-    site: Made, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault, times: int
-) -> None:
-    newer = [NEWER, NEWEST][:times]
-
-    def late(swap: Path, place: Path) -> bool:
-        # After the look, before each exchange.
-        if newer and place == site.one:
-            by_rename(place, newer.pop(0))
-        return exchange(swap, place)
-
-    monkeypatch.setattr(replace, "exchange", late)
-    rows = {row.path: row for row in slim(site).rows}
-    fault.check(rows[ONE].detail or "")
-    assert site.one.read_bytes() == [NEWER, NEWEST][times - 1]
-    assert rows[TWO].status is SlimStatus.SLIMMED
-    assert hidden(site.folder) == []
-
-
 def test_a_library_that_was_uninstalled_stays_away(
     site: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,17 +136,6 @@ def test_a_library_that_was_uninstalled_stays_away(
     rows = {row.path: row for row in slim(site).rows}
     assert "it was removed while negativa worked" in (rows[ONE].detail or "")
     assert not site.one.exists()
-    assert hidden(site.folder) == []
-
-
-def test_without_exchange_the_look_is_left(site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on overlayfs, where an exchange would copy the old file."""
-    monkeypatch.setattr(replace, "exchange", lambda first, second: False)
-    before_each(monkeypatch, slimmer, "replace_all", lambda: by_rename(site.one))
-    rows = {row.path: row for row in slim(site).rows}
-    assert rows[ONE].status is SlimStatus.FAILED
-    assert site.one.read_bytes() == NEWER
-    assert rows[TWO].status is SlimStatus.SLIMMED
     assert hidden(site.folder) == []
 
 

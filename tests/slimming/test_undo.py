@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.tree import MANIFEST_NAME, SWAP_SUFFIX, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
@@ -199,7 +198,7 @@ def test_interrupted_before_the_hidden_name_goes(
     calls: list[Path] = []
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.name.endswith(SWAP_SUFFIX):
+        if path.name.endswith(STAGED_SUFFIX):
             calls.append(path)
             if len(calls) == interrupted_at:
                 raise KeyboardInterrupt
@@ -228,22 +227,6 @@ def test_kept_by_a_second_run_only(site: Made, tmp_path: Path) -> None:
     slim_trees(request)
     slim_trees(replace(request, options=replace(plain, keep_originals=tmp_path / "originals")))
     assert undo_all(site)[ONE].status is SlimStatus.FAILED
-
-
-def test_a_manifest_changes_the_times_of_no_other_file(
-    slimmed: tuple[Made, dict[str, str]], tmp_path: Path
-) -> None:
-    site, before = slimmed
-    other = tmp_path / "other"
-    other.write_text("text")
-    manifest = site.folder / MANIFEST_NAME
-    document = json.loads(manifest.read_bytes())
-    row = {"sha256": digest_of(other), "mtime_ns": 1}
-    document["records"] |= {"../other": row, str(other): row}
-    manifest.write_text(json.dumps(document))
-    status = other.stat()
-    undo_all(site)
-    assert digests(site.folder) == before and other.stat() == status
 
 
 def test_libraries_that_an_earlier_release_slimmed(slimmed: tuple[Made, dict[str, str]]) -> None:

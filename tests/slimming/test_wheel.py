@@ -6,7 +6,6 @@ import base64
 import csv
 import hashlib
 import io
-import struct
 import zipfile
 from pathlib import Path
 
@@ -100,47 +99,12 @@ def test_a_smaller_wheel_that_pip_installs(original: Path, tmp_path: Path, by: s
             assert (new.read(name) == old.read(name)) is not changed
         notice = new.read(f"{INFO}/{NOTICE}").decode()
     assert ONE in notice and TWO in notice and "plain.so" not in notice
-    assert "distribution: gpu-code, 1.0" in notice and "licence: not told" in notice
     pip_install(tmp_path / "site", made)
     assert is_slimmed(tmp_path / "site" / ONE)
     assert (tmp_path / "site/gpu/tool.sh").stat().st_mode & 0o111
     # The installed libraries tell what they are, without the manifest.
     explained = CliRunner().invoke(main, ["explain", "CUDA error: x", str(tmp_path / "site")])
     assert "2 slimmed libraries here" in explained.output
-
-
-@pytest.mark.slow
-def test_the_notice_names_vendor_and_licence(original: Path, tmp_path: Path) -> None:
-    """As the wheel's metadata has them, which may hold the whole text of a licence."""
-    terms = (
-        "Author: Exämple Ltd.\nAuthor-email: gpu@example.com\nLicense: Example EULA\n"
-        "        You may not\x1b[31m ...\nLicense-File: LICENSE.txt\nLicense-File: NOTICE\n"
-    )
-    wheel = tmp_path / original.name
-    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
-        for info in old.infolist():
-            more = terms if info.filename.endswith("METADATA") else ""
-            new.writestr(info, old.read(info) + more.encode())
-    result = slim(wheel, "--target", tmp_path / "out", "--arch", "sm_90")
-    assert result.exit_code == 0, result.output
-    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
-        notice = made.read(f"{INFO}/{NOTICE}").decode()
-    assert "    from: Exämple Ltd., gpu@example.com\n    licence: Example EULA\n" in notice
-    assert "    its text: LICENSE.txt, NOTICE\n" in notice and "You may not" not in notice
-
-
-@pytest.mark.slow
-def test_the_notice_of_a_wheel_without_metadata(original: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / original.name
-    with zipfile.ZipFile(original) as old, zipfile.ZipFile(wheel, "w") as new:
-        for info in old.infolist():
-            if not info.filename.endswith("METADATA"):
-                new.writestr(info, old.read(info))
-    result = slim(wheel, "--target", tmp_path / "out", "--arch", "sm_90")
-    assert result.exit_code == 0, result.output
-    with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
-        notice = made.read(f"{INFO}/{NOTICE}").decode()
-    assert "    distribution: not told\n" in notice
 
 
 @pytest.mark.slow
@@ -233,7 +197,7 @@ def test_a_wheel_in_which_nothing_is_slimmed(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "gpu-code", "1.0", {ONE: PLAIN})
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     made = tmp_path / "out" / wheel.name
-    assert result.exit_code == 0 and made.exists()
+    assert result.exit_code == 0 and made.read_bytes() == wheel.read_bytes()
     assert f"{made} is a copy: nothing was slimmed" in result.stderr
     assert "check the licences of" not in result.stderr
 
@@ -248,43 +212,34 @@ class Pipe(io.BytesIO):
         raise io.UnsupportedOperation
 
 
-def packed_files(wheel: Path) -> dict[str, bytes]:
-    """The packed bytes of each file, without directories."""
-    data = wheel.read_bytes()
-    found = {}
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            name, extra = struct.unpack_from("<26xHH", data, info.header_offset)
-            start = info.header_offset + 30 + name + extra
-            found[info.filename] = data[start : start + info.compress_size]
-    return found
-
-
 @pytest.mark.parametrize("streamed", [False, True])
-def test_files_that_did_not_change_stay_packed(
-    simple: Path, tmp_path: Path, streamed: bool
-) -> None:
-    """Packing takes ten times as long as copying."""
-    wheel = tmp_path / simple.name
+def test_files_that_did_not_change_keep_their_content(tmp_path: Path, streamed: bool) -> None:
+    """Also those that are packed otherwise, or whose names need more than ASCII, or quotes."""
+    cubin = tmp_path / "old.cubin"
+    cubin.write_bytes(build_cubin(CubinSpec(arch=80, kernels={"k": b"\1" * 64})).data)
+    simple = make_wheel(tmp_path, "gpu-code", "1.0", {"gpu/old.cubin": cubin})
+    wheel = tmp_path / "dist" / simple.name
+    wheel.parent.mkdir()
     written = Pipe() if streamed else io.BytesIO()
     with zipfile.ZipFile(simple) as old, zipfile.ZipFile(written, "w") as new:
         new.writestr(zipfile.ZipInfo("gpu/"), b"")
-        for info in old.infolist():
-            new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED, 1)
         for method in (zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
             new.writestr(f"gpu/lib/plain{method}.so", PLAIN.read_bytes(), method)
-            new.writestr(f"gpu/ümlaut-{method}.txt", b"text" * 1000, method)
+            new.writestr(f'gpu/ümlaut, "{method}".txt', b"text" * 1000, method)
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED, 1)
     wheel.write_bytes(written.getvalue())
-    result = slim(wheel, "--arch", "sm_75", "--keep-ptx", "--target", tmp_path / "out")
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 0, result.output
     made = tmp_path / "out" / wheel.name
-    before, after = packed_files(wheel), packed_files(made)
-    changed = {name for name, data in before.items() if data != after[name]}
-    assert changed <= {ONE, f"{INFO}/RECORD"}
-    assert (changed == set()) == ("nothing was slimmed" in result.stderr)
+    assert_record_fits(made)
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made) as new:
         assert new.testzip() is None
-        assert all(old.read(name) == new.read(name) for name in before.keys() - changed)
+        same = set(old.namelist()) - {"gpu/", "gpu/old.cubin", f"{INFO}/RECORD"}
+        assert set(new.namelist()) == {*same, f"{INFO}/RECORD", f"{INFO}/{NOTICE}"}
+        for name in same:
+            assert old.read(name) == new.read(name)
+            assert old.getinfo(name).compress_type == new.getinfo(name).compress_type
 
 
 def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> None:
@@ -318,25 +273,12 @@ def with_record_of(wheel: Path, target: Path, before: bytes) -> Path:
 DAMAGED = pytest.mark.parametrize("record", [b"", b"\xff,,\n", b'"unclosed\n'])
 
 
-@pytest.mark.slow
 @DAMAGED
-def test_a_record_that_cannot_have_the_new_digests(
-    original: Path, tmp_path: Path, record: bytes
-) -> None:
-    wheel = with_record_of(original, tmp_path / "dist", record)
-    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "RECORD has no row for gpu/lib/lib" in result.stderr
-    assert not list((tmp_path / "out").iterdir())
-
-
-@DAMAGED
-def test_a_record_that_cannot_lose_rows(tmp_path: Path, record: bytes) -> None:
+def test_a_damaged_record_is_written_anew(tmp_path: Path, record: bytes) -> None:
     cubin = tmp_path / "old.cubin"
     cubin.write_bytes(build_cubin(CubinSpec(arch=80, kernels={"k": b"\1" * 64})).data)
     made = make_wheel(tmp_path, "gpu-code", "1.0", {"gpu/old.cubin": cubin})
     wheel = with_record_of(made, tmp_path / "dist", record)
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "RECORD has no row for gpu/old.cubin" in result.stderr
-    assert not list((tmp_path / "out").iterdir())
+    assert result.exit_code == 0, result.output
+    assert_record_fits(tmp_path / "out" / wheel.name)

@@ -13,7 +13,7 @@ from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import Recipe, by_archs, never_loaded, strip_only
 from pytest_negativa.slimming.tree import Tree, scan_folder
 from pytest_negativa.slimming.worklist import Task, classify
-from tests.support.libraries import PLAIN
+from tests.support.libraries import MULTIARCH
 
 ARCHS = by_archs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=False)
 BEFORE = by_archs((), keep_ptx=True, strip=False, strip_others=False)
@@ -24,7 +24,7 @@ NAMES = ("liba.so", "libb.so")
 def tree(tmp_path: Path) -> Tree:
     folder = tmp_path / "site"
     folder.mkdir()
-    (folder / NAMES[0]).write_bytes(PLAIN.read_bytes())
+    (folder / NAMES[0]).write_bytes(MULTIARCH.read_bytes())
     (folder / NAMES[1]).hardlink_to(folder / NAMES[0])
     (folder / "text.so").write_text("no library")
     return scan_folder(folder)
@@ -32,7 +32,7 @@ def tree(tmp_path: Path) -> Tree:
 
 def test_library_is_a_task(tree: Tree) -> None:
     task = classify(tree, tree.groups[0], ARCHS)
-    assert task == Task(ARCHS, tree.root / NAMES[0], NAMES, PLAIN.stat().st_size)
+    assert task == Task(ARCHS, tree.root / NAMES[0], NAMES, MULTIARCH.stat().st_size)
 
 
 def test_other_files_are_not(tree: Tree) -> None:

@@ -107,23 +107,10 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, mode: int, fault: Plante
     assert victim.read_text() == "precious"
 
 
-@AS_ROOT
-def test_a_link_in_a_folder_of_another_user_is_not_followed(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    link = theirs / "report.json"
-    link.symlink_to(tmp_path / "victim")
-    for path in (theirs, link):
-        os.lchown(path, 1234, 1234)
-    with pytest.raises(StoreError, match="link of another user"):
-        write_output(link, b"data")
-    assert not (tmp_path / "victim").exists()
-
-
 def test_links_that_go_round_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(StoreError, match="links in a row"):
+    with pytest.raises(StoreError, match="Too many levels of symbolic links"):
         write_output(tmp_path / "a", b"data")
 
 

@@ -103,15 +103,6 @@ def test_a_file_is_written_read_and_deleted(url: Url, tmp_path: Path) -> None:
     place.delete()
 
 
-def test_a_fetched_file_is_as_sparse_as_it_can_be(url: Url, tmp_path: Path) -> None:
-    data = b"\0" * (1 << 20) + b"middle" + b"\0" * (1 << 20)
-    (tmp_path / "source").write_bytes(data)
-    url.send(tmp_path / "source")
-    url.fetch(tmp_path / "target", len(data), hashlib.sha256(data).hexdigest())
-    assert (tmp_path / "target").read_bytes() == data
-    assert (tmp_path / "target").stat().st_blocks * 512 < 1 << 19
-
-
 def test_what_is_not_the_promised_content_gets_no_name(url: Url, tmp_path: Path) -> None:
     url.write(b"abc")
     digest = hashlib.sha256(b"abd").hexdigest()

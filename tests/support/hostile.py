@@ -226,7 +226,7 @@ def attack_search(path: str, folder: Path, chance: random.Random) -> None:
 def elf_library(folder: Path, chance: random.Random) -> tuple[bytes, int]:
     """A library with code and unwind tables, whose sections may be damaged; its first address."""
     page, base = mmap.PAGESIZE, chance.choice((0, 0, 0x40_0000))
-    names = b"\0.text\0.plt\0.eh_frame\0.init\0.shstrtab\0"
+    names = b"\0.text\0.plt\0.eh_frame\0.init\0.shstrtab\0.nv_fatbin\0.ldata\0"
     size = 8 * page
     # Headers; code; unwind tables; data: type, flags, offset, address, in file, in memory.
     loads = [
@@ -241,7 +241,9 @@ def elf_library(folder: Path, chance: random.Random) -> tuple[bytes, int]:
     for name, flags, address, length in (
         (b".plt", 6, page, 64),
         (b".text", 6, page + 64, 4 * page - 64),
-        (b".eh_frame", 2, 5 * page, 2 * page),
+        (b".eh_frame", 2, 5 * page, page),
+        (b".nv_fatbin", 2, 6 * page, page),
+        (b".ldata", 3, 7 * page, page),
     ):
         rows.append([names.index(name), 1, flags, base + address, address, length, 0, 0, 16, 0])
     rows += [list(chance.choice(rows)) for _ in range(chance.choice((0, 0, 5, 40)))]
@@ -264,7 +266,7 @@ def elf_library(folder: Path, chance: random.Random) -> tuple[bytes, int]:
     head = struct.pack("<16sHHIQQQIHHHHHH", *header) + segments
     data = bytearray(head.ljust(page - len(names), b"\0") + names)
     # `ret` everywhere.
-    data += b"\xc3" * (7 * page)
+    data += b"\xc3" * (6 * page) + (0xBA55ED50).to_bytes(4, "little").ljust(page, b"\xc3")
     return bytes(data) + sections, base
 
 
@@ -282,11 +284,8 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
         file = folder / f"lib{number}.so"
         file.write_bytes(data)
         files.append((file, data, base))
-    if chance.random() < 0.8:
-        os.environ["NEGATIVA_PAGES_ALLOWED"] = chance.choice(
-            (*(str(folder / "allowed"),) * 20, "", str(folder), "/dev/zero", "/no/such/file")
-        )
-        (folder / "allowed").write_bytes(allowed_pages(files, chance))
+    if chance.random() < 0.5:
+        os.environ["NEGATIVA_PAGES_GPU"] = chance.choice(("", "1"))
     if chance.random() < 0.5:
         os.environ["NEGATIVA_PAGES_TEST"] = chance.choice(("", "t.py::test", "x" * 70_000))
     library = ctypes.CDLL(path)
@@ -316,9 +315,8 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
         cookie = ctypes.c_size_t()
         library.la_objopen(ctypes.byref(map_of), 0, ctypes.byref(cookie))
         opened.append((memory, start, size, cookie, dynamic))
-    forbids = "NEGATIVA_PAGES_ALLOWED" in os.environ
     for _, start, size, cookie, _ in opened:
-        for _ in range(0 if forbids else 20):
+        for _ in range(20):
             # Reading faults; the handler makes the page readable.
             assert ctypes.string_at(start + chance.randrange(size), 1) is not None
         if chance.random() < 0.5:
@@ -372,27 +370,6 @@ def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
     logs = read_misses([folder / "logs"])
     counted = sum(miss.times for one in logs for miss in one.pages.values())
     assert counted <= touched and (counted > 0) == (touched > 0)
-
-
-def allowed_pages(files: list[tuple[Path, bytes, int]], chance: random.Random) -> bytes:
-    """A table as page_logs.encode_allowed writes it, perhaps damaged."""
-    page, rows = mmap.PAGESIZE, bytearray()
-    for file, _, base in files:
-        status = file.stat()
-        ranges = [(base + 2 * page, base + 5 * page), (base + 5 * page, base + 7 * page)]
-        head = struct.calcsize("<6IQQq2I") + 16 * len(ranges)
-        rows += struct.pack(
-            "<6IQQq2I", head + 8, 2, 0, os.major(status.st_dev), os.minor(status.st_dev),
-            len(ranges), status.st_ino, status.st_size, status.st_mtime_ns, 0, head,
-        )  # fmt: skip
-        rows += b"".join(struct.pack("<QQ", *one) for one in ranges) + b"\xff" * 8
-    size = len(rows) // len(files)
-    for _ in range(chance.choice((0, 1, 3))):
-        # Size, kind, ranges, offset of the bits; or anything.
-        field = chance.choice((0, 0, 4, 20, 52, chance.randrange(size // 4) * 4))
-        number = chance.choice((0, 7, 8, 60, 96, 192, 0xFFFF_FFF0))
-        struct.pack_into("<I", rows, chance.randrange(len(files)) * size + field, number)
-    return bytes(rows[: chance.choice((len(rows), len(rows), 0, 60, 150))])
 
 
 def main() -> None:

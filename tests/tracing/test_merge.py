@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from pytest_negativa.models.trace import (
     DataKind,
     DataRecord,
     DeviceRecord,
+    EndRecord,
     EnumerationRecord,
     GapEndRecord,
     GapRecord,
@@ -26,15 +26,16 @@ from pytest_negativa.models.trace import (
     Phase,
     Refusal,
     RefusalRecord,
+    Replay,
     Role,
     TracedLibrary,
     TraceRecord,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import save_digests
-from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.files import read_trace
-from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.storage.runs import TRACE_SUFFIX, Run
+from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
 from tests.support.faults import PlantedFault
 from tests.support.traces import DEVICE, LIBRARY, header, records, write
 
@@ -69,7 +70,7 @@ def test_union_of_two_processes(tmp_path: Path) -> None:
     says="its trace has no end, and nothing tells whether it has ended",
 )
 def test_a_child_with_the_id_of_the_session(tmp_path: Path, fault: PlantedFault) -> None:
-    own = write(tmp_path, header(7), records("k1"))
+    own = write(tmp_path, header(7), records("k1"), end=False)
     child = write(tmp_path, header(7, Role.CHILD, start_ns=6), records("k2"), end=False)
     # As on a file system without locks.
     child.write_bytes(child.read_bytes().replace(b'"locked":true,', b""))
@@ -94,19 +95,30 @@ def test_a_process_that_names_no_device(tmp_path: Path, fault: PlantedFault) -> 
 
 def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> None:
     paths = [
-        write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=pid * 64))
+        write(tmp_path, header(pid), records(f"k{pid}", "k", nodeid=f"t{pid}", offset=999 - pid))
         for pid in (7, 8, 9)
     ]
+    other = LibraryRecord(id=1, library=TracedLibrary(path="/other.so", size=10))
+    lines = [other if isinstance(r, LibraryRecord) else r for r in records("k")]
+    paths.append(write(tmp_path, header(10), lines))
     usages = [merge_traces(order) for order in itertools.permutations(paths)]
     assert all(usage == usages[0] for usage in usages)
-    trace = read_trace(paths[0])
-    assert trace.header is not None
-    shuffled = list(trace.records)
-    random.Random(1).shuffle(shuffled)
-    other = write(tmp_path / "s", trace.header, shuffled)
-    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
-    other = write(tmp_path / "r", trace.header, trace.records[::-1])
-    assert merge_traces([other]).libraries == merge_traces([paths[0]]).libraries
+    assert [found.processes for found in usages[0].libraries] == [(3,), (0, 1, 2)]
+    assert [image.processes for image in usages[0].libraries[1].images] == [(2,), (1,), (0,)]
+    device, *lines = records()
+    uses: tuple[TraceRecord, ...] = (
+        KernelRecord(image=3, name="k", context=2),
+        RefusalRecord(call="get", code=500, context=2, image=3, name="k"),
+        RefusalRecord(call="load", code=200, context=2, library=1, offset=0x40),
+        LaunchRecord(name="k", count=2, context=2),
+    )
+    for use in uses:
+        merged = [
+            merge_traces([write(tmp_path, header(), [device, *order])])
+            for order in itertools.permutations([*lines, use])
+        ]
+        found = [(u.libraries, u.refusals, u.launches, u.incomplete) for u in merged]
+        assert found == [found[0]] * len(found) and not found[0][-1]
 
 
 def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> None:
@@ -144,6 +156,35 @@ def test_an_unreadable_sample_is_no_lack(tmp_path: Path) -> None:
     assert [w.code for w in usage.warnings] == ["trace-unreadable"] and not usage.incomplete
 
 
+def test_the_merge_waits_for_children(tmp_path: Path) -> None:
+    child = TraceWriter(tmp_path / f"child{TRACE_SUFFIX}", header(8, Role.CHILD))
+    [lack] = merge_when_ended(lambda: [child.path], seconds=0).incomplete
+    assert lack.code == STILL_RUNNING
+    looks = itertools.count()
+
+    def find() -> list[Path]:
+        if next(looks) == 1:
+            child.write(EndRecord(time_ns=1000))
+            child.close()
+        return [child.path]
+
+    assert merge_when_ended(find).processes[0].ended and next(looks) == 2
+    assert not merge_when_ended(find).incomplete and next(looks) == 4
+
+
+def test_the_first_of_several_calls_that_load_an_image(tmp_path: Path) -> None:
+    def load(call: str, context: int) -> ImageRecord:
+        return ImageRecord(
+            id=3, form=ImageForm.FATBIN, call=call, context=context, library=1, offset=0x40
+        )
+
+    lines = [*records(), context(4, "before", time_ns=50), load("other", 4), load("third", 2)]
+    [library] = merge_traces([write(tmp_path, header(), lines)]).libraries
+    [image] = library.images
+    assert image.calls == ("cuLibraryLoadData", "other", "third")
+    assert image.first.time_ns == 50
+
+
 def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
     lines: list[TraceRecord] = [
         KernelRecord(image=99, name="k", context=98),
@@ -152,7 +193,7 @@ def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
     usage = merge_traces([write(tmp_path, header(), lines)])
     (problem,) = usage.incomplete
     assert problem.code == "trace-damaged"
-    assert "image 99" in problem.text and "library 96" in problem.text
+    assert problem.text.endswith(": context 97, image 99, library 96")
 
 
 def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
@@ -188,6 +229,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     lines = [
         *records("k"),
         DataRecord(image=3, name="d", kind=DataKind.MANAGED, context=2),
+        EnumerationRecord(image=3, call="cuModuleEnumerateFunctions", context=2),
         EnumerationRecord(image=3, call="cuLibraryEnumerateKernels", context=2),
         LaunchRecord(name="k", count=2, context=2, gpu_ns=70),
         LaunchRecord(name="k", count=3, context=2, gpu_ns=50),
@@ -196,19 +238,23 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
         # As of a recording without times.
         LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
         LaunchRecord(name="old", count=1, context=2),
+        LaunchRecord(name="old", count=1, context=2, gpu_ns=9),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     use = usage.libraries[0].images[0]
     assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
-    assert use.enumerated_by == ("cuLibraryEnumerateKernels",) and use.whole
+    assert use.enumerated_by == ("cuLibraryEnumerateKernels", "cuModuleEnumerateFunctions")
+    assert use.whole
     assert [
         (name, row.count, row.gpu_ns, usage.ranges_of(row)) for name, row in usage.iter_launches()
     ] == [
         ("k", 5, 120, ()),
         ("k", 1, 9, ("outer", "inner")),
-        ("old", 2, None, ()),
+        ("old", 3, None, ()),
         ("old", 1, 1, ("inner",)),
     ]
+    assert usage.processes[0].counts_launches
+    assert not merge_traces([write(tmp_path, header(), records("k"))]).processes[0].counts_launches
     # The file has each name once.
     assert list(usage.launches) == ["k", "old"]
     assert usage.ranges == (("inner",), ("outer", "inner"))
@@ -288,12 +334,14 @@ def test_a_gap_tells_its_test(tmp_path: Path) -> None:
     # The context of a gap was lost.
     usage = merge_traces([write(tmp_path, header(), [gap])])
     assert usage.gaps[0].context.phase is Phase.PROCESS
+    assert usage.incomplete[0].text.startswith("process: the detector")
 
 
 def test_warnings(tmp_path: Path) -> None:
     lines: list[TraceRecord] = [
         WarningRecord(code="a", text="1"),
         WarningRecord(code="b", text="2", incomplete=True),
+        WarningRecord(code="a", text="1"),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     assert [w.code for w in usage.warnings] == ["a"]
@@ -306,6 +354,14 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
         write(tmp_path, header(run_id="run-2"), records("k")),
     ]
     assert merge_traces(paths).run_ids == ("run-1", "run-2")
+
+
+def test_a_replay_in_one_process_is_that_of_the_run(tmp_path: Path) -> None:
+    replay = Replay(device="NVIDIA H200", recorded_ns=1)
+    heads = header(7), replace(header(8, Role.WORKER), replay=replay)
+    paths = [write(tmp_path, head, records("k")) for head in heads]
+    assert merge_traces(paths).replay == replay
+    assert merge_traces(paths[:1]).replay is None
 
 
 def test_nothing_merges_to_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
+from pytest_negativa.models.outcomes import Circumstances, Outcome, SessionResult, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     Reconstruction,
@@ -20,12 +20,13 @@ from pytest_negativa.models.reconstruction import (
 )
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import OpenedPolicy
-from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import FirstUse, Refusal
+from pytest_negativa.models.spans import Span, covers, size
+from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, UsageWarning
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
     ProvedLibrary,
+    Tolerance,
     WorkDifference,
     WorkKind,
 )
@@ -37,6 +38,7 @@ from pytest_negativa.verifying.judge import (
     judge,
     judge_libraries,
     judge_tests,
+    needs_all_tests,
     reasons_of_libraries,
     reasons_of_tests,
 )
@@ -267,6 +269,13 @@ def test_nothing_unused_is_nothing_to_prove(made: tuple[LibraryPlan, Reconstruct
     )
     assert row.status is LibraryStatus.NOTHING_UNUSED
     assert against == [NO_COPY]
+    # All that is planned stays in the copy.
+    [copy] = reconstruction.libraries
+    same = replace_fields(copy, unused=(), unused_bytes=0, elements=0)
+    row, against = judge_one(
+        (plan, replace_fields(reconstruction, libraries=(same,))), mapped(made)
+    )
+    assert (row.status, row.unused_bytes, against) == (LibraryStatus.NOTHING_UNUSED, 0, [])
 
 
 # ---- The verdict as a whole ----
@@ -347,6 +356,30 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     both = judge(replace(touched, usage=refusing))
     assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
 
+    # An eager process asks for code that its program doesn't need.
+    warning = UsageWarning(code=EAGER_LOADING, text="eager", process=0)
+    eager = judge(replace(touched, usage=replace_fields(refusing, warnings=(warning,))))
+    [reason] = eager.reasons
+    assert eager.work == () and "CUDA_MODULE_LOADING=EAGER" in reason
+
+    # Tests that are started otherwise may do other work.
+    traced, first_round = attempt.traced, attempt.rounds[0]
+    starts = [
+        replace_fields(traced.session, circumstances=Circumstances(program=program))
+        for program in ("pytest", "run.py")
+    ]
+    otherwise = replace(
+        attempt,
+        traced=replace(traced, session=starts[0]),
+        rounds=(replace(first_round, session=starts[1]),),
+    )
+    assert judge(otherwise).proved and judge(otherwise).changes
+    *_, reason = judge(replace(otherwise, touches=touched.touches)).reasons[:2]
+    assert reason.startswith("the tests were started otherwise than when traced (program: pytest")
+
+    held = judge(replace(attempt, held={path: "process 7 had it open"}))
+    assert held.proved and held.libraries[0].notes == ("process 7 had it open",)
+
     plan, reconstruction = made
     [library] = reconstruction.libraries
     fallback = replace_fields(library, not_compacted="saves only 7 bytes")
@@ -359,3 +392,47 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     flaky = judge(replace(failing, originals=OriginalRound({"a": ends})))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)
+
+
+def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
+    made: tuple[LibraryPlan, Reconstruction], tmp_path: Path
+) -> None:
+    plan, reconstruction = made
+    attempt = attempt_of(made, *results(a=Outcome.PASSED).values())
+    [planned] = analyze(used(Path(plan.library.path), regions=(1,)), settings(tmp_path)).libraries
+    [library] = attempt.usage.libraries
+    [copy] = reconstruction.libraries
+    first, *others = copy.unused
+    # All but the first element was watched, and the copies load the region and no kernel of it.
+    watched = replace_fields(library, untouched=tuple(others))
+    usage = replace_fields(attempt.usage, libraries=(watched,))
+    lacking = replace_fields(library, images=tuple(
+        replace_fields(i, kernels={}) for i in library.images
+    ))  # fmt: skip
+    traced = replace(attempt.traced, planned=(planned,), usage=usage)
+    attempt = replace(attempt, traced=traced, usage=replace_fields(usage, libraries=(lacking,)))
+    verdict = judge(attempt)
+    assert verdict.proved and {w.tolerance for w in verdict.work} == {Tolerance.NOT_REPEATED}
+    assert {(span.start, span.end) for span in verdict.kept} == {
+        (d.start, d.end) for d in plan.decisions if not d.kept and covers([first], d.start, d.end)
+    }
+    [row] = verdict.libraries
+    assert row.spans == tuple(others) and row.unused_bytes == size(others) < plan.unused_bytes
+    assert not needs_all_tests(attempt)
+
+    eager = UsageWarning(code=EAGER_LOADING, text="", process=0)
+    gap = UsageWarning(code="gap", text="the detector was off", process=0)
+    killed = tuple(replace_fields(p, ended=False) for p in usage.processes)
+    other = replace_fields(attempt.rounds[0].session, circumstances=Circumstances(program="run.py"))
+    traced_by_pytest = replace_fields(traced.session, circumstances=Circumstances(program="pytest"))
+    for no_witness in (
+        replace(traced, usage=replace_fields(usage, warnings=(eager,))),
+        replace(traced, usage=replace_fields(usage, incomplete=(gap,))),
+        replace(traced, usage=replace_fields(usage, processes=killed)),
+        replace(traced, usage=replace_fields(usage, libraries=(library,))),
+        replace(traced, session=traced_by_pytest),
+    ):
+        rounds = (replace(attempt.rounds[0], session=other),)
+        doubted = judge(replace(attempt, traced=no_witness, rounds=rounds))
+        assert not doubted.proved and doubted.kept == ()
+        assert {w.tolerance for w in doubted.work} == {None}

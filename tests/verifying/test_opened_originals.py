@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.processes.file_users import FileUser, users_of
-from pytest_negativa.processes.open_watch import Opens, OpenWatch
+from pytest_negativa.processes.open_watch import CopyWatch, Opens, OpenWatch
+from pytest_negativa.processes.redirect import redirect_library
 from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
@@ -35,6 +37,15 @@ def test_child():
         # l_name of struct link_map, which dladdr tells, too.
         child[-1] = ctypes.c_char_p.from_address(ctypes.CDLL(str(LIB))._handle + 8).value.decode()
         subprocess.check_output(child, env={})
+    elif FAULT == "maps":
+        ctypes.CDLL(str(LIB))
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        child[-1] = next(line.split()[-1] for line in lines if line.endswith("lib.so"))
+        child[2] += "; sys.stdout.close(); sys.stdin.read()"
+        outlives = subprocess.Popen(
+            child, env={}, stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE
+        )
+        assert b".negativa/" in outlives.stdout.read()
     elif FAULT == "environment":
         assert f" {LIB.resolve()}\\n" in subprocess.check_output(child, text=True, env={})
     else:
@@ -86,6 +97,20 @@ def test_a_child_that_loads_what_dladdr_told(traced: VerifiedProject, fault: Pla
 
 @pytest.mark.slow
 @pytest.mark.planted_fault(
+    "A child with an emptied environment loads the copy, whose path is in /proc/self/maps of its "
+    "parent.",
+    says=") used the copy without the redirect, so what it needed was not seen",
+)
+def test_a_child_that_loads_the_copy_by_its_path(
+    traced: VerifiedProject, fault: PlantedFault
+) -> None:
+    with pipes_of(traced, "pipe"):
+        fault.check(traced.verify(status=1, FAULT="maps"))
+    assert traced.statuses()["lib.so"][0] == "not proved"
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
     "A test reads an original by itself, as cuModuleLoad of a path does.",
     says="a process opened the original 1 time while the tests ran on the copies (its opener is",
 )
@@ -119,23 +144,81 @@ def test_older_processes_that_had_an_original_are_told_from_younger_ones() -> No
     assert not younger and older["/b.so"].startswith("process 7 (/bin/x) had the original open")
 
 
+SERVERS = {
+    "TCP": "server = socket.create_server(('', 0))",
+    "IPv6": "server = socket.create_server(('::1', 0), family=socket.AF_INET6)",
+    "Unix": "server = socket.socket(socket.AF_UNIX); server.bind('socket'); server.listen()",
+    "abstract": "server = socket.socket(socket.AF_UNIX); server.bind('\\0'); server.listen()",
+}
+
+
 @pytest.mark.planted_fault(
-    "A server of an earlier session, which tests talk to, has an original.",
+    "A server of an earlier session, which tests talk to by TCP or at a Unix socket, has an "
+    "original.",
     says="had the original open or mapped before the tests ran on the copies, and listens",
 )
-def test_an_older_server(tmp_path: Path, fault: PlantedFault) -> None:
+@pytest.mark.parametrize("how", SERVERS)
+def test_an_older_server(tmp_path: Path, fault: PlantedFault, how: str) -> None:
+    if how == "IPv6" and not Path("/proc/net/tcp6").exists():
+        pytest.skip("the system has no IPv6")
     original = tmp_path / "a.so"
     original.touch()
-    code = "import socket, sys; file = open(sys.argv[1]); s = socket.create_server(('', 0)); "
+    code = f"import socket, sys; file = open(sys.argv[1]); {SERVERS[how]}; "
     code += "print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(original)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, str(original)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
     ) as server:
         assert server.stdin is not None and server.stdout is not None
         assert server.stdout.readline() == b"\n"
         fatal, _ = held_originals(users_of([str(original)]), since=time.time() + 60)
         server.stdin.close()
     fault.check(fatal[str(original)])
+
+
+def test_a_client_is_no_server(tmp_path: Path) -> None:
+    original = tmp_path / "a.so"
+    original.touch()
+    code = "import socket, sys; file = open(sys.argv[1]); pair = socket.socketpair(); "
+    code += "print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(original)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdin is not None and client.stdout is not None
+        assert client.stdout.readline() == b"\n"
+        [(_, user)] = users_of([str(original)])
+        client.stdin.close()
+    assert not user.listens
+
+
+def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: Path) -> None:
+    copy = tmp_path / "a.so"
+    copy.write_bytes(b"a" * 5000)
+    auditor = redirect_library()
+    assert auditor is not None
+    code = (
+        "import mmap, sys; file = open(sys.argv[1]); "
+        "kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(copy)]
+    with CopyWatch([str(copy)], str(auditor)) as watch:
+        for environ in {"LD_AUDIT": str(auditor)}, {}:
+            with subprocess.Popen(
+                command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process:
+                assert process.stdin is not None and process.stdout is not None
+                assert process.stdout.readline() == b"\n"
+                deadline = time.monotonic() + 60
+                while not (environ or watch.opens.strangers) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                process.stdin.close()
+    [(path, [who])] = watch.opens.strangers.items()
+    assert path == str(copy) and who.startswith(f"process {process.pid} (")
+    found = opened_originals([watch.opens], copies={str(copy): "/a.so"})
+    assert "used the copy without the redirect" in found["/a.so"]
 
 
 @contextlib.contextmanager
@@ -178,6 +261,74 @@ def test_a_service_that_the_traced_run_started(tmp_path: Path, fault: PlantedFau
     assert project.statuses()["lib.so"][0] == "not proved"
 
 
+REMEMBERS = """
+CODE = '''
+import ctypes, os, sys
+code = open(sys.argv[1], "rb").read()
+ctypes.CDLL(os.environ["DRIVER"])
+print(flush=True)
+sys.stdin.read()
+'''
+
+def test_use():
+    use(LIB, 0)
+
+def test_service():
+    if not ROUND:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
+        service = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(LIB)], env=environ,
+            stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE, start_new_session=True,
+        )
+        assert service.stdout.readline() == b"\\n"
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A service of the traced run has read a library into memory, and answers for the proof.",
+    says="which the traced run or an earlier round started, still runs and has the CUDA driver",
+)
+def test_a_service_that_has_read_the_library(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", REMEMBERS)
+    driver = compile_shared("libcuda.c", tmp_path / "driver" / "libcuda.so.1")
+    project.environ["DRIVER"] = str(driver)
+    with pipes_of(project, "pipe"):
+        fault.check(project.trace().verify(status=1))
+    assert not project.verdict["proved"]
+
+
+KEEPS = """
+CODE = "import sys; from standin_gpu import load; load(sys.argv[1]); print(flush=True); "
+CODE += "sys.stdin.read()"
+
+def test_use():
+    use(LIB, 0)
+
+def test_service():
+    if FAULT:
+        service = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(LIB)],
+            stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE, start_new_session=True,
+        )
+        assert service.stdout.readline() == b"\\n"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A service of an earlier proof, on a copy that is still the same, answers for the next one.",
+    says="still used a copy of an earlier round when the tests ran again",
+)
+def test_a_service_of_an_earlier_proof(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", KEEPS).trace()
+    with pipes_of(project, "pipe"):
+        assert "\nPROVED" in project.verify(FAULT="service")
+        fault.check(project.verify(status=1))
+    assert not project.verdict["proved"]
+
+
 LEFTOVER = """
 CODE = '''
 import sys
@@ -211,7 +362,7 @@ def test_service():
 @pytest.mark.planted_fault(
     "A service that a test starts on the copies fails, outlives the session, and fails for the "
     "same test on the originals, too.",
-    says="still used a copy when tests ran again on the originals",
+    says="still used a copy of an earlier round when the tests ran again",
 )
 def test_a_service_on_copies_that_answers_on_originals(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", LEFTOVER)
@@ -264,7 +415,7 @@ def test_service():
 @pytest.mark.planted_fault(
     "A service ends at its first fault. One that a test starts while healing runs on a copy with "
     "the code given back, outlives the round, and answers for the proof.",
-    says="still used a copy of an earlier round when the tests ran on the copies",
+    says="still used a copy of an earlier round when the tests ran again",
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", EARLIER)
@@ -288,15 +439,23 @@ def test_child():
 
 @pytest.mark.slow
 @pytest.mark.planted_fault(
-    "Two packages have the same library, and a child with an emptied environment uses the second.",
+    "Two packages, or a package and the project, have the same library, and a child with an "
+    "emptied environment uses the second.",
     says="two/lib.so, which has the content of the original, 1 time while the tests ran",
 )
-def test_a_twin_of_the_original_is_opened(tmp_path: Path, fault: PlantedFault) -> None:
+@pytest.mark.parametrize("where", ["installed", "in the project"])
+def test_a_twin_of_the_original_is_opened(tmp_path: Path, fault: PlantedFault, where: str) -> None:
     """The lock is applied by content, so slim would take code out of both."""
     project = VerifiedProject(tmp_path / "project", TWINS)
     files = {f"{name}/lib.so": project.folder / "lib.so" for name in ("one", "two")}
-    pip_install(tmp_path / "site", make_wheel(tmp_path, "twins", "1.0", files))
-    project.environ["SITE"] = str(tmp_path / "site")
+    if where == "installed":
+        pip_install(tmp_path / "site", make_wheel(tmp_path, "twins", "1.0", files))
+        project.environ["SITE"] = str(tmp_path / "site")
+    else:
+        for name, source in files.items():
+            (project.folder / "src" / name).parent.mkdir(parents=True)
+            shutil.copy(source, project.folder / "src" / name)
+        project.environ["SITE"] = str(project.folder / "src")
     fault.check(project.trace().verify(status=1, FAULT="emptied"))
     assert project.statuses()["lib.so"][0] == "not proved"
 

@@ -82,7 +82,7 @@ def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
         assert not is_sound(before, OriginalRound(other, (usage_of(),)), flaky=())
         assert is_sound(before, OriginalRound(other, (usage_of(),)), flaky=("a",))
     # It does so on the copies, too.
-    assert is_sound(before, OriginalRound(ends(lost), (usage_of(),)), flaky=(), losing=("a",))
+    assert is_sound(before, OriginalRound(ends(lost), (usage_of(),)), flaky=(), on_originals=("a",))
 
 
 def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:

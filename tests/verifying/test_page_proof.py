@@ -20,7 +20,7 @@ from pytest_negativa.verifying.page_proof import (
     UNAUDITED,
     UNCOMPARED,
     PageAttempt,
-    RestrictedLibrary,
+    TracedPages,
     judge_pages,
 )
 from pytest_negativa.verifying.supervisor import why_no_page_proof
@@ -40,7 +40,7 @@ FILE = HostFile(
 )
 
 
-def logged(*pages: int, restricted: bool = True) -> LoggedLibrary:
+def logged(*pages: int) -> LoggedLibrary:
     return LoggedLibrary(
         path=FILE.path,
         device=1,
@@ -48,7 +48,6 @@ def logged(*pages: int, restricted: bool = True) -> LoggedLibrary:
         size=FILE.size,
         mtime_ns=3,
         watched=True,
-        restricted=restricted,
         ranges=RANGES,
         pages=pages,
     )
@@ -71,11 +70,11 @@ def evidence(after: Outcome = Outcome.PASSED) -> TestEvidence:
 
 
 def attempt(*found: LoggedLibrary) -> PageAttempt:
-    allowed = FilePages(frozenset(RANGES), frozenset({0x1000, 0x2000}), True)
+    traced = FilePages(frozenset(RANGES), frozenset({0x1000, 0x2000}), True)
     return PageAttempt(
         run_id="run",
         tests=evidence(),
-        libraries=(RestrictedLibrary((FILE,), allowed, found),),
+        libraries=(TracedPages(FILE, traced, found),),
         incomplete=(),
         unknown=(),
         compares_ends=False,
@@ -108,37 +107,30 @@ def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
     "a process ran with all pages of a library",
     says="/lib/liba.so: a process could touch all of its pages",
 )
-def test_a_process_without_restriction(fault: PlantedFault) -> None:
-    verdict = judge_pages(attempt(logged(0x1000), logged(0x1000, restricted=False)))
-    fault.check("; ".join(verdict.reasons))
+def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
     unwatched = replace(logged(), watched=False)
-    assert not judge_pages(attempt(logged(0x1000), unwatched)).proved
+    fault.check("; ".join(judge_pages(attempt(logged(0x1000), unwatched)).reasons))
 
 
 @pytest.mark.planted_fault(
-    "the proof loads a library from a new file each time, so no page of it is forbidden",
+    "no process of the proof loads a library, so no touch of it is seen",
     says="libb.so: left out: no process of the proof loaded it",
 )
-def test_a_library_that_the_proof_did_not_restrict_is_left_out(fault: PlantedFault) -> None:
+def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
     fine = attempt(logged(0x1000))
-    other = (structs.replace(FILE, path="/lib/libb.so", inode=7),)
-    copy = replace(logged(0x1000, restricted=False), inode=8)
     (row,) = fine.libraries
-    for found, detail in (((), "no process of the proof loaded it"), ((copy,), "loaded a copy")):
-        added = RestrictedLibrary(other, row.allowed, found)
-        verdict = judge_pages(replace(fine, libraries=(row, added)))
-        assert verdict.proved and [r.path for r in verdict.covered] == [FILE.path]
-        assert detail in str(verdict.libraries[1].detail)
-        text = "\n".join(render_page_verdict(verdict))
-        assert "24.6 kB of CPU code in 1 library" in text
-        if not found:
-            fault.check(text)
-        assert not judge_pages(replace(fine, libraries=(added,))).proved
+    added = TracedPages(structs.replace(FILE, path="/lib/libb.so", inode=7), row.traced, ())
+    verdict = judge_pages(replace(fine, libraries=(row, added)))
+    assert verdict.proved and [r.path for r in verdict.covered] == [FILE.path]
+    text = "\n".join(render_page_verdict(verdict))
+    assert "24.6 kB of CPU code in 1 library" in text
+    fault.check(text)
+    assert not judge_pages(replace(fine, libraries=(added,))).proved
 
 
 def test_a_touch_under_another_name_of_the_file_counts() -> None:
-    link = replace(logged(0x4000), path="/linked/liba.so")
-    assert not judge_pages(attempt(logged(0x1000), link)).proved
+    for other in {"path": "/linked/liba.so"}, {"inode": 8}:
+        assert not judge_pages(attempt(logged(0x1000), replace(logged(0x4000), **other))).proved
 
 
 def test_the_verdict_states_what_it_does_not_cover() -> None:

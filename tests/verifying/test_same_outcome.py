@@ -117,6 +117,18 @@ def test_xfail_of_one_type():
 
 def test_quarantined():
     assert FAULT != "quarantine"
+
+# write(2) of an armed page fails, and touches nothing.
+CODE = '''
+import ctypes, os, sys
+from standin_gpu import USED, _address
+address = ctypes.c_void_p(_address(sys.argv[1], USED[3]))
+sys.exit(ctypes.CDLL(None).write(os.pipe()[1], address, 16) != 16)
+'''
+
+def test_child():
+    if ROUND != "verify" or FAULT == "child":
+        subprocess.run([sys.executable, "-c", CODE, str(LIB)])
 """
 
 
@@ -220,6 +232,13 @@ FAULTS = [
         marks=pytest.mark.planted_fault(
             "A conftest.py turns a failure on the copies into a test that passed.",
             says="error-type: nothing -> AssertionError",
+        ),
+    ),
+    pytest.param(
+        "child",
+        marks=pytest.mark.planted_fault(
+            "A child writes removed code into a pipe and fails, and the test ignores its status.",
+            says="children: nothing -> python",
         ),
     ),
 ]

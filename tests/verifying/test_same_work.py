@@ -26,7 +26,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageWarning,
 )
-from pytest_negativa.models.verdict import FIRST_IN_FLAKY, Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
@@ -170,15 +170,13 @@ def test_what_a_flaky_test_used_first_is_asked_of_the_others() -> None:
     # In the processes of the originals the flaky test came last: no other test uses it, one does,
     # or nothing tells.
     [work] = compare(TRACED, copies, TRACED, usage(), flaky=flaky)
-    assert work.tolerance is Tolerance.FLAKY
+    assert work.tolerance is Tolerance.CHOICE
     assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
     used = usage({"/lib/a.so": {64: []}}, context=1)
     [work] = compare(TRACED, copies, TRACED, used, flaky=flaky)
     assert (work.tolerance, work.test, work.nodeid) == (None, str(B), B.nodeid)
     [work] = compare(TRACED, copies, flaky=flaky)
-    assert (work.tolerance, work.note) == (None, FIRST_IN_FLAKY)
-    [reason] = reasons_of_work([work], TRACED)
-    assert f"first used in {A}, which is flaky, and nothing shows" in reason
+    assert (work.tolerance, work.test) == (None, str(A))
 
 
 def test_launches_are_compared_test_by_test() -> None:
@@ -187,20 +185,15 @@ def test_launches_are_compared_test_by_test() -> None:
     copies = usage(lookups, launched={0: ["k"], 1: ["k", "l"], 2: ["l"]})
     assert compare(traced, copies) == ()
     found = compare(traced, copies, launches=True)
-    assert [(d.kind, d.kernel, d.test) for d in found] == [
-        (WorkKind.NOT_LAUNCHED, "l", A.nodeid),
-        (WorkKind.LAUNCHED, "l", B.nodeid),
-    ]
-    assert [d.detail for d in found] == [f"l, in {A.nodeid}", f"l, in {B.nodeid}"]
+    assert [(d.kind, d.detail) for d in found] == [(WorkKind.NOT_LAUNCHED, f"l, in {A.nodeid}")]
     # The originals do either from run to run.
     again = usage(lookups, launched={0: ["k"], 1: ["k"], 2: ["l"]})
     tolerances = [d.tolerance for d in compare(traced, copies, again, launches=True)]
-    assert tolerances == [None, Tolerance.CHOICE]
+    assert tolerances == [Tolerance.CHOICE]
     as_traced = [d.tolerance for d in compare(traced, copies, traced, launches=True)]
-    assert as_traced == [None, None]
+    assert as_traced == [None]
     assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
-        None,
-        Tolerance.FLAKY,
+        Tolerance.CHOICE,
     ]
 
 
@@ -234,7 +227,8 @@ def test_what_the_driver_refused_on_the_copies_alone() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"code": code} for code in (2, 46, 700, 720, 802, 807, 900, 910, 999)]
+    [{"code": code} for code in (2, 3, 4, 46, 100, 101, 201, 304, 600, 700, 721, 802, 810, 900)]
+    + [{"code": code} for code in (911, 999)]
     + [{"path": None, "name": None}],
     ids=str,
 )
@@ -257,6 +251,9 @@ def test_reasons_name_the_first_and_count_the_rest() -> None:
     assert details_by_library(work) == {
         "a.so": f"used when traced, but not on the copies: k of a.so, first used in {A} and 2 more"
     }
+    of_a = [d for d in work if d.library]
+    [two] = reasons_of_work(of_a[:2], TRACED)
+    assert two.endswith(f"k of a.so, first used in {A} and 1 more")
     gap = UsageWarning(code="gap", text="the detector was off", process=0)
     assert list(reasons_of_work(work, replace(TRACED, incomplete=(gap,)))) == [
         reason,

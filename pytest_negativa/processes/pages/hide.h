@@ -17,9 +17,11 @@ static void hide_by_mprotect(Library *library) {
     }
 }
 
-/* Nobody runs a library's code yet. */
+/* Nobody runs a library's code yet. Behind a guard, tracers can't read GPU code by /proc/self/mem.
+ */
 static void hide(Library *library) {
-    atomic_store(&library->guarded, !by_test && !without_guards);
+    bool of_gpu = library->record->kind == GPU_CODE;
+    atomic_store(&library->guarded, !by_test && !without_guards && !of_gpu);
     for (size_t i = 0; i < library->range_count && atomic_load(&library->guarded); i++) {
         const Range *range = &library->ranges[i];
         void *start = (void *)range->start;

@@ -1,4 +1,4 @@
-/* Pages that may be touched, or that other processes have touched: records as in a log.
+/* Pages that other processes have touched: records as in a log.
  */
 #pragma once
 
@@ -8,8 +8,6 @@
 #ifndef LARGE /* pages: a library for which it pays to look into the logs of other processes */
 #define LARGE 256
 #endif
-
-static Records allowed;
 
 static bool read_records(const char *path, Records *records) {
     size_t size = 0;
@@ -31,13 +29,11 @@ static bool is_same(const LogRecord *row, const LogRecord *wanted) {
            memcmp(row + 1, wanted + 1, ranges) == 0;
 }
 
-/* What is allowed names no paths. */
 static bool is_at_same_path(const LogRecord *row, const LogRecord *wanted) {
     size_t start = sizeof *row + wanted->range_count * sizeof(LogRange);
-    return row->path_length == 0 ||
-           (row->path_length == wanted->path_length && row->size - start >= row->path_length &&
-            memcmp((const uint8_t *)row + start, (const uint8_t *)wanted + start,
-                   row->path_length) == 0);
+    return row->path_length == wanted->path_length && row->size - start >= row->path_length &&
+           memcmp((const uint8_t *)row + start, (const uint8_t *)wanted + start,
+                  row->path_length) == 0;
 }
 
 /* The bits of the same file with the same ranges; NULL if there are none. `bytes`: of the bits. */
@@ -92,7 +88,7 @@ static bool is_known(const uint8_t *const *bits, size_t count, uint64_t page) {
 static void open_known(const Library *library) {
     const uint8_t *bits[OFFERED];
     size_t count = 0, pages = library->bit_bytes * 8;
-    if (by_test || allowed.data != NULL || !atomic_load(&library->guarded)) return;
+    if (by_test || !atomic_load(&library->guarded)) return;
     if (!known.looked && pages >= LARGE) read_known();
     for (size_t i = 0; i < known.count; i++)
         if ((bits[count] = find_bits(&known.logs[i], library->record, library->bit_bytes)) != NULL)

@@ -22,11 +22,12 @@ enum {
     LOG_NAME = 64,
 };
 
-enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4, CONSTANTS = 5 };
-enum { UNWATCHED = 1, RESTRICTED = 2 };
+enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4, GPU_CODE = 5, CONSTANTS = 6 };
+enum { UNWATCHED = 1 };
 
 typedef struct {
-    uint64_t start, end; /* whole pages: addresses of the ELF file; gaps: offsets in the original */
+    uint64_t start, end; /* whole pages: addresses of the ELF file; gaps: offsets in the original;
+                          * GPU code: in the file */
 } LogRange;
 
 typedef struct {

@@ -5,6 +5,8 @@
 #include "hide.h"
 
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 
 #define SET_MDWE 65 /* of prctl; not in the headers before Linux 6.3 */
 
@@ -72,7 +74,71 @@ static int our_prctl(int option, unsigned long a, unsigned long b, unsigned long
     return real_prctl(option, a, b, c, d);
 }
 
+/* A system call that reads a page makes no signal, and fails: the page is touched before. */
+static void read_pages(const void *data, size_t size) {
+    uintptr_t start = (uintptr_t)data, end = start + size;
+    size_t count = atomic_load(&library_count);
+    for (size_t i = 0; i < count; i++) {
+        const Library *library = &libraries[i];
+        if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
+            continue;
+        for (size_t j = 0; j < library->range_count; j++) {
+            const Range *range = &library->ranges[j];
+            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
+            for (; range->protection & PROT_READ && from < end && from < range->end; from += PAGE)
+                (void)*(const volatile char *)from;
+        }
+    }
+}
+
+static ssize_t (*real_write)(int, const void *, size_t);
+static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
+static ssize_t (*real_writev)(int, const struct iovec *, int);
+static ssize_t (*real_send)(int, const void *, size_t, int);
+static ssize_t (*real_sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t);
+static size_t (*real_fwrite)(const void *, size_t, size_t, FILE *);
+
+static ssize_t our_write(int fd, const void *data, size_t size) {
+    read_pages(data, size);
+    return real_write(fd, data, size);
+}
+
+static ssize_t our_pwrite(int fd, const void *data, size_t size, off_t offset) {
+    read_pages(data, size);
+    return real_pwrite(fd, data, size, offset);
+}
+
+static ssize_t our_writev(int fd, const struct iovec *parts, int count) {
+    for (int i = 0; i < count && is_readable((uintptr_t)&parts[i], sizeof *parts); i++)
+        read_pages(parts[i].iov_base, parts[i].iov_len);
+    return real_writev(fd, parts, count);
+}
+
+static ssize_t our_send(int fd, const void *data, size_t size, int flags) {
+    read_pages(data, size);
+    return real_send(fd, data, size, flags);
+}
+
+static ssize_t our_sendto(int fd, const void *data, size_t size, int flags,
+                          const struct sockaddr *to, socklen_t length) {
+    read_pages(data, size);
+    return real_sendto(fd, data, size, flags, to, length);
+}
+
+static size_t our_fwrite(const void *data, size_t size, size_t count, FILE *file) {
+    read_pages(data, size * count);
+    return real_fwrite(data, size, count, file);
+}
+
 static const FaultsWrapper wrappers[] = {
+    {"write", (void *)our_write, (void **)&real_write},
+    {"__write", (void *)our_write, (void **)&real_write},
+    {"pwrite", (void *)our_pwrite, (void **)&real_pwrite},
+    {"pwrite64", (void *)our_pwrite, (void **)&real_pwrite},
+    {"writev", (void *)our_writev, (void **)&real_writev},
+    {"send", (void *)our_send, (void **)&real_send},
+    {"sendto", (void *)our_sendto, (void **)&real_sendto},
+    {"fwrite", (void *)our_fwrite, (void **)&real_fwrite},
     {"prctl", (void *)our_prctl, (void **)&real_prctl},
     {"mprotect", (void *)our_mprotect, (void **)&real_mprotect},
     {"pkey_mprotect", (void *)our_pkey_mprotect, (void **)&real_pkey_mprotect},

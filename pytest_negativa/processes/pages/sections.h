@@ -1,4 +1,5 @@
-/* Which pages of a library are watched: the whole ones of its code and unwind tables.
+/* Which pages of a library are watched: the whole ones of its code and unwind tables, and those of
+ * its GPU code.
  */
 #pragma once
 
@@ -25,6 +26,27 @@ static bool is_watchable(const ElfW(Shdr) *section, const char *name) {
            strcmp(name, ".gcc_except_table") == 0;
 }
 
+/* What the programs of GPUs begin with: a fatbin, or a frame of zstd (RFC 8878). */
+static bool begins_gpu_code(int fd, uint64_t offset) {
+    static uint32_t words[PAGE / sizeof(uint32_t)];
+    if (!read_at(fd, words, sizeof words, offset)) return false;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (words[i] == 0xBA55ED50 || words[i] == 0xFD2FB528) return true;
+    return false;
+}
+
+/* GPU code is data that the driver reads, so it never comes to the kernel's calls. The compiler
+ * puts it into the first sections; large data of a library may be anything (gpucode/sections.py).
+ */
+static bool is_gpu_code(int fd, const ElfW(Shdr) *section, const char *name) {
+    if (section->sh_type == SHT_NOBITS ||
+        (section->sh_flags & (SHF_ALLOC | SHF_EXECINSTR)) != SHF_ALLOC)
+        return false;
+    return strcmp(name, ".nv_fatbin") == 0 || strcmp(name, "__nv_relfatbin") == 0 ||
+           strcmp(name, ".cask_resource") == 0 ||
+           (strcmp(name, ".ldata") == 0 && begins_gpu_code(fd, section->sh_offset));
+}
+
 static struct {
     ElfW(Ehdr) head;
     ElfW(Phdr) segments[64];
@@ -39,17 +61,26 @@ static bool is_constant(const ElfW(Shdr) *section, const char *name) {
            (strncmp(name, ".rodata", 7) == 0 || strncmp(name, ".lrodata", 8) == 0);
 }
 
-/* How the segment that holds the addresses is mapped; -1 if none does. */
-static int protection_of(uint64_t start, uint64_t end) {
+/* The segment that holds the addresses; NULL if none does, or if the loader protects them later. */
+static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
+    const ElfW(Phdr) *found = NULL;
     for (unsigned i = 0; i < elf.head.e_phnum; i++) {
         const ElfW(Phdr) *p = &elf.segments[i];
-        if (p->p_type != PT_LOAD || start > end || start < p->p_vaddr ||
-            end > p->p_vaddr + p->p_filesz)
-            continue;
-        if (p->p_flags & PF_W) return -1;
-        return (p->p_flags & PF_R ? PROT_READ : 0) | (p->p_flags & PF_X ? PROT_EXEC : 0);
+        if (p->p_type == PT_GNU_RELRO && start < p->p_vaddr + p->p_memsz && p->p_vaddr < end)
+            return NULL;
+        if (p->p_type == PT_LOAD && start <= end && start >= p->p_vaddr &&
+            end <= p->p_vaddr + p->p_filesz)
+            found = p;
     }
-    return -1;
+    return found;
+}
+
+/* How a segment is mapped; -1 if its pages are not watched: CPU code and constants are
+ * never written. */
+static int protection_of(const ElfW(Phdr) *segment, uint32_t kind) {
+    if (segment == NULL || (kind != GPU_CODE && segment->p_flags & PF_W)) return -1;
+    return (segment->p_flags & PF_R ? PROT_READ : 0) | (segment->p_flags & PF_W ? PROT_WRITE : 0) |
+           (segment->p_flags & PF_X ? PROT_EXEC : 0);
 }
 
 /* Adds the whole pages between two addresses of the ELF file. */
@@ -82,9 +113,8 @@ static bool is_mapped(const struct link_map *map) {
            memcmp(segments, elf.segments, size) == 0;
 }
 
-/* The whole pages inside of watchable sections and of constants; neighbours count as one. */
-static bool find_ranges(int fd, const struct link_map *map, Library *library, Range *constants,
-                        size_t *constant_count) {
+/* Reads the headers of a file that was mapped. */
+static bool read_headers(int fd, const struct link_map *map) {
     const ElfW(Ehdr) *head = &elf.head;
     const ElfW(Shdr) *names = &elf.sections[0];
     if (!read_at(fd, &elf.head, sizeof elf.head, 0) ||
@@ -101,28 +131,33 @@ static bool find_ranges(int fd, const struct link_map *map, Library *library, Ra
         !read_at(fd, elf.names, names->sh_size, names->sh_offset))
         return false;
     elf.names[names->sh_size - 1] = 0;
+    return true;
+}
+
+static bool is_of_kind(int fd, const ElfW(Shdr) *section, const char *name, uint32_t kind) {
+    if (kind == GPU_CODE) return is_gpu_code(fd, section, name);
+    return kind == LIBRARY ? is_watchable(section, name) : is_constant(section, name);
+}
+
+/* The whole pages inside of sections of a kind, by their addresses in the ELF file; neighbours
+ * count as one. False: too many. */
+static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
     uint64_t start = 0, end = 0;
     int protection = -1;
-    for (unsigned i = 0; i < head->e_shnum; i++) {
+    for (unsigned i = 0; i < elf.head.e_shnum; i++) {
         const ElfW(Shdr) *s = &elf.sections[i];
-        if (s->sh_name >= names->sh_size) continue;
-        int own = protection_of(s->sh_addr, s->sh_addr + s->sh_size);
-        if (is_constant(s, elf.names + s->sh_name))
-            add_range(constants, constant_count, s->sh_addr, s->sh_addr + s->sh_size, own);
-        if (!is_watchable(s, elf.names + s->sh_name)) continue;
+        if (s->sh_name >= elf.sections[elf.head.e_shstrndx].sh_size) continue;
+        if (!is_of_kind(fd, s, elf.names + s->sh_name, kind)) continue;
+        int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size), kind);
         if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
-            add_range(library->ranges, &library->range_count, start, end, protection);
+            add_range(ranges, count, start, end, protection);
             start = s->sh_addr;
             protection = own;
         }
         end = s->sh_addr + s->sh_size;
     }
-    add_range(library->ranges, &library->range_count, start, end, protection);
-    for (size_t i = 0; i < library->range_count; i++) {
-        library->ranges[i].start += library->base;
-        library->ranges[i].end += library->base;
-    }
-    return library->range_count < MAX_RANGES;
+    add_range(ranges, count, start, end, protection);
+    return *count < MAX_RANGES;
 }
 
 static bool relocates_code(const struct link_map *map) {

@@ -40,7 +40,6 @@ typedef struct {
     atomic_uchar *bits;
     atomic_ushort *firsts;             /* of gaps, one for each page; NULL: no gaps */
     _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
-    const uint8_t *allowed;            /* bits; NULL: all pages */
     /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as
      * of the mappings. NULL: no memory. */
     atomic_uchar *open;
@@ -70,10 +69,6 @@ static void lock(void) {
 }
 
 static void unlock(void) { atomic_store(&own_->owner, 0); }
-
-static bool is_allowed(const Library *library, uint64_t page) {
-    return library->allowed == NULL || (library->allowed[page / 8] >> (page % 8) & 1);
-}
 
 /* Sets bits of the log, unless somebody has truncated it. */
 static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
@@ -111,14 +106,14 @@ static bool show(const Library *library, const Range *range, uintptr_t start, ui
     return mprotect((void *)start, end - start, range->protection) == 0;
 }
 
-/* Nothing is watched any more. All of it counts as touched, or the log of removed code says so. */
+/* Nothing is watched any more. CPU code counts as touched; the log of GPU code says so. */
 static bool give_up(Library *library) {
-    bool done = true;
+    bool done = true, of_gpu = armed.data != NULL || library->record->kind == GPU_CODE;
     atomic_store(&library->kept, true);
-    if (armed.data != NULL) library->record->flags |= UNWATCHED;
+    if (of_gpu) library->record->flags |= UNWATCHED;
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
-        if (armed.data == NULL) touch(library, range, range->start, range->end);
+        if (!of_gpu) touch(library, range, range->start, range->end);
         done &= show(library, range, range->start, range->end);
     }
     return done;
@@ -159,10 +154,6 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 return false;
             uintptr_t start = address & ~(uintptr_t)(PAGE - 1), end = start + PAGE;
             uint64_t page = range->first + (start - range->start) / PAGE;
-            if (!is_allowed(library, page)) {
-                touch(library, range, start, end);
-                return false;
-            }
             if (!guarded && atomic_load(&parts_left) > 0) {
                 atomic_fetch_sub(&parts_left, open_page(library, range, start));
             } else if (!guarded) {
@@ -170,11 +161,6 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 start -= (start - range->start) % (COARSE * PAGE);
                 end = start + COARSE * PAGE;
                 if (end > range->end) end = range->end;
-                uintptr_t own = address & ~(uintptr_t)(PAGE - 1);
-                for (uintptr_t at = own; at > start; at -= PAGE)
-                    if (!is_allowed(library, page - (own - at) / PAGE - 1)) start = at;
-                for (uintptr_t at = own + PAGE; at < end; at += PAGE)
-                    if (!is_allowed(library, page + (at - own) / PAGE)) end = at;
             }
             note_first(library, page, address, error);
             touch(library, range, start, end);

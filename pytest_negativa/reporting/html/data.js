@@ -52,6 +52,7 @@ const REASONS = {
   "not-opened": [2, "A file that is GPU code, and no test opened it (not opened)"],
   "loaded": [0, "Loaded by the tests"],
   "memory-image": [0, "Loaded by the tests, unpacked by the library itself"],
+  touched: [0, "Read by a process, and no call of the driver shows why"],
   "incomplete": [1, "More may have been used than the trace knows"],
   "changed": [1, "The library is not the one that was traced"],
   "unmatched": [1, "The tests loaded code that its map does not explain"],
@@ -152,15 +153,25 @@ function withoutTypes(text) {
     else if ("]}".includes(text[end]) || (text[end] === ">" && text[end - 1] !== "-")) depth--;
     else if (text[end] === " " && !depth) start = end + 1;
   }
-  return text.slice(start, end) || text;
+  // Without parameters it is no function: a source file, a region.
+  return (end < text.length && text.slice(start, end)) || text;
+}
+
+// The C++ runtime demangles no name of more than a thousand characters or so: such a name as its template alone.
+function readable(name) {
+  const parts = [];
+  let rest = name.startsWith("_ZN") ? name.slice(3) : "";
+  for (let size; (size = /^\d+/.exec(rest)); rest = rest.slice(size[0].length + Number(size[0])))
+    parts.push(rest.slice(size[0].length, size[0].length + Number(size[0])));
+  return parts.length ? `${parts.join("::")}${rest[0] === "I" ? "<…>" : ""}` : name.replaceAll("(anonymous namespace)::", "");
 }
 
 // A kernel's name and template arguments: without return type, parameters and namespaces.
-const shortName = (name) => withoutTypes(name.replaceAll("(anonymous namespace)::", "")).replace(/\b(?:\w+::)+(?=[\w{])/g, "").trim() || name;
+const shortName = (name) => withoutTypes(readable(name)).replace(/\b(?:\w+::)+(?=[\w{])/g, "").trim() || name;
 
 // What the instantiations of a template share.
 function templateOf(name) {
-  const text = name.replaceAll("(anonymous namespace)::", "");
+  const text = readable(name);
   const bare = text.startsWith("void ") ? text.slice(5) : /^[^(]*</.test(text) ? withoutTypes(text) : text;
   return /^[^<(]*/.exec(bare)[0];
 }

@@ -9,73 +9,79 @@ from __future__ import annotations
 
 import os.path
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from pytest_negativa.models.page import (
-    AlikeRow,
-    CopyRow,
-    ElementRow,
-    HistoryRow,
-    HostRow,
-    KernelRow,
-    LaunchRow,
-    Page,
-    TestRow,
-)
+COLUMNS = {
+    # An element or frame, by library and offset. Numbers of libraries are those of the report's
+    # rows. A region is counted from 0 in its library, -1 for a frame; sizes are bytes in the file.
+    # The name is its source file or largest kernel, demangled; else its region's.
+    "elements": ("library", "section", "kind", "arch", "region", "start", "size", "reason",
+                 "detail", "name"),
+    # A kernel that the run's devices could load, by library and name. Mangled is -1 for an unused
+    # one: all mangled names would double the page. The size is that of its largest code in an
+    # unpacked cubin, 0 for PTX. First is the test that used it first, -1 if unused; element the
+    # first one that holds it; line the first of its code in the file, 0 if unknown.
+    "kernels": ("library", "name", "mangled", "size", "first", "element", "file", "line"),
+    # A further element that holds a kernel.
+    "copies": ("kernel", "element"),
+    # A test, or a phase of the session in which something was used first. Milliseconds are those of
+    # all its phases; launches and nanoseconds of GPU time those of all kernels, of no library, too.
+    "tests": ("name", "outcome", "milliseconds", "launches", "nanoseconds"),
+    # Launches of a kernel in a test and in NVTX ranges, the outermost first; GPU time is 0 if it is
+    # unknown.
+    "launches": ("kernel", "test", "times", "nanoseconds", "ranges"),
+    # A saved run; the oldest is first.
+    "history": ("run", "code_bytes", "unused_bytes"),
+    # CPU code of a library whose pages were traced, in bytes.
+    "host": ("path", "watched", "touched"),
+    # Two tests whose CPU code was told apart, or one and itself; modules if they are many. Shared
+    # is how many functions both touched at most.
+    "alike": ("left", "right", "shared"),
+}  # fmt: skip
+"""The columns of each table. Texts are numbers of texts, -1 for none."""
 
-_TABLES: dict[str, type[NamedTuple]] = {
-    "elements": ElementRow,
-    "kernels": KernelRow,
-    "copies": CopyRow,
-    "tests": TestRow,
-    "launches": LaunchRow,
-    "history": HistoryRow,
-    "host": HostRow,
-    "alike": AlikeRow,
-}
+
+class Page(NamedTuple):
+    """Everything that the HTML report shows.
+
+    Attributes:
+        facts: by the names that ``main.js`` and ``pages.js`` read.
+        tables: rows of ``COLUMNS``.
+        texts: each text once.
+    """
+
+    facts: Mapping[str, Any]
+    tables: Mapping[str, Sequence[tuple[int, ...]]]
+    texts: tuple[str, ...]
 
 
 def pack(page: Page) -> bytes:
     """The data of a page, deflated (RFC 1950)."""
-    tables = {name: _columns(row, getattr(page, name)) for name, row in _TABLES.items()}
+    columns = {
+        name: dict(
+            zip(names, [*zip(*page.tables[name], strict=True)] or [()] * len(names), strict=True)
+        )
+        for name, names in COLUMNS.items()
+    }
     shared = shared_lengths(page.texts)
     header = {
-        "report": page.report,
-        "part": page.part,
-        "proof": page.proof,
-        "hostProof": page.host_proof,
-        "facts": page.facts,
-        "nextCommand": page.next_command,
-        "own": page.own,
-        "unusedReasons": page.unused_reasons,
-        "hostIncomplete": page.host_incomplete,
-        "leftOutRanges": page.left_out_ranges,
-        "alikeByModule": page.alike_by_module,
-        "leftOutAlike": page.left_out_alike,
+        **page.facts,
         "tables": {
-            name: [[column, len(values)] for column, values in columns.items()]
-            for name, columns in tables.items()
+            name: [[column, len(values)] for column, values in table.items()]
+            for name, table in columns.items()
         },
-        "texts": [
-            text[shared:]
-            for text, shared in zip(page.texts, shared_lengths(page.texts), strict=True)
-        ],
+        "texts": [text[length:] for text, length in zip(page.texts, shared, strict=True)],
     }
     encoded = msgspec.json.encode(header)
     numbers = bytearray()
-    for columns in tables.values():
-        for values in columns.values():
+    for table in columns.values():
+        for values in table.values():
             _write_column(numbers, values)
     _write_column(numbers, shared)
     return zlib.compress(len(encoded).to_bytes(4, "little") + encoded + numbers, 9)
-
-
-def _columns(row: type[NamedTuple], rows: Sequence[Sequence[int]]) -> dict[str, Sequence[int]]:
-    columns = list(zip(*rows, strict=True)) or [()] * len(row._fields)
-    return dict(zip(row._fields, columns, strict=True))
 
 
 def shared_lengths(texts: Sequence[str]) -> tuple[int, ...]:

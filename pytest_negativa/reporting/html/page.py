@@ -6,7 +6,7 @@ import itertools
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,21 +14,10 @@ from msgspec.structs import replace
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import CodeBlock, LibraryMap
-from pytest_negativa.models.page import (
-    AlikeRow,
-    CopyRow,
-    ElementRow,
-    HistoryRow,
-    HostRow,
-    KernelRow,
-    LaunchRow,
-    Page,
-    TestRow,
-    TextIndex,
-)
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context, Usage
+from pytest_negativa.reporting.html.pack import COLUMNS, Page
 from pytest_negativa.reporting.page_verdict import describe_page_verdict
 from pytest_negativa.reporting.rows import describe_part, describe_proof
 
@@ -48,9 +37,9 @@ class _Texts:
     """The table in which a page holds each text once."""
 
     def __init__(self) -> None:
-        self._indices: dict[str, TextIndex] = {}
+        self._indices: dict[str, int] = {}
 
-    def index(self, text: str | None) -> TextIndex:
+    def index(self, text: str | None) -> int:
         return -1 if text is None else self._indices.setdefault(text, len(self._indices))
 
     def all(self) -> tuple[str, ...]:
@@ -61,63 +50,58 @@ class _Builder:
     def __init__(self, contents: ReportContents) -> None:
         self._contents = contents
         self._texts = _Texts()
-        self._tests: dict[TextIndex, tuple[TextIndex, int]] = {}
-        self._test_rows: dict[TextIndex, int] = {}
+        self._tests: dict[int, tuple[int, int]] = {}
+        self._test_rows: dict[int, int] = {}
+        self._tables: dict[str, list[tuple[int, ...]]] = {name: [] for name in COLUMNS}
+        self._used: defaultdict[int, list[int]] = defaultdict(list)
 
     def build(self, most_launches: int) -> Page:
         contents = self._contents
-        report, verdict = contents.report, contents.host_verdict
+        report, verdict, host = contents.report, contents.host_verdict, contents.host
         rows = {row.path: number for number, row in enumerate(report.libraries)}
-        for test in self._contents.tests:
+        for test in contents.tests:
             milliseconds = round(1000 * test.duration)
             self._test(test.nodeid, self._texts.index(test.outcome.value), milliseconds)
-        elements: list[ElementRow] = []
-        kernels: list[KernelRow] = []
-        copies: list[CopyRow] = []
-        for library in sorted(self._contents.libraries, key=lambda a: rows[a.plan.library.path]):
-            self._add(library, rows[library.plan.library.path], elements, kernels, copies)
-        launches = self._launches(kernels)
+        for library in sorted(contents.libraries, key=lambda a: rows[a.plan.library.path]):
+            self._add(library, rows[library.plan.library.path])
+        launches = self._launches()
         if left_out_ranges := len(launches) > most_launches:
-            launches = self._launches(kernels, by_range=False)
+            launches = self._launches(by_range=False)
         totals = self._totals()
         alike, by_module, left_out_modules = self._alike()
-        return Page(
-            report=_without_kernels(report),
-            part=None if report.part is None else describe_part(report.part),
-            proof=None if report.proof is None else describe_proof(report.proof),
-            host_proof=None if verdict is None else describe_page_verdict(verdict),
-            facts=tuple(_facts(report, contents.usage)),
-            next_command=contents.next_command,
-            own=tuple(rows[a.plan.library.path] for a in contents.libraries if a.coverage),
-            unused_reasons=tuple(reason.value for reason in UnusedReason),
-            elements=tuple(elements),
-            kernels=tuple(kernels),
-            copies=tuple(copies),
-            launches=tuple(launches),
-            tests=tuple(
-                TestRow(name, *self._tests[name], *totals.get(row, (0, 0)))
+        facts = {
+            "report": _without_kernels(report),
+            "part": None if report.part is None else describe_part(report.part),
+            "proof": None if report.proof is None else describe_proof(report.proof),
+            "hostProof": None if verdict is None else describe_page_verdict(verdict),
+            "facts": tuple(_facts(report, contents.usage)),
+            "nextCommand": contents.next_command,
+            # The libraries that the project builds itself.
+            "own": [rows[a.plan.library.path] for a in contents.libraries if a.coverage],
+            "unusedReasons": [reason.value for reason in UnusedReason],
+            "hostIncomplete": () if host is None else (*host.incomplete, *host.failed),
+            # The launches of a very large run are by test alone.
+            "leftOutRanges": left_out_ranges,
+            "alikeByModule": by_module,
+            "leftOutAlike": left_out_modules,
+        }
+        tables = self._tables | {
+            "launches": launches,
+            "tests": [
+                (name, *self._tests[name], *totals.get(row, (0, 0)))
                 for name, row in self._test_rows.items()
-            ),
-            history=self._history(),
-            host=self._host(),
-            alike=alike,
-            host_incomplete=()
-            if (host := contents.host) is None
-            else (*host.incomplete, *host.failed),
-            texts=self._texts.all(),
-            left_out_ranges=left_out_ranges,
-            alike_by_module=by_module,
-            left_out_alike=left_out_modules,
-        )
+            ],
+            "history": [
+                (self._texts.index(one.run_id), one.code_bytes, one.unused_bytes)
+                for one in contents.history
+            ],
+            "host": self._host(),
+            "alike": alike,
+        }
+        return Page(facts, tables, self._texts.all())
 
-    def _add(
-        self,
-        library: AnalyzedLibrary,
-        row: int,
-        elements: list[ElementRow],
-        kernels: list[KernelRow],
-        copies: list[CopyRow],
-    ) -> None:
+    def _add(self, library: AnalyzedLibrary, row: int) -> None:
+        elements, kernels = self._tables["elements"], self._tables["kernels"]
         plan, library_map, index = library.plan, library.library_map, self._texts.index
         blocks = _blocks(library)
         regions: dict[int, int] = {}
@@ -136,7 +120,7 @@ class _Builder:
                     found.setdefault(kernel.name, []).append(len(elements))
                     sizes[kernel.name] = max(sizes.get(kernel.name, 0), kernel.code_size or 0)
             elements.append(
-                ElementRow(
+                (
                     row,
                     index(section),
                     index(block.kind.value),
@@ -152,20 +136,14 @@ class _Builder:
         # Neighbours in this order share most of their text.
         for name in sorted(wanted, key=demangle):
             held, *more = found.get(name, [-1])
-            copies += [CopyRow(len(kernels), element) for element in more]
+            self._tables["copies"] += [(len(kernels), element) for element in more]
             file, line = places.get(name, (None, 0))
-            kernels.append(
-                KernelRow(
-                    row,
-                    index(demangle(name)),
-                    index(name) if wanted[name] >= 0 else -1,
-                    sizes.get(name, 0),
-                    wanted[name],
-                    held,
-                    index(file),
-                    line,
-                )
-            )
+            shown, mangled = index(demangle(name)), -1
+            if wanted[name] >= 0:
+                mangled = index(name)
+                self._used[mangled].append(len(kernels))
+            size = sizes.get(name, 0)
+            kernels.append((row, shown, mangled, size, wanted[name], held, index(file), line))
 
     def _name(self, kernel: str | None, places: Mapping[str, tuple[str | None, int]]) -> str | None:
         """Name of an element for people, by its largest kernel."""
@@ -175,28 +153,24 @@ class _Builder:
         """The row of the test in which something was used, or of the phase of the session."""
         return self._test(context.nodeid or str(context))
 
-    def _test(self, name: str, outcome: TextIndex = -1, milliseconds: int = 0) -> int:
+    def _test(self, name: str, outcome: int = -1, milliseconds: int = 0) -> int:
         text = self._texts.index(name)
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
-    def _launches(self, kernels: Sequence[KernelRow], *, by_range: bool = True) -> list[LaunchRow]:
-        by_name: defaultdict[TextIndex, list[int]] = defaultdict(list)
-        for number, kernel in enumerate(kernels):
-            if kernel.first >= 0:
-                by_name[kernel.mangled].append(number)
-        counts: defaultdict[tuple[int, int, TextIndex], list[int]] = defaultdict(lambda: [0, 0])
+    def _launches(self, *, by_range: bool = True) -> list[tuple[int, ...]]:
+        counts: defaultdict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
         usage = self._contents.usage
         for name, launched in usage.iter_launches():
             test = self._phase(usage.contexts[launched.context])
             ranges = " > ".join(usage.ranges_of(launched)) or None
             around = self._texts.index(ranges) if by_range else -1
-            for kernel_number in by_name[self._texts.index(name)]:
+            for kernel_number in self._used[self._texts.index(name)]:
                 row = counts[kernel_number, test, around]
                 row[0] += launched.count
                 row[1] += launched.gpu_ns or 0
         return [
-            LaunchRow(kernel, test, count, gpu_ns, around)
+            (kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
         ]
 
@@ -210,27 +184,14 @@ class _Builder:
             totals[test] = count + launched.count, gpu_ns + (launched.gpu_ns or 0)
         return totals
 
-    def _history(self) -> tuple[HistoryRow, ...]:
-        return tuple(
-            HistoryRow(
-                self._texts.index(report.run_id),
-                report.code_bytes,
-                report.unused_bytes,
-            )
-            for report in self._contents.history
-        )
+    def _host(self) -> list[tuple[int, ...]]:
+        return [
+            (self._texts.index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+            for one in (self._contents.host.libraries if self._contents.host else ())
+            if one.unwatched is None
+        ]
 
-    def _host(self) -> tuple[HostRow, ...]:
-        host = self._contents.host
-        return tuple(
-            HostRow(
-                self._texts.index(library.paths[0]), library.watched_bytes, library.touched_bytes
-            )
-            for library in (() if host is None else host.libraries)
-            if library.unwatched is None
-        )
-
-    def _alike(self) -> tuple[tuple[AlikeRow, ...], bool, int]:
+    def _alike(self) -> tuple[list[tuple[int, ...]], bool, int]:
         """The tests or modules; whether they are modules; and how many more there are."""
         of_tests = self._contents.functions
         by_module = len(of_tests) > MOST_ALIKE
@@ -240,10 +201,10 @@ class _Builder:
         shown = sorted(groups.items())[:MOST_ALIKE]
         pairs = itertools.combinations_with_replacement(shown, 2)
         index = self._texts.index
-        rows = tuple(
-            AlikeRow(index(left), index(right), (of_left & of_right).bit_count())
+        rows: list[tuple[int, ...]] = [
+            (index(left), index(right), (of_left & of_right).bit_count())
             for (left, of_left), (right, of_right) in pairs
-        )
+        ]
         return rows, by_module, len(groups) - len(shown)
 
 

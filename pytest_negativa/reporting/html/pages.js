@@ -34,7 +34,7 @@ function todo({ nextCommand, report, host }) {
     command ? make("p", { class: "command" }, make("code", {}, command), copy, where.length ? ` ${where.join(", ")}` : null) : null,
     before ? barRows([
       ["Libraries now", null, [["accent", before]], formatBytes(before)],
-      ["Without unused GPU code", null, [["accent", after]], `${formatBytes(after)}, ${formatShare(before - after, before)} less`],
+      ["Once slimmed", null, [["accent", after]], `${formatBytes(after)}, ${formatShare(before - after, before)} less`],
     ]) : null,
     idle > 0 ? make("p", {}, `${formatBytes(idle)} of CPU code that nothing touched can go to spares, too.`) : null);
 }

@@ -32,7 +32,7 @@ from pytest_negativa.rewriting.compact.original_tables import (
     MAX_HEADERS,
     ElfTables,
     read_tables,
-    refuse_unnamed_data,
+    refuse_appended_data,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
@@ -172,7 +172,7 @@ def _design(
             source.path, "was compacted before; compact the original for another result"
         )
     refuse_programs(source, tables)
-    refuse_unnamed_data(source, tables)
+    refuse_appended_data(source, tables)
     page_size = _page_size(tables, options)
     removal = Edits(source.size)
     if library_map is not None and plan is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import stat
@@ -83,7 +82,7 @@ from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     read_at,
     read_tables,
-    refuse_unnamed_data,
+    refuse_appended_data,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageMap,
@@ -397,7 +396,7 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
     if tables.header.e_machine != EM_X86_64:
         raise CannotCompactError(source.path, "is for another machine than x86-64")
     refuse_programs(source, tables)
-    refuse_unnamed_data(source, tables)
+    refuse_appended_data(source, tables)
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
     for name in _needed_names(source, tables, dynamic):
@@ -502,10 +501,10 @@ def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) 
         for section, name in sections
         if load.p_offset <= section.sh_offset and section.file_end <= load.file_end
     ]
-    for (section, name), (following, next_name) in itertools.zip_longest(
-        inside, inside[1:], fillvalue=(None, b"")
+    for (section, name), (following, next_name) in zip(
+        inside, [*inside[1:], (None, b"")], strict=False
     ):
-        if section is None or not _may_go(section, name, dynamic):
+        if not _may_go(section, name, dynamic):
             continue
         end = section.file_end
         if following is not None and _may_go(following, next_name, dynamic):

@@ -41,7 +41,6 @@ from pytest_negativa.gpucode.elf_tables import (
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -65,8 +64,6 @@ _STEP = 256 << 10
 # max-page-size for it is that. Others: the largest that is common.
 _PAGE_SIZES = {EM_X86_64: 4096, EM_AARCH64: 65536}
 _OTHER_PAGE_SIZE = 65536
-
-"""From the first offset to the one behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,63 +155,31 @@ def read_at(
     )
 
 
-def refuse_unnamed_data(source: ByteSource, tables: ElfTables) -> None:
-    """Refuse a library with bytes that no table of the file names.
+def refuse_appended_data(source: ByteSource, tables: ElfTables) -> None:
+    """Refuse a library with bytes behind all that its tables name; zeros are padding.
 
     An appended archive is found from the end of the file, and a signature covers the whole file.
-    Neither survives a file that gets smaller. Zeros are padding. patchelf leaves the section
-    headers behind that it moved; readers find the new ones.
+    Neither survives a file that gets smaller.
 
     Raises:
         CannotCompactError: the file has such bytes.
         FormatError: they can't be read.
     """
     header = tables.header
-    named = [
-        (0, EHDR.size),
-        (header.e_phoff, header.e_phoff + PHDR.size * len(tables.segments)),
-        (header.e_shoff, header.e_shoff + SHDR.size * len(tables.sections)),
-        *((load.p_offset, load.file_end) for load in tables.loads if load.p_filesz),
-        *((section.sh_offset, section.file_end) for section in tables.sections if section.in_file),
-    ]
-    position = 0
-    for start, end in sorted((*named, (source.size, source.size))):
-        found = _unnamed(source, position, start)
-        if found is not None and not _are_old_headers(source, tables, *found):
+    end = max(
+        header.e_phoff + PHDR.size * len(tables.segments),
+        header.e_shoff + SHDR.size * len(tables.sections),
+        *(load.file_end for load in tables.loads if load.p_filesz),
+        *(section.file_end for section in tables.sections if section.in_file),
+    )
+    for position in range(end, source.size, _STEP):
+        if source.read(position, min(_STEP, source.size - position)).strip(b"\0"):
             raise CannotCompactError(
                 source.path,
-                f"{found[1] - found[0]:,} bytes from offset {found[0]:#x} are in no section or "
-                f"segment{' and end the file' if start == source.size else ''}; they may be an "
-                "appended archive or a signature, which a smaller file would break",
+                f"{source.size - end:,} bytes from offset {end:#x} are in no section or segment "
+                "and end the file; they may be an appended archive or a signature, which a smaller "
+                "file would break",
             )
-        position = max(position, end)
-
-
-def _unnamed(source: ByteSource, start: int, end: int) -> Range | None:
-    """The range from the first to the last byte that is not zero."""
-    first = last = None
-    for position in range(start, end, _STEP):
-        data = source.read(position, min(_STEP, end - position))
-        if content := data.strip(b"\0"):
-            first = position + data.index(content) if first is None else first
-            last = position + len(data.rstrip(b"\0"))
-    return None if first is None or last is None else (first, last)
-
-
-def _are_old_headers(source: ByteSource, tables: ElfTables, start: int, end: int) -> bool:
-    """Whether bytes are section headers of this file, most of which still hold.
-
-    The first row of such a table is zeros, and each other row begins with a name and a type.
-    """
-    start -= start % 8
-    size = -(-(end - start) // SHDR.size) * SHDR.size
-    if size > SHDR.size * _MAX_SECTIONS or start + size > source.size:
-        return False
-    rows = [row._replace(sh_name=0) for row in SHDR.iter_unpack(source.read(start, size))]
-    now = {section._replace(sh_name=0) for section in tables.sections}
-    kinds = {(section.sh_type, section.sh_flags, section.sh_entsize) for section in now}
-    known = all((row.sh_type, row.sh_flags, row.sh_entsize) in kinds for row in rows)
-    return known and 2 * sum(row in now for row in rows) >= len(rows)
 
 
 def _header_problems(header: ElfHeader) -> Iterator[str]:

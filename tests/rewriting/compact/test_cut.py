@@ -6,18 +6,21 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from pytest_negativa.errors import FormatError, ReconstructError
+from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range, covers, size
 from pytest_negativa.rewriting.compact.certify import certify
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
@@ -102,6 +105,7 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
     old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
     assert sum(start in old and end - 1 in old for start, end in done.gaps) == 1
+    assert list(done.gaps) == sorted(done.gaps)
     assert done.library.read_bytes().count(f"{name}399\0".encode()) == 1
     script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{name}399())"
     words = [sys.executable, "-c", script, str(done.library)]
@@ -225,6 +229,7 @@ def test_its_code_may_run_before_its_constructors(
         ("int main(void) { return 1; }", ("-static-pie",), "is a program"),
         ("int main(void) { return 1; }", ("-static",), "a shared library"),
         ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-lmusl"), "needs libc.musl-x86"),
+        ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-lbionic"), "needs libc.so, and"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(
@@ -232,16 +237,9 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     path = tmp_path / "library.so"
     (tmp_path / "library.c").write_text(source)
-    musl = [
-        "gcc",
-        "-shared",
-        "-nostdlib",
-        "-Wl,-soname,libc.musl-x86_64.so.1",
-        "-x",
-        "c",
-        "/dev/null",
-    ]
-    subprocess.run([*musl, "-o", tmp_path / "libmusl.so"], check=True)
+    for name, soname in ("libmusl.so", "libc.musl-x86_64.so.1"), ("libbionic.so", "libc.so"):
+        words = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-x", "c", "/dev/null"]
+        subprocess.run([*words, "-o", tmp_path / name], check=True)
     shared = () if any("pie" in flag or "static" in flag for flag in flags) else ("-shared",)
     command = [
         "gcc",
@@ -260,6 +258,55 @@ def test_what_cannot_be_cut_is_refused(
     with pytest.raises(CannotCompactError, match=reason):
         cut_library(path, path, tmp_path, [])
     assert hashlib.sha256(path.read_bytes()).digest() == before
+
+
+@pytest.mark.parametrize("tag", ["DT_TEXTREL", "DT_FLAGS"])
+def test_either_mark_of_relocated_code_is_enough(tmp_path: Path, tag: str) -> None:
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(RELOCATED)
+    flags = ("-shared", "-fPIC", "-w", "-Wl,-z,notext")
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    with library.open("r+b") as file:
+        [dynamic] = ELFFile(file).iter_segments("PT_DYNAMIC")
+        assert isinstance(dynamic, DynamicSegment)
+        tags = [row.entry["d_tag"] for row in dynamic.iter_tags()]
+        assert {"DT_TEXTREL", "DT_FLAGS"} <= set(tags)
+        file.seek(dynamic["p_offset"] + 16 * tags.index(tag))
+        file.write((21).to_bytes(8, "little"))  # DT_DEBUG says nothing
+    with pytest.raises(CannotCompactError, match="DT_TEXTREL"):
+        cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+
+
+def test_another_machine_is_refused(kit: Kit, tmp_path: Path) -> None:
+    with kit.library.open("rb") as file:
+        head = bytearray(file.read())
+    head[18] = 183  # aarch64
+    other = tmp_path / "libpages.so"
+    other.write_bytes(head)
+    with pytest.raises(CannotCompactError, match="another machine than x86-64"):
+        cut_library(other, other, tmp_path, [], OPTIONS)
+
+
+def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    gain = cut.size_before - cut.size_after
+    enough = replace(OPTIONS, min_gain=gain)
+    assert foresee_cut(kit.library, [], enough) == cut.size_after
+    assert kit.cut(tmp_path / "enough", options=enough).size_after == cut.size_after
+    with pytest.raises(CannotCompactError, match="saves only"):
+        foresee_cut(kit.library, [], replace(OPTIONS, min_gain=gain + 1))
+
+
+def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -> None:
+    library = tmp_path / "libpages.so"
+    library.write_bytes(kit.library.read_bytes())
+
+    def needed() -> Iterator[Range]:
+        os.utime(library, (0, 0))
+        yield 0, 1
+
+    with pytest.raises(StaleLibraryError, match="changed while it was cut"):
+        cut_library(library, tmp_path / "cut.so", tmp_path, needed(), OPTIONS)
+    assert os.listdir(tmp_path) == ["libpages.so"]
 
 
 def test_constants_stay(tmp_path: Path) -> None:
@@ -281,6 +328,21 @@ def test_constants_stay(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
 
 
+def test_code_in_sections_of_its_own_goes_with_the_padding(tmp_path: Path) -> None:
+    """As linkers leave it with ``-z keep-text-section-prefix``."""
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(
+        "".join(
+            f'__asm__(".section .text.{name},\\"ax\\"\\n.balign 4096\\n.skip 65400, 0x90");\n'
+            for name in ("hot", "cold")
+        )
+    )
+    flags = ("-shared", "-Wl,--unique=.text.hot", "-Wl,--unique=.text.cold")
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    [gap] = cut_library(library, library, tmp_path, [], OPTIONS).gaps
+    assert 131072 - 4096 <= gap[1] - gap[0] < 131072 + 8192
+
+
 def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
     with pytest.raises(CannotCompactError, match="cut the original"):
         cut_library(cut.library, tmp_path / "again", tmp_path, [])
@@ -300,6 +362,7 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         ("-Wl,-z,max-page-size=2097152",),
         ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
+        ("-Wl,--section-start=.dynsym=0x800000",),
     ],
     ids=" ".join,
 )
@@ -308,6 +371,21 @@ def test_other_layouts(kit: Kit, tmp_path: Path, flags: tuple[str, ...]) -> None
     cut = other.cut(tmp_path / "cut")
     check(other, cut)
     assert kit.run("plain", cut.library).stdout == kit.output
+
+
+def test_a_dynamic_section_that_fills_its_page(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    """The two words behind it, which ld.so writes to, have a page of their own."""
+    missing = -end_of_dynamic_section(cut.library) % 4096 // 16
+    flags = [f"-Wl,-f,none{i}" for i in range(missing)]
+    full = Kit(compile_library(tmp_path, *flags), kit.program, kit.pages).cut(tmp_path / "cut")
+    assert end_of_dynamic_section(full.library) % 4096 == 0
+    assert kit.run("plain", full.library).stdout == kit.output
+
+
+def end_of_dynamic_section(library: Path) -> int:
+    with library.open("rb") as file:
+        [section] = [s for s in ELFFile(file).iter_segments() if s["p_type"] == "PT_DYNAMIC"]
+        return int(section["p_vaddr"] + section["p_filesz"])
 
 
 # ---- GPU code in data that programs write to ----
@@ -366,3 +444,22 @@ def test_pages_that_the_loader_writes_to_stay(tmp_path: Path) -> None:
     for pointer in (start, start + (end - start) // 2):
         assert not covers(done.gaps, pointer, pointer + 8)
     assert end - start - size(done.gaps) < 5 * 4096
+
+
+def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) -> None:
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(
+        "__attribute__((aligned(4096))) char code[16 * 4096] = {1};\nchar zeros[1 << 20];\n"
+        "int use(void) { return code[sizeof code - 1] + zeros[4096]++ + 42; }\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-nostartfiles", "-o", library, source], check=True)
+    with library.open("rb") as file:
+        [data] = [s for s in ELFFile(file).iter_segments("PT_LOAD") if s["p_memsz"] > s["p_filesz"]]
+        end = data["p_offset"] + data["p_filesz"]
+    assert end % 4096 == 0
+    container = (end - 16 * 4096, end)
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS, [container])
+    assert done.gaps == ((container[0], end - 4096),)
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
+    command = [sys.executable, "-I", "-c", script, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"

@@ -1,0 +1,103 @@
+"""Work of the traced run that the copies did not repeat: autotuning, memos on disk, cold caches.
+
+A traced run that watched its pages is a witness of its own: what no process read, none needed. So
+such work speaks against nothing if all that could have gone for it stays: the images that it used,
+and every element that was not watched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+from msgspec.structs import replace
+
+from pytest_negativa.models.plan import TrimmedCubin
+from pytest_negativa.models.reconstruction import ReconstructedLibrary
+from pytest_negativa.models.spans import covers, minus
+from pytest_negativa.models.verdict import FoundBy, NeededSpan, Tolerance, WorkDifference, WorkKind
+from pytest_negativa.planning.keep_needed import iter_parts, keep_needed_spans, of_each_path
+from pytest_negativa.verifying.evidence import Attempt
+from pytest_negativa.verifying.same_program import changes_of_start
+
+_NOT_DONE = (WorkKind.NOT_USED, WorkKind.NOT_LAUNCHED)
+
+
+def with_witness(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]:
+    """The differences; those of which the traced run is a witness speak against nothing.
+
+    It is one if it watched pages, loaded GPU code lazily, was traced to its end, and was started as
+    the tests on the copies were.
+    """
+    if not attempt.traced.usage.is_witness or any(
+        changes_of_start(attempt.traced.session, attempt.rounds[0].session)
+    ):
+        return tuple(work)
+    return tuple(
+        replace(d, tolerance=Tolerance.NOT_REPEATED, note=None) if d.kind in _NOT_DONE else d
+        for d in work
+    )
+
+
+def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[NeededSpan, ...]:
+    """The removed code that must stay for the sake of work that was not repeated."""
+    left_out = [d for d in work if d.tolerance is Tolerance.NOT_REPEATED]
+    images, kernels = {d.image for d in left_out}, {d.kernel for d in left_out}
+
+    def is_whole(cubin: TrimmedCubin, region: int) -> bool:
+        return hex(region) in images or not kernels.isdisjoint(cubin.kept)
+
+    def spans() -> Iterator[NeededSpan]:
+        untouched = {u.library.path: u.untouched for u in attempt.traced.usage.libraries}
+        tried = {plan.library.path: plan for plan in attempt.plans}
+        for one in attempt.traced.planned:
+            path = one.plan.library.path
+            if path not in tried or path not in attempt.traced.loaded:
+                continue
+            trimmed = {cubin.start: cubin for cubin in tried[path].trimmed}
+            ends = {decision.start: decision.end for decision in tried[path].decisions}
+            for part in iter_parts(one.library_map, tried[path]):
+                end = ends[part.start]
+                if part.code is None:
+                    stays = not covers(untouched[path], part.start, end)
+                else:
+                    stays = is_whole(trimmed[part.start], part.region)
+                if stays:
+                    yield NeededSpan(
+                        library=path,
+                        region=part.region,
+                        start=part.start,
+                        end=end,
+                        test="",
+                        code=part.code,
+                        found_by=FoundBy.NOT_REPEATED,
+                    )
+
+    return of_each_path(attempt.traced.planned, tuple(spans())) if left_out else ()
+
+
+def without(attempt: Attempt, stays: Collection[NeededSpan]) -> Attempt:
+    """The attempt as if its copies still had this code: what ran with less proves that, too."""
+    if not stays:
+        return attempt
+
+    def give_back(copy: ReconstructedLibrary) -> ReconstructedLibrary:
+        own = [span for span in stays if span.library == copy.library.path]
+        whole = sorted((span.start, span.end) for span in own if span.code is None)
+        whole = [span for span in whole if covers(copy.unused, *span)]
+        unused = tuple(minus(copy.unused, whole))
+        cubins = {span.start for span in own if span.code is not None}
+        return replace(
+            copy,
+            unused=unused,
+            unused_bytes=sum(span.size for span in unused),
+            elements=copy.elements - len(whole),
+            repacked=tuple(c for c in copy.repacked if c.start not in cubins),
+        )
+
+    made = attempt.reconstruction
+    return dataclasses.replace(
+        attempt,
+        plans=tuple(keep_needed_spans(plan, stays) for plan in attempt.plans),
+        reconstruction=replace(made, libraries=tuple(map(give_back, made.libraries))),
+    )

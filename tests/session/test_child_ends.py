@@ -1,0 +1,35 @@
+"""How children of a process ended."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+from pytest_negativa.session.child_ends import ChildEnds
+
+
+def test_children_that_fail_are_noted_however_they_are_started() -> None:
+    ends = ChildEnds()
+    ends.start()
+    try:
+        assert subprocess.run(["true"], check=True).returncode == 0
+        assert subprocess.run("exit 3", shell=True).returncode == 3
+        asyncio.run(_wait("false"))
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            assert child.returncode is None
+            child.terminate()
+        crash = "import os; os.abort()"
+        subprocess.run([sys.executable, "-c", crash], stderr=subprocess.DEVNULL)
+        assert ends.take() == ["exit ended with 3", "false ended with 1", "python ended with -6"]
+        assert ends.take() == []
+    finally:
+        ends.stop()
+    ends.stop()
+    assert subprocess.run(["false"]).returncode == 1 and child.returncode == -15
+    assert ends.take() == []
+
+
+async def _wait(program: str) -> None:
+    process = await asyncio.create_subprocess_exec(program)
+    assert await process.wait() == 1
