@@ -311,7 +311,7 @@ def generate_planted_faults() -> Iterator[str]:
 
 
 def generate_witnesses() -> Iterator[str]:
-    """What each witness catches of the faults in the recorded attempts."""
+    """Table of the witnesses: faults of the recorded attempts that each catches."""
     root = str(Path(__file__).parents[1])
     sys.path.insert(0, root)
     try:

@@ -1,7 +1,7 @@
 """Projects that nobody here wrote: each traced, proved, locked, slimmed with a spare.
 
-A file in ``projects/`` describes a project: its source, its build, its tests (or its program). Each
-is run as it is, then traced and proved in one command, CPU code included. With ``--next``, the
+A file in ``projects/`` describes a project: its source, its build, its tests (or its program). It
+runs without us, then one command traces and proves it with its CPU code. With ``--next``, the
 environment is slimmed with a spare by the project's lock and trace, the *next* project of the list
 runs on it, and ``undo`` puts the environment back.
 

@@ -1,4 +1,4 @@
-"""Pages of GPU code that the processes of a traced run touched, whoever read them.
+"""Pages of GPU code that processes of a traced run touched.
 
 A page that no process touched is a witness only if each process that had the library mapped
 watched it, to its end.

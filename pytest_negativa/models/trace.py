@@ -500,7 +500,7 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LibraryUsage(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What was used of a library. ``images`` may be empty: it was mapped, nothing more.
+    """Uses of a library. Without ``images``, it was only mapped.
 
     Attributes:
         touched: whole pages of GPU code that a process read, as file offsets; disjoint.
