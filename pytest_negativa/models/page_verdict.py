@@ -11,22 +11,22 @@ PAGE_VERDICT_VERSION = 1
 """Of ``cpu-verdict.json``. History: 1 is the first."""
 
 
-class ForbiddenPages(Record, frozen=True, kw_only=True):
-    """One library whose untouched pages were inaccessible.
+class ProvedPages(Record, frozen=True, kw_only=True):
+    """One library in the proof of CPU code.
 
     Attributes:
         path: real path.
         sha256: of the file.
-        forbidden_bytes: code that no process of the traced run touched.
+        untouched_bytes: code that no process of the traced run touched.
         processes: how many processes loaded the library.
-        missed: file offsets of forbidden pages that a process touched.
+        missed: file offsets of pages that a process of the proof alone touched.
         detail: why it is not proved; None if it is.
         left_out: whether the verdict says nothing of it.
     """
 
     path: str
     sha256: str
-    forbidden_bytes: NonNegative
+    untouched_bytes: NonNegative
     processes: int
     missed: tuple[Span, ...]
     detail: str | None
@@ -51,12 +51,12 @@ class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
     proved: bool
     reasons: tuple[str, ...]
     processor: Processor
-    libraries: tuple[ForbiddenPages, ...]
+    libraries: tuple[ProvedPages, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
     limits: tuple[str, ...] = ()
 
     @property
-    def covered(self) -> tuple[ForbiddenPages, ...]:
+    def covered(self) -> tuple[ProvedPages, ...]:
         """The libraries that the verdict is about."""
         return tuple(row for row in self.libraries if not row.left_out)

@@ -638,7 +638,7 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
         return (p for p in self.processes if not p.ended and p.header.role.runs_tests)
 
     def why_unended(self) -> Iterator[str]:
-        """Why any library or file may have been used more: tests are missing."""
+        """Reason for which any library or file may have been used more: tests are missing."""
         for process in self.unended():
             yield f"the trace of process {process.header.pid} has no end"
 

@@ -33,7 +33,7 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
 def describe_page_verdict(verdict: PageVerdict) -> str:
     """A verdict on CPU code as a sentence, with a line for each reason against it."""
     libraries = format_items(len(verdict.covered), "library", "libraries")
-    size = sum(row.forbidden_bytes for row in verdict.covered)
+    size = sum(row.untouched_bytes for row in verdict.covered)
     what = f"{format_bytes(size)} of CPU code in {libraries}"
     if verdict.proved:
         return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."

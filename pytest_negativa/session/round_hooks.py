@@ -76,7 +76,7 @@ class RoundHooks:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Switch off what selects or orders tests by what ran before."""
         chosen = options_by_cache(config.option)
-        # To read the traced run touches pages of CPU code, which a proof of it forbids.
+        # To read the traced run touches pages of CPU code that the trace has not.
         self._repeats = bool(chosen) and self._traced is not None
         self._skips_files = self._repeats and "lf" in chosen
         for name in chosen if self._repeats else ():

@@ -34,7 +34,7 @@ from pytest_negativa.hostcode.usage import (
 )
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import SessionResult, TestResult
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, ForbiddenPages, PageVerdict
+from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
@@ -152,7 +152,7 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
     )
 
 
-def _judge_library(library: TracedPages) -> ForbiddenPages:
+def _judge_library(library: TracedPages) -> ProvedPages:
     file = library.file
     traced = describe(file, library.traced)
     missed = _missed(library)
@@ -163,10 +163,10 @@ def _judge_library(library: TracedPages) -> ForbiddenPages:
         detail = "left out: no process of the proof loaded it"
     elif not all(one.watched for one in library.found):
         detail = "a process could touch all of its pages"
-    return ForbiddenPages(
+    return ProvedPages(
         path=file.path,
         sha256=file.sha256,
-        forbidden_bytes=traced.watched_bytes - traced.touched_bytes,
+        untouched_bytes=traced.watched_bytes - traced.touched_bytes,
         processes=len(library.found),
         missed=describe(file, library.traced._replace(touched=missed)).touched,
         detail=detail,

@@ -88,7 +88,7 @@ def test_pages_that_nothing_touched_are_proved() -> None:
     verdict = judge_pages(attempt(logged(0x1000), logged(0x1000, 0x2000)))
     assert (verdict.proved, verdict.reasons) == (True, ())
     (row,) = verdict.libraries
-    assert (row.forbidden_bytes, row.processes, row.missed) == (6 * PAGE, 2, ())
+    assert (row.untouched_bytes, row.processes, row.missed) == (6 * PAGE, 2, ())
 
 
 @pytest.mark.planted_fault(
