@@ -106,19 +106,12 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
             used |= set(_mapped_files(process, inodes))
-            if used and not _is_ending(process):
+            if used:
                 is_ancestor = process.name in ancestors
                 started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
                 listens = not is_ancestor and _listens(process)
                 user = FileUser(_describe(process), started, listens)
                 yield from ((path, user) for path in sorted(used))
-
-
-def _is_ending(process: Path) -> bool:
-    """Whether its memory is being taken away: a list of its mappings was cut short then."""
-    # The ninth word of proc_pid_stat(5), with PF_EXITING of include/linux/sched.h.
-    words = (process / "stat").read_text("utf-8", "surrogateescape").rpartition(")")[2].split()
-    return bool(int(words[6]) & 0x4)
 
 
 def processes_with_driver(started_by: str, apart_from: str) -> Iterator[str]:

@@ -15,7 +15,12 @@ import pytest
 
 from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.processes.open_watch import CopyWatch, Opens, OpenWatch
-from pytest_negativa.processes.redirect import redirect_library
+from pytest_negativa.processes.redirect import (
+    RedirectTable,
+    redirect_environment,
+    redirect_library,
+    write_table,
+)
 from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
@@ -204,8 +209,12 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
         "print(flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(copy)]
+    table, logs = tmp_path / "table", tmp_path / "logs"
+    logs.mkdir()
+    # Without a table, the auditor is unloaded at once.
+    write_table(RedirectTable(str(tmp_path / "copies"), ()), table)
     with CopyWatch([str(copy)], str(auditor)) as watch:
-        for environ in {"LD_AUDIT": str(auditor)}, {}:
+        for environ in redirect_environment({}, table, logs), {}:
             with subprocess.Popen(
                 command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:
