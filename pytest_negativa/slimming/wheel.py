@@ -195,7 +195,7 @@ def _pack(
 ) -> None:
     """Pack files; the metadata comes last, and RECORD, which has no row for itself, at the end."""
     record = next(info for info in infos if info.filename == f"{info_folder}/{RECORD}")
-    left_out = {record.filename, *(f"{info_folder}/{name}" for name in _SIGNATURES)}
+    left_out = {record.filename, *(f"{info_folder}/{name}" for name in (*_SIGNATURES, NOTICE))}
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     with zipfile.ZipFile(file, "w") as packed:

@@ -21,7 +21,7 @@ from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.builders import CubinSpec, build_cubin
 from tests.support.compacting import build, gpu_code
-from tests.support.libraries import MULTIARCH, PLAIN
+from tests.support.libraries import MULTIARCH, PLAIN, make_large
 from tests.support.sites import lock_of, make_wheel, pip_install
 
 ONE, TWO = "gpu/lib/libone.so.1", "gpu/lib/libtwo.so"
@@ -69,6 +69,18 @@ def assert_record_fits(wheel: Path) -> None:
                 data = archive.read(name)
                 found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
                 assert (digest, size) == (f"sha256={found.decode()}", str(len(data)))
+
+
+def test_a_wheel_has_one_notice(tmp_path: Path) -> None:
+    files = {ONE: make_large(MULTIARCH, tmp_path / "one.so"), f"{INFO}/{NOTICE}": MULTIARCH}
+    wheel = make_wheel(tmp_path, "gpu-code", "1.0", files)
+    target = tmp_path / "target"
+    target.mkdir()
+    assert slim("--arch=sm_80", "--force-arch", "--target", target, wheel).exit_code == 0
+    assert_record_fits(target / wheel.name)
+    with zipfile.ZipFile(target / wheel.name) as archive:
+        assert len(archive.namelist()) == len({*archive.namelist()})
+        assert ONE in archive.read(f"{INFO}/{NOTICE}").decode()
 
 
 @pytest.mark.slow
