@@ -81,10 +81,7 @@ def make_lock(
     """
     reasons = _reasons(verdict)
     if reasons and not unproved:
-        raise ReconstructError(
-            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
-            "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
-        )
+        raise ReconstructError(f"{run_id}: this run is not proved: {'; '.join(reasons)}")
     locked: list[LockedLibrary] = []
     left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
     of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}

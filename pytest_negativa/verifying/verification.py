@@ -21,7 +21,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.file_users import (
     FileUser,
@@ -65,7 +65,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import needs_all_tests
+from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
@@ -184,6 +184,7 @@ class Verification:
         """Run tests on the originals, once at most: those that differ, or all if work is missing.
 
         What the originals do, too, is chance: unseeded data, or a kernel that autotuning chooses.
+        It excuses no need of removed code.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
@@ -193,7 +194,9 @@ class Verification:
             if self.program.is_pytest and nodeid not in known.ends
         )
         every = not known.usages and needs_all_tests(attempt)
-        if not verify.rerun or not (differing or every):
+        if verify.rerun == 0 or not (differing or every):
+            return attempt
+        if any(work.kind in NEEDS for work in judge(attempt).other_work):
             return attempt
         why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
         why += ["the copies left out work of the traced run"] if every else []
