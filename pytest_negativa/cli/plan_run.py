@@ -70,7 +70,7 @@ def plan_and_report(
         failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
         if healed:
-            save_healed(run, at_all_paths(healed, usage), ())
+            save_healed(run, at_all_paths(healed, usage))
         contents = plan_run(
             usage,
             settings,

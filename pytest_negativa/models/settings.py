@@ -141,7 +141,6 @@ class Verify(Record, frozen=True, kw_only=True):
         timeout: seconds; see the option.
         tolerate: in what equal outcomes of a test may differ.
         opened_originals: what follows if a process opened an original meanwhile.
-        heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
     copies: CopyKind
@@ -149,8 +148,6 @@ class Verify(Record, frozen=True, kw_only=True):
     timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy
-    heal_runs: NonNegative
-    heal_minutes: NonNegative
 
 
 class Reports(Record, frozen=True, kw_only=True):

@@ -116,7 +116,6 @@ MODES = ("enabled", "verifying", "healing", "measuring")
 _TESTED = ("enabled", "verifying", "healing")
 _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
-_HEALED = ("healing",)
 
 _BY_LIBRARY = (
     "A GLOB before it limits each library that the glob matches, and the first that matches counts."
@@ -143,7 +142,7 @@ OPTIONS: tuple[Option, ...] = (
         name="healing",
         flag_name="heal",
         default=False,
-        help="Verify, and if that fails, find the code that is needed, and keep it.",
+        help="Verify, keep removed code that is seen to be needed, and verify again.",
         in_file=False,
     ),
     Option(
@@ -341,22 +340,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Fail the proof if a process opens an original, or only note it.",
         detail="While the tests run on the copies, such a process may run on the original.",
         requires=_PROVED,
-    ),
-    Option(
-        name="verify.heal_runs",
-        flag_name="heal-runs",
-        value="N",
-        default=200,
-        help="Start failing tests at most this many times to heal; 0: no limit.",
-        requires=_HEALED,
-    ),
-    Option(
-        name="verify.heal_minutes",
-        flag_name="heal-minutes",
-        value="N",
-        default=60,
-        help="Heal for at most this many minutes; 0 sets no limit.",
-        requires=_HEALED,
     ),
     Option(
         name="reports.formats",

@@ -164,8 +164,6 @@ CASES = [
         "note", "note",
         "not-proved",
     ),
-    Case("verify.heal_runs", ("0",), 0, "10", 10, "20", 20, 200),
-    Case("verify.heal_minutes", ("0",), 0, "5", 5, "6", 6, 60),
     Case(
         "reports.formats",
         ("json:j.json", "markdown"),
