@@ -38,7 +38,6 @@ PLAN_OPTIONS = (
     "keep.libraries",
     "keep.archs",
     "keep.ptx",
-    "keep.relocatable",
     "granularity",
     "reports.formats",
 )

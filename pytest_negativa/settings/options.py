@@ -21,7 +21,6 @@ REPORT_SCREENS = ("terminal", "terminal-missing", "github")
 REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
-    "markdown-append": "summary.md",
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
@@ -241,14 +240,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="keep.relocatable",
-        flag_name="keep-relocatable",
-        value="{auto,keep,drop}",
-        default="auto",
-        help="Keep or drop relocatable code; auto drops it if a linked cubin fits.",
-        requires=_TRACED,
-    ),
-    Option(
         name="granularity",
         value="{element,kernel}",
         default="element",
@@ -349,9 +340,9 @@ OPTIONS: tuple[Option, ...] = (
         help="Write this report; negativa report --help lists the types.",
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. "
-        "markdown. markdown-append: the same at the end of a file, by default of "
-        "`GITHUB_STEP_SUMMARY`. lcov, cobertura: kernel coverage for coverage tools. html: "
-        "one page with pictures and tables. baseline: figures by which later runs are compared. "
+        "markdown: tables for a comment or a job summary. lcov, cobertura: kernel coverage for "
+        "coverage tools. html: one page with pictures and tables. baseline: figures by which "
+        "later runs are compared. "
         "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
         is_repeated=True,
         has_commas=True,
