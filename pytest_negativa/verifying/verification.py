@@ -51,7 +51,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_plans,
-    load_unhealed,
     save_healed,
     save_plans,
 )
@@ -338,7 +337,7 @@ class Verification:
         write_record(self._record, verdict, indent=1)
         if verdict.proved and verdict.kept:
             run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_healed(run, (*load_healed(run), *verdict.kept))
             save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
