@@ -16,12 +16,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import TracedLibrary, Usage
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import NeededSpan, Verdict
+from pytest_negativa.planning import parts as proved_parts
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.results import load_healed
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import load_healed, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
@@ -178,6 +181,28 @@ def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]
         for part in parts
         for span in load_healed(part.run)
     )
+
+
+def prove_by_parts(
+    run: Run, planned: Sequence[AnalyzedLibrary], parts: Iterable[Run]
+) -> Verdict | None:
+    """Write the verdict that the parts have reached together; None if none of them was verified.
+
+    Samples prove nothing, and need no proof: the plan keeps what they used.
+
+    Raises:
+        StoreError: a part's verdict can't be read, or the verdict can't be written.
+    """
+    tested = [
+        proved_parts.Part(part.run_id, load_usage(part), load_verdict(part))
+        for part in sorted(parts, key=lambda part: part.run_id)
+        if not part.has_samples
+    ]
+    if not any(part.verdict for part in tested):
+        return None
+    verdict = proved_parts.unite_verdicts(run.run_id, planned, tested)
+    write_record(run.verdict_file, verdict, indent=1)
+    return verdict
 
 
 def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan, ...]:
