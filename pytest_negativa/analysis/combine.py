@@ -20,7 +20,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan, Verdict
-from pytest_negativa.planning import parts as proved_parts
+from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import write_record
@@ -28,6 +28,7 @@ from pytest_negativa.storage.results import load_healed, load_usage, load_verdic
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
@@ -87,7 +88,9 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
     if isinstance(fetched, StoreError):
         problem = fetched.beside(name)
         return Part(name, Run(Path(name)), problem=problem, carried=carried)
-    run = fetched or run_at(Path(name))
+    path = Path(name)
+    # The last run is soon another.
+    run = fetched or run_at(path.resolve() if path.is_symlink() else path)
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
         return Part(name, run, problem=problem)
@@ -193,14 +196,16 @@ def prove_by_parts(
     Raises:
         StoreError: a part's verdict can't be read, or the verdict can't be written.
     """
-    tested = [
-        proved_parts.Part(part.run_id, load_usage(part), load_verdict(part))
-        for part in sorted(parts, key=lambda part: part.run_id)
-        if not part.has_samples
-    ]
+    tested: list[VerifiedPart] = []
+    for part in parts:
+        if not part.has_samples:
+            usage = load_usage(part) or merge_traces(part.trace_files())
+            one = VerifiedPart(usage, load_verdict(part))
+            tested += () if one in tested else (one,)
     if not any(part.verdict for part in tested):
         return None
-    verdict = proved_parts.unite_verdicts(run.run_id, planned, tested)
+    tested.sort(key=lambda part: part.name)
+    verdict = unite_verdicts(run.run_id, planned, tested)
     write_record(run.verdict_file, verdict, indent=1)
     return verdict
 

@@ -81,9 +81,12 @@ def make_lock(
     """
     reasons = _reasons(verdict)
     if reasons and not unproved:
+        again = ", combine them again" if verdict is not None and verdict.parts else ""
+        what = "each of its runs" if again else "it"
         raise ReconstructError(
-            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
-            "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
+            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove {what} (pytest "
+            f"--negativa-verify, or negativa verify for a program){again}, or lock it with "
+            "--unproved"
         )
     locked: list[LockedLibrary] = []
     left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
@@ -431,6 +434,7 @@ def _proof(
         copies=verdict.copies,
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
+        parts=verdict.parts,
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
         versions=verdict.versions,
     )

@@ -24,30 +24,38 @@ from pytest_negativa.models.verdict import (
 )
 
 
-class Part(NamedTuple):
+class VerifiedPart(NamedTuple):
     """A run that was united with others.
 
     Attributes:
-        name: for people.
-        usage: what it loaded; None if nothing tells.
+        usage: what it loaded.
         verdict: None if it was not verified.
     """
 
-    name: str
-    usage: Usage | None
+    usage: Usage
     verdict: Verdict | None
+
+    @property
+    def name(self) -> str:
+        """The ids of its runs, for people."""
+        return ", ".join(self.usage.run_ids)
 
 
 def unite_verdicts(
-    run_id: str, planned: Sequence[AnalyzedLibrary], parts: Sequence[Part]
+    run_id: str, planned: Sequence[AnalyzedLibrary], parts: Sequence[VerifiedPart]
 ) -> Verdict:
     """The verdict on the plans of a run that unites parts.
 
     Args:
         run_id: of the united run.
         planned: its libraries.
-        parts: those with tests.
+        parts: those with tests. A part that loaded none of the libraries needs no proof.
     """
+    parts = [
+        part
+        for part in parts
+        if part.verdict is not None or any(_loaded(part.usage, one.plan) for one in planned)
+    ]
     proofs = [part.verdict for part in parts if part.verdict is not None]
     reasons = list(_why_not_proved(parts))
     rows = tuple(_unite_rows(one, parts, agreed=not reasons) for one in planned)
@@ -64,37 +72,38 @@ def unite_verdicts(
         gpu_tests=sum(proof.gpu_tests for proof in proofs),
         created_ns=max((proof.created_ns for proof in proofs), default=0),
         devices=tuple(dict.fromkeys(chain(*(proof.devices for proof in proofs)))),
-        versions=_unite_versions(proofs),
+        versions={
+            name: ", ".join(sorted({proof.versions.get(name, "none") for proof in proofs}))
+            for name in sorted({name for proof in proofs for name in proof.versions})
+        },
         libraries=rows,
         tests=tuple(chain(*(proof.tests for proof in proofs))),
         rounds=tuple(chain(*(proof.rounds for proof in proofs))),
         changes=tuple(dict.fromkeys(chain(*(proof.changes for proof in proofs)))),
         work=tuple(chain(*(proof.work for proof in proofs))),
         kept=tuple(chain(*(proof.kept for proof in proofs))),
-        parts=tuple(part.name for part in parts),
+        parts=tuple(sorted({run_id for part in parts for run_id in part.usage.run_ids})),
     )
 
 
-def _why_not_proved(parts: Sequence[Part]) -> Iterator[str]:
-    if not parts:
-        yield "it unites no run of tests"
-    for name, usage, verdict in parts:
-        if verdict is None or usage is None:
-            yield f"{name}: it was not verified"
+def _why_not_proved(parts: Sequence[VerifiedPart]) -> Iterator[str]:
+    ways = {}
+    for part in parts:
+        if (verdict := part.verdict) is None:
+            yield f"{part.name}: it was not verified"
+            continue
+        if not {*(verdict.parts or [verdict.run_id])} <= {*part.usage.run_ids}:
+            yield f"{part.name}: its verdict is on another run, {verdict.run_id}"
         elif not verdict.proved:
-            yield f"{name}: not proved: {'; '.join(verdict.reasons)}"
-    ways = {
-        f"{proof.granularity} granularity on {proof.copies} copies": name
-        for name, _, proof in parts
-        if proof is not None
-    }
+            yield f"{part.name}: not proved: {'; '.join(verdict.reasons)}"
+        ways[f"{verdict.granularity} granularity on {verdict.copies} copies"] = part.name
     if len(ways) > 1:
         each = "; ".join(f"{name}: {way}" for way, name in sorted(ways.items()))
         yield f"the runs were proved in different ways: {each}"
 
 
 def _unite_rows(
-    one: AnalyzedLibrary, parts: Sequence[Part], *, agreed: bool
+    one: AnalyzedLibrary, parts: Sequence[VerifiedPart], *, agreed: bool
 ) -> ProvedLibrary:
     """What the parts have proved of a library together.
 
@@ -146,15 +155,15 @@ def _unite_rows(
     )
 
 
-def _rows_of(part: Part, plan: LibraryPlan) -> list[ProvedLibrary]:
+def _rows_of(part: VerifiedPart, plan: LibraryPlan) -> list[ProvedLibrary]:
     libraries = () if part.verdict is None else part.verdict.libraries
     return [row for row in libraries if row.sha256 == plan.library.sha256]
 
 
-def _loaded(usage: Usage | None, plan: LibraryPlan) -> bool:
-    """Whether a run loaded a library, or may have; nothing tells who used the files of one."""
+def _loaded(usage: Usage, plan: LibraryPlan) -> bool:
+    """Whether a run loaded a library, or may have: nothing tells who reads files of GPU code."""
     library = plan.library
-    return plan.is_files or usage is None or any(
+    return plan.is_files or any(
         used.library.sha256 == library.sha256
         if used.library.sha256 is not None
         else (used.library.size, used.library.build_id) == (library.size, library.build_id)
@@ -175,14 +184,6 @@ def _trimmed_alike(cubin: TrimmedCubin, plan: LibraryPlan, row: ProvedLibrary) -
 
     Any other cubin is another program to the driver.
     """
-    if row.trimmed.get(cubin.start) == union(cubin.unused):
+    if union(row.trimmed.get(cubin.start, ())) == union(cubin.unused):
         return True
     return any(covers(row.spans, d.start, d.end) for d in plan.decisions if d.start == cubin.start)
-
-
-def _unite_versions(proofs: Iterable[Verdict]) -> dict[str, str]:
-    found: dict[str, dict[str, None]] = {}
-    for proof in proofs:
-        for name, version in proof.versions.items():
-            found.setdefault(name, {})[version] = None
-    return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
