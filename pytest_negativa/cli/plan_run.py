@@ -38,7 +38,6 @@ PLAN_OPTIONS = (
     "keep.libraries",
     "keep.archs",
     "keep.ptx",
-    "keep.relocatable",
     "granularity",
     "reports.formats",
 )
@@ -70,7 +69,7 @@ def plan_and_report(
         failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
         if healed:
-            save_healed(run, at_all_paths(healed, usage), ())
+            save_healed(run, at_all_paths(healed, usage))
         contents = plan_run(
             usage,
             settings,
@@ -79,6 +78,7 @@ def plan_and_report(
             latest=latest,
             workers=workers,
             on_done=progress.update,
+            parts=parts,
         )
         run.mark_complete()
     if not latest:

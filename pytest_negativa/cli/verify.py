@@ -89,8 +89,8 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
 
     By default, COMMAND is the traced one. It must end with the same exit status as when traced.
 
-    With --heal, if COMMAND fails on the copies, verify gives code back until COMMAND succeeds.
-    Later plans of the run keep that code, and the plan is verified again.
+    With --heal, code that the driver refused or a process touched is given back, and the plan is
+    verified again. Later plans of the run keep that code.
 
     Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
     limit of negativa.yaml is crossed.

@@ -245,7 +245,6 @@ class Reporter:
                 hooks=self._hooks(usage),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
-                appends=not self._is_round,
                 on_done=None if progress is None else progress.update,
             )
 

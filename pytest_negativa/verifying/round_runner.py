@@ -116,18 +116,15 @@ class RoundRunner:
             most=most,
             seconds=seconds,
             expected=self._traced.outcomes_file,
-            stop_at_failure=kind is RoundKind.PROBE,
         )
         folds = self._has_shown and self.program.folds
         self._has_shown = True
-        # A search shows its probes itself.
-        say = self.say if kind is not RoundKind.PROBE else lambda _: None
-        say(self._announcement(where, tests, most if repeated else 1, why))
+        self.say(self._announcement(where, tests, most if repeated else 1, why))
         limit = _silence_limit(self._settings, self.session)
         if not folds:
             result = run_round(self.program, round_spec, environ, limit)
             if result.died:
-                say("")  # Behind pytest's dots.
+                self.say("")  # Behind pytest's dots.
             return result
         wanted = None if tests is None else frozenset(tests)
         chosen = [t for t in self.session.tests if wanted is None or t.nodeid in wanted]
@@ -153,10 +150,10 @@ class RoundRunner:
         text = f"negativa: {_count(result)} {where} in {result.seconds:.0f} s"
         if differing or result.died:
             text += f"; output: {printable(str(path_for_people(run.output_file)))}"
-        say(text)
+        self.say(text)
         if kind is RoundKind.VERIFY:
             for line in excerpt(run.output_file, differing, died=result.died):
-                say(line)
+                self.say(line)
         return result
 
     def _announcement(self, where: str, tests: Sequence[str] | None, most: int, why: str) -> str:

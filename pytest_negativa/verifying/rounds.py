@@ -69,13 +69,12 @@ class Program:
         most: int = 1,
         seconds: float | None = None,
         expected: Path | None = None,
-        stop_at_failure: bool = False,
     ) -> Round:
         """A round of this program that this process supervises.
 
         Args:
             run: its folder.
-            tests, repeated, most, seconds, expected, stop_at_failure: see ``Round``.
+            tests, repeated, most, seconds, expected: see ``Round``.
         """
         return Round(
             kind=kind,
@@ -88,7 +87,6 @@ class Program:
             most=most,
             seconds=seconds,
             expected=None if expected is None else str(expected),
-            stop_at_failure=stop_at_failure,
         )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
@@ -51,7 +50,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_plans,
-    load_unhealed,
     save_healed,
     save_plans,
 )
@@ -80,17 +78,9 @@ from pytest_negativa.verifying.originals import (
 )
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
-from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.twins import find_twins
-
-_WHERE = {
-    RoundKind.VERIFY: "on the copies",
-    RoundKind.ORIGINAL: "on the originals",
-    RoundKind.CONTROL: "on copies with all code given back",
-    RoundKind.PROBE: "on copies with some code given back",
-}
 
 
 class Verification:
@@ -229,19 +219,14 @@ class Verification:
         return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
 
     def write_copies(
-        self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False
+        self, planned: Sequence[AnalyzedLibrary]
     ) -> tuple[Reconstruction, Path | None]:
-        """Write the copies and the table that redirects to them; no table if there are none.
-
-        Args:
-            copy_all: copy libraries without unused code, too.
-        """
+        """Write the copies and the table that redirects to them; no table if there are none."""
         with Progress("writing copies") as progress:
             reconstruction = reconstruct(
                 [p for p in planned if p.plan.library.path not in self._unsubstituted],
                 self.copies,
                 compact=compact_options(self.settings),
-                copy_all=copy_all,
                 on_done=progress.update,
             )
         if not reconstruction.libraries:
@@ -285,10 +270,10 @@ class Verification:
         why: str = "",
     ) -> RoundResult:
         """Run a single round; see ``run``."""
-        if kind is not RoundKind.PROBE:
-            users = wait_for_users(self._copy_files, self._since)
-            self._leftover += tuple(user.who for _, user in users)
-            self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
+        where = "on the copies" if kind is RoundKind.VERIFY else "on the originals"
+        users = wait_for_users(self._copy_files, self._since)
+        self._leftover += tuple(user.who for _, user in users)
+        self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         environ = self._environment(run, table)
         if armed is not None:
@@ -307,7 +292,7 @@ class Verification:
                 if kind is RoundKind.VERIFY:
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = self._runner.run(
-                    kind, run, environ, _WHERE[kind], tests=tests, repeated=repeated, why=why
+                    kind, run, environ, where, tests=tests, repeated=repeated, why=why
                 )
         if kind is RoundKind.VERIFY:
             self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
@@ -320,17 +305,13 @@ class Verification:
         self._rounds.append(result)
         return result
 
-    def is_same(self, before: TestResult, after: TestResult) -> bool:
-        """Whether a test ended alike, but for what the settings tolerate."""
-        return same_outcome(before, after, self.settings.verify.tolerate)
-
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
         if verdict.proved and verdict.kept:
             run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_healed(run, (*load_healed(run), *verdict.kept))
             save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
