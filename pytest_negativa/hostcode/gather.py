@@ -7,12 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
     FileKey,
@@ -21,20 +20,17 @@ from pytest_negativa.hostcode.usage import (
     file_key,
     identify,
     is_as_before,
-    key_of,
     unite,
     unite_logs,
     with_paths,
 )
-from pytest_negativa.models.base import Listing, Record
+from pytest_negativa.models.base import Record
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
-    HOST_TESTS_VERSION,
     HOST_USAGE_VERSION,
     HostFile,
     HostFiles,
     HostUsage,
-    TestedLibrary,
 )
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_record, write_record
@@ -46,19 +42,6 @@ _RUNS_TO_ASK = 8
 _T = TypeVar("_T", bound=Record)
 
 
-class Gathered(NamedTuple):
-    """Pages that the processes of a run have touched so far.
-
-    Attributes:
-        usage: of all processes.
-        by_test: what each test touched, of each file whose content is known. A run that does not
-            tell its tests apart has none.
-    """
-
-    usage: HostUsage
-    by_test: tuple[PagesOfTest, ...]
-
-
 def gather(run: Run) -> HostUsage | None:
     """Write and return what the run's processes have touched so far; None without a trace.
 
@@ -68,25 +51,10 @@ def gather(run: Run) -> HostUsage | None:
         PageLogError: a log is damaged.
         StoreError: a file can't be read or written.
     """
-    found = gather_by_test(run)
-    return None if found is None else found.usage
-
-
-def gather_by_test(run: Run) -> Gathered | None:
-    """Do what ``gather`` does, and tell the tests apart, from one look at the logs.
-
-    Raises:
-        PageLogError: a log is damaged.
-        StoreError: a file can't be read or written.
-    """
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
-        usage = _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
-        if not run.host_tests_file.exists():
-            return Gathered(usage, ())
-        tests = _load(run.host_tests_file, Listing[TestedLibrary], HOST_TESTS_VERSION)
-        return Gathered(usage, tuple(iter_pages(tests)))
+        return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
     known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
@@ -123,23 +91,7 @@ def gather_by_test(run: Run) -> Gathered | None:
             HostFiles(format_version=HOST_FILES_VERSION, processor=record.processor, files=files),
         )
     write_record(run.host_usage_file, usage)
-    return Gathered(
-        usage,
-        tuple(
-            PagesOfTest(
-                test=one.name,
-                sha256=file.sha256,
-                size=file.size,
-                build_id=file.build_id,
-                paths=(file.path,),
-                ranges=one.library.ranges,
-                pages=one.pages,
-            )
-            for process in processes
-            for one in process.tests
-            if (file := known.get(key_of(one.library))) is not None
-        ),
-    )
+    return usage
 
 
 def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
@@ -222,21 +174,16 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
     Args:
         paths: rules for the paths of libraries.
     """
-    found = [one for part in parts if (one := gather_by_test(part)) is not None]
+    found = [usage for part in parts if (usage := gather(part)) is not None]
     if len(found) < len(parts):
         return None
     usage = unite(
         [
-            replace(
-                one.usage,
-                libraries=tuple(with_paths(library, paths) for library in one.usage.libraries),
-            )
+            replace(one, libraries=tuple(with_paths(library, paths) for library in one.libraries))
             for one in found
         ]
     )
     write_record(run.host_usage_file, usage)
-    if by_test := [pages for one in found for pages in one.by_test]:
-        write_record(run.host_tests_file, unite_tests(by_test, paths))
     return usage
 
 

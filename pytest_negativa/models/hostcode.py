@@ -8,12 +8,6 @@ from pytest_negativa.models.spans import Span, size
 HOST_USAGE_VERSION = 2
 """Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
 
-HOST_TESTS_VERSION = 2
-"""Of ``cpu-tests.json`` of a combined run, by content and ranges.
-
-History: 2 has ``rows``; 1 is the first.
-"""
-
 HOST_REPORT_VERSION = 2
 """Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
 
@@ -63,31 +57,23 @@ class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     files: tuple[HostFile, ...] = ()
 
 
-class LoadedContent(Record, frozen=True, kw_only=True):
-    """A library that was loaded, known by its content.
+class HostLibrary(Record, frozen=True, kw_only=True):
+    """The code of one library, known by its content. Spans are file offsets. Pages have 4 KiB.
 
     Attributes:
         sha256: of the file.
         size: of the file in bytes.
         build_id: hex of the GNU build id, if it has one.
         paths: real paths where it was loaded from.
+        watched: what was traced: whole pages of code and of unwind tables.
+        touched: the touched pages of it.
+        unwatched: why it could not be traced, so that all of it counts as touched; else None.
     """
 
     sha256: str
     size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
-
-
-class HostLibrary(LoadedContent, frozen=True, kw_only=True):
-    """The code of one library. Spans are file offsets. Pages have 4 KiB.
-
-    Attributes:
-        watched: what was traced: whole pages of code and of unwind tables.
-        touched: the touched pages of it.
-        unwatched: why it could not be traced, so that all of it counts as touched; else None.
-    """
-
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
@@ -125,21 +111,6 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     def run_ids(self) -> tuple[str, ...]:
         """The runs, sorted."""
         return tuple(sorted(self.processes))
-
-
-class TestedLibrary(LoadedContent, frozen=True, kw_only=True):
-    """What the tests of several runs touched of one library.
-
-    Attributes:
-        ranges: first and end address, in the ELF file, of what was watched.
-        tests: by name, the pages of the ranges, one range after the other: a number in hex, whose
-            bit n is page n.
-    """
-
-    __test__ = False
-
-    ranges: tuple[tuple[int, int], ...]
-    tests: dict[str, str]
 
 
 class HostRow(Record, frozen=True, kw_only=True):

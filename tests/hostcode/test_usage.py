@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.page_logs import PAGE
@@ -36,7 +35,6 @@ from pytest_negativa.models.hostcode import (
 from pytest_negativa.models.spans import Span, union
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.host_pages import render_host_report
-from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import RunsFolder
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, needs_page_watch, symbols_of
@@ -87,35 +85,6 @@ def test_a_union_counts_the_processes_of_a_run_once() -> None:
     )
     other = replace(usage, processes={"a": 1})
     assert summarize(unite([usage, other, unite([usage, other])])).processes == 3
-
-
-PAGES_OF_TESTS = st.lists(
-    st.builds(
-        PagesOfTest,
-        test=st.sampled_from(("t1", "t2")),
-        sha256=st.sampled_from("ab"),
-        size=st.just(100),
-        build_id=st.none(),
-        paths=st.sampled_from((("/x/lib.so",), ("/y/lib.so",))),
-        ranges=st.sampled_from((((0, 4 * PAGE),), ((PAGE, 3 * PAGE),))),
-        pages=st.integers(1, 15),
-    ),
-    max_size=6,
-)
-
-
-@given(PAGES_OF_TESTS, PAGES_OF_TESTS)
-def test_pages_by_test_are_united_in_any_order(
-    first: list[PagesOfTest], second: list[PagesOfTest]
-) -> None:
-    rules = PathRules({"/y": "/x"})
-    whole = unite_tests([*first, *second], rules)
-    parts = [iter_pages(unite_tests(part, rules)) for part in (second, first, second)]
-    assert unite_tests(itertools.chain(*parts), rules) == whole
-    found = {(one.test, one.sha256, one.ranges): one.pages for one in iter_pages(whole)}
-    for one in (*first, *second):
-        assert found[one.test, one.sha256, one.ranges] & one.pages == one.pages
-    assert {path for one in whole.rows for path in one.paths} <= {"/x/lib.so"}
 
 
 @given(usages(), usages())
