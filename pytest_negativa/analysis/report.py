@@ -26,6 +26,7 @@ from pytest_negativa.analysis.baseline import (
     make_baseline,
     names_of,
 )
+from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
@@ -79,6 +80,7 @@ def plan_run(
     anew: bool = False,
     latest: bool = True,
     on_done: Callable[[int, int], None] | None = None,
+    parts: Sequence[Run] = (),
 ) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
 
@@ -87,6 +89,7 @@ def plan_run(
         failure: why no plans and spans are written; None if the run ended well.
         hooks: what plugins contribute.
         workers: who reads libraries; see ``map_libraries``.
+        parts: the runs that it unites, which may prove it.
         anew: see ``write_reports``.
         latest: see ``write_run``.
 
@@ -109,6 +112,9 @@ def plan_run(
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
     report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
+    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
+    if verdict is not None:
+        report = replace(report, proof=proof_row(verdict))
     contents = ReportContents(report, analysis.libraries, analysis.usage)
     write_reports(contents, settings.reports, run, anew=anew)
     return contents

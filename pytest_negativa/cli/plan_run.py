@@ -78,6 +78,7 @@ def plan_and_report(
             latest=latest,
             workers=workers,
             on_done=progress.update,
+            parts=parts,
         )
         run.mark_complete()
     if not latest:

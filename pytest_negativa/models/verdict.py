@@ -284,6 +284,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         work: what the tests used otherwise than when traced; if their outcomes differ, only what
             the driver refused.
         kept: what of the plan is not proved and stays, for work that was not repeated.
+        parts: ids of the runs that were proved, if ``run_id`` unites several.
     """
 
     run_id: str
@@ -305,6 +306,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
     kept: tuple[NeededSpan, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""
