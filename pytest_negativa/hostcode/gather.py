@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,12 +13,10 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
-    FileKey,
     FilePages,
     describe,
     file_key,
     identify,
-    is_as_before,
     unite,
     unite_logs,
     with_paths,
@@ -33,11 +30,9 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import load_record, write_record
-from pytest_negativa.storage.runs import Run, RunsFolder
-
-# The last one may still run, or have loaded other libraries. Asking takes some ms.
-_RUNS_TO_ASK = 8
+from pytest_negativa.storage.runs import Run
 
 _T = TypeVar("_T", bound=Record)
 
@@ -66,8 +61,12 @@ def gather(run: Run) -> HostUsage | None:
         incomplete.append(f"{run.run_id} failed: {failure}")
     failed = [f"{run.run_id}: {text}" for text in [run.failed_tests] if text is not None]
     new = [key for key in pages if key not in known]
-    before = _known_before(run, frozenset(new))
-    for key, found in _identify_all(new, before):
+    # Files with GPU code, which are the large ones, were hashed for the plan.
+    hashed = load_digests(run.traces_folder).values() if new else ()
+    digests = {(one.path, one.state): one.sha256 for one in hashed}
+    with ThreadPoolExecutor() as pool:
+        identified = [*pool.map(partial(identify, digests=digests), new)]
+    for key, found in zip(new, identified, strict=True):
         if isinstance(found, HostFile):
             known[key] = found
         else:
@@ -105,41 +104,6 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
     files = {file_key(f): f for f in record.files}
     pages = unite_logs(read_page_logs(run.page_logs))
     return tuple((files[key], pages[key]) for key in pages if key in files)
-
-
-def _identify_all(
-    keys: Iterable[FileKey], before: Mapping[FileKey, HostFile]
-) -> Iterator[tuple[FileKey, HostFile | str]]:
-    """See ``identify``. Files whose content must be read are read in threads."""
-    to_read = []
-    for key in keys:
-        if (file := before.get(key)) is not None and is_as_before(file):
-            yield key, identify(key, file)
-        else:
-            to_read.append(key)
-    with ThreadPoolExecutor() as pool:
-        yield from zip(to_read, pool.map(identify, to_read), strict=True)
-
-
-def _known_before(run: Run, wanted: Set[FileKey]) -> dict[FileKey, HostFile]:
-    """The files, as far as the last other runs of the folder have read them."""
-    found: dict[FileKey, HostFile] = {}
-    others = (
-        other
-        for other in RunsFolder(run.folder.parent).runs()
-        if other.folder.name != run.folder.name and other.page_log_files.exists()
-    )
-    for other in itertools.islice(others, _RUNS_TO_ASK):
-        if len(found) == len(wanted):
-            break
-        # It only saves time.
-        with contextlib.suppress(StoreError):
-            record = _load(other.page_log_files, HostFiles, HOST_FILES_VERSION)
-            for file in record.files:
-                # Without the time of its last change, it would be read again.
-                if file.ctime_ns is not None and (key := file_key(file)) in wanted:
-                    found.setdefault(key, file)
-    return found
 
 
 def require_usage(run: Run) -> HostUsage:

@@ -11,8 +11,8 @@ HOST_USAGE_VERSION = 2
 HOST_REPORT_VERSION = 2
 """Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
 
-HOST_FILES_VERSION = 1
-"""Of ``cpu/files.json``. History: 1 is the first."""
+HOST_FILES_VERSION = 2
+"""Of ``cpu/files.json``. History: 2 has no times of change; 1 is the first."""
 
 
 class Processor(Record, frozen=True, kw_only=True):
@@ -35,8 +35,6 @@ class HostFile(Record, frozen=True, kw_only=True):
         sha256: of its bytes.
         build_id: hex of the GNU build id, if it has one.
         segments: address, file offset and size in the file of each loaded segment.
-        ctime_ns: its change time when it was read; None if it had changed just before, so that
-            another change may have left that time as it is.
     """
 
     path: str
@@ -47,7 +45,6 @@ class HostFile(Record, frozen=True, kw_only=True):
     sha256: str
     build_id: str | None
     segments: tuple[tuple[int, int, int], ...]
-    ctime_ns: int | None = None
 
 
 class HostFiles(Versioned, Record, frozen=True, kw_only=True):
