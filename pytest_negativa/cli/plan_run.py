@@ -24,7 +24,7 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.results import load_plans, save_healed
@@ -63,7 +63,7 @@ def plan_and_report(
         healed: what healing gave back in the parts of a combined run; None for another run.
         parts: of a combined run.
     """
-    with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
+    with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
         failure = failure or next(killed, None)

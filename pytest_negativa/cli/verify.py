@@ -17,7 +17,7 @@ from pytest_negativa.cli.common import (
     say_next,
     settings_of,
 )
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
@@ -57,7 +57,7 @@ def reconstruct(**flags: Any) -> None:
     run = run_of(settings)
     planned = load_libraries(run)
     root = RunsFolder(Path(settings.directory)).copies
-    with ByteProgress("writing copies") as progress:
+    with Progress("writing copies") as progress:
         made = write_copies(
             planned,
             root,

@@ -23,7 +23,8 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``healed.json``: what healing gave back.
 
 The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run; ``round.json``, which
-tells its program what to do; ``redirect/``, a log for each of its processes; and ``reports/``.
+tells its program what to do; ``redirect/``, a log for each of its processes; ``output.txt``, if its
+program's output was not shown; and ``reports/``.
 ``.negativa/latest`` leads to the last run, and ``.negativa/reconstructed`` holds the copies of
 libraries.
 
@@ -128,6 +129,7 @@ class Run:
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
     touch_logs = _Place("touches")
+    output_file = _Place("output.txt")
     _partial_file = _Place("partial")
     _samples_file = _Place("samples")
     report_files = _Place("reports")
