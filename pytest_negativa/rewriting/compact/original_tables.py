@@ -51,7 +51,6 @@ _KNOWN_SEGMENTS = {
 # Leaves room for sections that compaction adds: the marker, names, and pieces of sections with
 # holes, at most one for each program header and section.
 _MAX_SECTIONS = (SHN_LORESERVE - 8192) // 2
-MAX_HEADERS = 8000
 
 # Bytes of the names of at most 0xff00 sections; a crafted file may point at all of itself.
 _MAX_NAMES_SIZE = 256 << 20
