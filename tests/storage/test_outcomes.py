@@ -204,7 +204,8 @@ def test_types_of_errors() -> None:
 @pytest.mark.parametrize("cut_short", [Outcome.CRASHED, Outcome.TIMED_OUT])
 @pytest.mark.parametrize("seen", range(3))
 def test_a_session_that_dies_in_a_test(cut_short: Outcome, seen: int) -> None:
-    begun: list[Line] = [start("b"), phase("b", "setup"), phase("b", "call")][: seen + 1]
+    begun: list[Line] = [start("b")]
+    begun += [phase("b", "setup"), phase("b", "call")][:seen]
     result = session(*whole("a"), *begun, cut_short=cut_short)
     assert outcomes(result) == {"a": Outcome.PASSED, "b": cut_short}
     assert not result.complete and result.exit_status is None
