@@ -40,4 +40,6 @@ def _next_command(run: Run) -> str:
         return "negativa lock --unproved" if kind is None else verify
     if verdict.proved:
         return "negativa lock"
+    if verdict.parts:
+        return f"{verify} for each run that is not proved, then negativa combine"
     return heal if verdict.healing is None else trace

@@ -619,6 +619,17 @@ def test_print_has_the_rows(page: Page) -> None:
     assert len(page.rows()) < 100
 
 
+def test_print_has_closed_lists(page: Page) -> None:
+    page.open("test/0")
+    page.wait("document.querySelector('details')")
+    closed = "return document.querySelectorAll('details:not([open])').length"
+    before = page.run(closed)
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert (before > 0, page.run(closed)) == (True, 0)
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run(closed) == before
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_nothing(page: Page, width: int, dark: bool) -> None:
