@@ -97,7 +97,7 @@ def plan_run(
         NegativaError: something could not be written.
     """
     if failure is not None:
-        run.mark_failed(failure)
+        run.mark("failed", failure)
     analysis = analyze(
         usage,
         settings,
