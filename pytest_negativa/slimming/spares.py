@@ -261,7 +261,7 @@ def cut(
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    options = replace(policy.options_for(name, source), takes_place=True)
+    options = policy.options_for(name, source)
     with refusing(policy.folder, "written", ReconstructError):
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):
