@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, SessionKind, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
@@ -59,6 +59,11 @@ from pytest_negativa.verifying.same_work import (
     refused_work,
 )
 
+_UNWATCHED = (
+    "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
+    "the program chooses anew in each run, trace and prove in one command, which watches"
+)
+
 # Outcomes of a test that make a session end with status 1.
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
 
@@ -88,6 +93,8 @@ def judge(attempt: Attempt) -> Verdict:
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
+    elif work and not traced.usage.is_witness and all(d.kind not in NEEDS for d in work):
+        reasons += [_UNWATCHED] if any(d.tolerance is None for d in work) else []
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -144,7 +151,8 @@ def _compare_work(
         tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
-    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
+    excused = {*flaky, *_outside_of_part(attempt)}
+    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, excused)
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
@@ -161,7 +169,7 @@ def work_of_rounds(
     usage: Usage,
     reconstruction: Reconstruction,
     originals: Sequence[Work] = (),
-    flaky: Collection[str] = (),
+    flaky: Collection[str | None] = (),
 ) -> tuple[WorkDifference, ...]:
     """How the work of some rounds differs from the traced run's; see ``compare_work``.
 
@@ -177,17 +185,35 @@ def work_of_rounds(
     )
 
 
+def _outside_of_part(attempt: Attempt) -> set[str | None]:
+    """What the contexts of a plan for some tests are called that belong to none of these tests.
+
+    Fixtures of the other tests are among them.
+    """
+    session = attempt.traced.session
+    if session.kind is not SessionKind.PYTEST or session.circumstances is not None:
+        return set()
+    contexts = attempt.traced.usage.contexts
+    return {name for c in contexts for name in (c.nodeid, c.place)} - by_nodeid(
+        session.tests
+    ).keys()
+
+
 def needs_all_tests(attempt: Attempt) -> bool:
-    """Whether only a run of all tests on the originals can excuse the work that is missing.
+    """Whether only flaky tests, or none, may use the work that is missing: the originals tell.
 
     The tests that differ are taken for flaky: the same run tells whether they are.
     """
     before, after = by_nodeid(attempt.traced.session.tests), attempt.after
-    differing = undecided_tests(before, after, attempt.settings.tolerate)
+    differing = tuple(undecided_tests(before, after, attempt.settings.tolerate))
     both = OriginalRound({nodeid: (before[nodeid], after[nodeid]) for nodeid in differing})
     verdict = judge(dataclasses.replace(attempt, originals=both))
-    kinds = {work.kind for work in verdict.other_work}
-    return bool(kinds) and not kinds & NEEDS and not verdict.changes
+    missing, excused = verdict.other_work, {*differing, *_outside_of_part(attempt)}
+    return (
+        bool(missing)
+        and not verdict.changes
+        and all(work.kind not in NEEDS and work.nodeid in excused for work in missing)
+    )
 
 
 @dataclass(frozen=True, slots=True)

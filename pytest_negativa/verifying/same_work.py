@@ -208,7 +208,7 @@ def compare_work(
     traced: Work,
     copies: Work,
     originals: Sequence[Work],
-    flaky: Collection[str],
+    flaky: Collection[str | None],
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
@@ -216,25 +216,27 @@ def compare_work(
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
-        flaky: tests whose own work is not asked for.
+        flaky: tests, and places of no test, whose own work is not asked for.
         launches: compare launched kernels, too.
     """
     found = list(_left_out(traced, copies, originals, flaky))
     if launches:
-        found += _not_launched(traced, copies, originals, flaky)
+        found += _not_launched(traced, copies, flaky)
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
 def _left_out(
-    traced: Work, copies: Work, originals: Sequence[Work], flaky: Collection[str]
+    traced: Work, copies: Work, originals: Sequence[Work], flaky: Collection[str | None]
 ) -> Iterator[WorkDifference]:
     for use, context in traced.used.items():
         if copies.first(use):
             continue
-        # Flaky tests came last in each process of the originals.
+        # Flaky tests came last in each process of the originals. What the originals leave out, too,
+        # shows no choice: the program may no longer be the one that was traced.
         firsts = filter(None, (work.first(use) for work in originals))
         again = [first for first in firsts if first.nodeid not in flaky]
-        if again and context.nodeid in flaky:
+        of_flaky = context.nodeid in flaky
+        if again and of_flaky:
             context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
@@ -243,23 +245,21 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=Tolerance.CHOICE if originals and not again else None,
+            tolerance=Tolerance.CHANCE if of_flaky and originals and not again else None,
         )
 
 
 def _not_launched(
-    traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
+    traced: Work, copies: Work, flaky: Collection[str | None]
 ) -> Iterator[WorkDifference]:
     for test, kernels in traced.launched.items():
-        again = {name for work in originals for name in work.launched.get(test, ())}
         for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
-            is_chance = test in flaky or (originals and kernel not in again)
             yield WorkDifference(
                 kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=Tolerance.CHOICE if is_chance else None,
+                tolerance=Tolerance.CHANCE if test in flaky else None,
             )
 
 
