@@ -151,8 +151,7 @@ def _compare_work(
         tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
-    excused = {*flaky, *_outside_of_part(attempt)}
-    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, excused)
+    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
@@ -169,7 +168,7 @@ def work_of_rounds(
     usage: Usage,
     reconstruction: Reconstruction,
     originals: Sequence[Work] = (),
-    flaky: Collection[str | None] = (),
+    flaky: Collection[str] = (),
 ) -> tuple[WorkDifference, ...]:
     """How the work of some rounds differs from the traced run's; see ``compare_work``.
 
@@ -180,7 +179,14 @@ def work_of_rounds(
     places = Places(reconstruction)
     traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
     return (
-        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
+        *compare_work(
+            traced,
+            copies,
+            originals,
+            flaky,
+            _outside_of_part(attempt),
+            launches=attempt.compare_launches,
+        ),
         *refused_work(traced, copies, originals),
     )
 

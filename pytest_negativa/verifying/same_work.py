@@ -208,7 +208,8 @@ def compare_work(
     traced: Work,
     copies: Work,
     originals: Sequence[Work],
-    flaky: Collection[str | None],
+    flaky: Collection[str],
+    of_none: Collection[str | None] = (),
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
@@ -216,17 +217,22 @@ def compare_work(
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
-        flaky: tests, and places of no test, whose own work is not asked for.
+        flaky: tests whose own work is not asked for.
+        of_none: contexts whose work the originals may leave out, too.
         launches: compare launched kernels, too.
     """
-    found = list(_left_out(traced, copies, originals, flaky))
+    found = list(_left_out(traced, copies, originals, flaky, of_none))
     if launches:
-        found += _not_launched(traced, copies, flaky)
+        found += _not_launched(traced, copies, {*flaky, *of_none})
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
 def _left_out(
-    traced: Work, copies: Work, originals: Sequence[Work], flaky: Collection[str | None]
+    traced: Work,
+    copies: Work,
+    originals: Sequence[Work],
+    flaky: Collection[str],
+    of_none: Collection[str | None],
 ) -> Iterator[WorkDifference]:
     for use, context in traced.used.items():
         if copies.first(use):
@@ -235,8 +241,8 @@ def _left_out(
         # shows no choice: the program may no longer be the one that was traced.
         firsts = filter(None, (work.first(use) for work in originals))
         again = [first for first in firsts if first.nodeid not in flaky]
-        of_flaky = context.nodeid in flaky
-        if again and of_flaky:
+        may_vary = context.nodeid in flaky or context.nodeid in of_none
+        if again and may_vary:
             context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
@@ -245,12 +251,12 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=Tolerance.CHANCE if of_flaky and originals and not again else None,
+            tolerance=Tolerance.CHANCE if may_vary and originals and not again else None,
         )
 
 
 def _not_launched(
-    traced: Work, copies: Work, flaky: Collection[str | None]
+    traced: Work, copies: Work, may_vary: Collection[str | None]
 ) -> Iterator[WorkDifference]:
     for test, kernels in traced.launched.items():
         for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
@@ -259,7 +265,7 @@ def _not_launched(
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=Tolerance.CHANCE if test in flaky else None,
+                tolerance=Tolerance.CHANCE if test in may_vary else None,
             )
 
 
