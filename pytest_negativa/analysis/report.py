@@ -50,7 +50,7 @@ from pytest_negativa.settings.globs import (
     matches_library,
     unmatched_globs,
 )
-from pytest_negativa.storage.output import append_output, write_output
+from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -79,7 +79,6 @@ def plan_run(
     hooks: Hooks | None = None,
     workers: Workers | None = None,
     anew: bool = False,
-    appends: bool = True,
     latest: bool = True,
     on_done: Callable[[int, int], None] | None = None,
     parts: Sequence[Run] = (),
@@ -92,7 +91,7 @@ def plan_run(
         hooks: what plugins contribute.
         workers: who reads libraries; see ``map_libraries``.
         parts: the runs that it unites, which may prove it.
-        anew, appends: see ``write_reports``.
+        anew: see ``write_reports``.
         latest: see ``write_run``.
 
     Raises:
@@ -118,7 +117,7 @@ def plan_run(
     if verdict is not None:
         report = replace(report, proof=proof_row(verdict))
     contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew, appends=appends)
+    write_reports(contents, settings.reports, run, anew=anew)
     return contents
 
 
@@ -159,7 +158,6 @@ def write_reports(
     run: Run,
     *,
     anew: bool = False,
-    appends: bool = True,
 ) -> None:
     """Write the reports that are files.
 
@@ -167,9 +165,7 @@ def write_reports(
         contents: what they show.
         options: which ones.
         run: the run, whose tests and forerunners a page shows.
-        anew: they were written before. Devices, pipes and files that reports are appended to have
-            had theirs.
-        appends: whether to write reports that go to the end of a file.
+        anew: they were written before. Devices and pipes have had theirs.
 
     Raises:
         StoreError: one can't be written.
@@ -193,12 +189,9 @@ def write_reports(
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
         baseline = make_baseline(run.run_id, contents.libraries)
         contents = dataclasses.replace(contents, baseline=baseline)
-    for file in render_to_files(contents, options):
-        if file.is_appended:
-            if appends and not anew:
-                append_output(file.path, file.make)
-        elif not anew or _can_be_replaced(file.path):
-            write_output(file.path, file.make(0))
+    for path, data in render_to_files(contents, options):
+        if not anew or _can_be_replaced(path):
+            write_output(path, data)
 
 
 def _can_be_replaced(path: Path | Url) -> bool:

@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
-from pytest_negativa.gpucode.slimmed import check_version, size_before, spare_name
+from pytest_negativa.gpucode.slimmed import read_marker
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
@@ -116,29 +116,28 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
     host = read_host_elf(source, with_segments=True)
-    check_version(source)
-    before, spare = size_before(source), spare_name(source)
+    marker = read_marker(source)
     space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
-        return spare is None or space.stored_size(*span) == span.size
+        return marker.spare is None or space.stored_size(*span) == span.size
 
     reader = _Reader(space, scope, is_whole)
     whole = whole_sections(space, host)
     sections = tuple(filter(None, map(reader.read_section, whole)))
     left = tuple(_without_removed(section, is_whole) for section in sections)
     removed = Removed(
-        size_before=before,
+        size_before=marker.size_before,
         gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
         stored_bytes=sum(
             space.stored_size(block.start, block.end)
             for section in left
             for block in section.iter_code()
         ),
-        spare=spare,
+        spare=marker.spare,
     )
     library_map = reader.library_map(source, host, left)
-    return library_map if spare is None else replace(library_map, problems=()), removed
+    return library_map if marker.spare is None else replace(library_map, problems=()), removed
 
 
 def _without_removed(section: Section, is_whole: Callable[[Span], bool]) -> Section:

@@ -231,11 +231,11 @@ class Reporter:
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.report import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
-        from pytest_negativa.reporting.progress import ByteProgress
+        from pytest_negativa.reporting.progress import Progress
 
         # At the interpreter's end the session's terminal is gone, and no process or thread can be
         # started.
-        progress = None if anew else ByteProgress(_READING, self._write)
+        progress = None if anew else Progress(_READING, self._write)
         with progress or contextlib.nullcontext():
             return plan_run(
                 usage,
@@ -245,7 +245,6 @@ class Reporter:
                 hooks=self._hooks(usage),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
-                appends=not self._is_round,
                 on_done=None if progress is None else progress.update,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 import time
@@ -37,6 +38,7 @@ _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
 # What pytest-xdist writes as the phase of a test whose worker crashed.
 _CRASHED_PHASE = "???"
+_LAST_PHASES = ("teardown", _CRASHED_PHASE)
 # If phases of a test disagree, the earlier of these outcomes counts.
 _GRAVEST = (
     Outcome.CRASHED,
@@ -85,6 +87,30 @@ def _read(path: Path) -> list[AnyOutcomeRecord]:
             f"{OUTCOMES_VERSION}; trace again"
         )
     return records
+
+
+class EndedTests:
+    """Follows an outcomes file that a session writes: which of its tests have ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._nodeids: set[str] = set()
+
+    def read(self) -> set[str]:
+        """Read on, and return the node ids of all tests that have ended."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # In the middle of a write.
+                self._read += len(line)
+                # It only shows progress: a round's end reads the file again.
+                with contextlib.suppress(*UNDECODABLE):
+                    record = _decode(line)
+                    if isinstance(record, PhaseReported) and record.when in _LAST_PHASES:
+                        self._nodeids.add(record.nodeid)
+        return self._nodeids
 
 
 def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
@@ -197,7 +223,7 @@ class _Session:
         test.duration += record.duration
         test.markers = record.markers or test.markers
         test.keywords = record.keywords or test.keywords
-        test.ended = record.when in ("teardown", _CRASHED_PHASE)
+        test.ended = record.when in _LAST_PHASES
         test.doubtful = self._lost.get(record.worker, record.nodeid) != record.nodeid
         outcome = _outcome(record)
         for aspect, text in _aspects(record, outcome):

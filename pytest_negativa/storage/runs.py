@@ -20,11 +20,11 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
 - ``verdict.json``: the last verdict; ``cpu-verdict.json``: that on CPU code.
-- ``healed.json``: what healing gave back; ``unhealed.json``: the plans before a search that is
-  not finished; ``healing.jsonl``: the answers of that search so far.
+- ``healed.json``: what healing gave back.
 
 The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run; ``round.json``, which
-tells its program what to do; ``redirect/``, a log for each of its processes; and ``reports/``.
+tells its program what to do; ``redirect/``, a log for each of its processes; ``output.txt``, if its
+program's output was not shown; and ``reports/``.
 ``.negativa/latest`` leads to the last run, and ``.negativa/reconstructed`` holds the copies of
 libraries.
 
@@ -127,11 +127,10 @@ class Run:
     report_file = _Place("report.json")
     verdict_file = _Place("verdict.json")
     healed_file = _Place("healed.json")
-    unhealed_file = _Place("unhealed.json")
-    answers_file = _Place("healing.jsonl")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
     touch_logs = _Place("touches")
+    output_file = _Place("output.txt")
     _partial_file = _Place("partial")
     _samples_file = _Place("samples")
     report_files = _Place("reports")

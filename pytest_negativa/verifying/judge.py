@@ -18,7 +18,6 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
-from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     NEEDS,
     TESTS_DIFFER,
@@ -151,7 +150,18 @@ def _compare_work(
         tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
-    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
+    traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    work = (
+        *compare_work(
+            traced,
+            copies,
+            originals,
+            flaky,
+            _outside_of_part(attempt),
+            launches=attempt.compare_launches,
+        ),
+        *refused_work(traced, copies, originals),
+    )
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
@@ -163,34 +173,6 @@ def _compare_work(
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
-def work_of_rounds(
-    attempt: Attempt,
-    usage: Usage,
-    reconstruction: Reconstruction,
-    originals: Sequence[Work] = (),
-    flaky: Collection[str] = (),
-) -> tuple[WorkDifference, ...]:
-    """How the work of some rounds differs from the traced run's; see ``compare_work``.
-
-    Args:
-        usage: what the rounds used.
-        reconstruction: the copies that they ran on.
-    """
-    places = Places(reconstruction)
-    traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
-    return (
-        *compare_work(
-            traced,
-            copies,
-            originals,
-            flaky,
-            _outside_of_part(attempt),
-            launches=attempt.compare_launches,
-        ),
-        *refused_work(traced, copies, originals),
-    )
-
-
 def _outside_of_part(attempt: Attempt) -> set[str | None]:
     """What the contexts of a plan for some tests are called that belong to none of these tests.
 
@@ -199,10 +181,8 @@ def _outside_of_part(attempt: Attempt) -> set[str | None]:
     session = attempt.traced.session
     if session.kind is not SessionKind.PYTEST or session.circumstances is not None:
         return set()
-    contexts = attempt.traced.usage.contexts
-    return {name for c in contexts for name in (c.nodeid, c.place)} - by_nodeid(
-        session.tests
-    ).keys()
+    names = {name for c in attempt.traced.usage.contexts for name in (c.nodeid, c.place)}
+    return names.difference(test.nodeid for test in session.tests)
 
 
 def needs_all_tests(attempt: Attempt) -> bool:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.combine import at_all_paths, choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import Run, find_traces
 from pytest_negativa.tracing.merge import merge_traces
@@ -63,7 +63,7 @@ def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Pa
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
     ]
     usage = replace(usage, libraries=tuple(libraries))
-    span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a")
+    span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a", found_by=FoundBy.TOUCH)
     gone = replace(span, library="/gone")
     found = at_all_paths([gone, span, span], usage)
     assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.trace import DIGESTS_VERSION
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
@@ -149,8 +149,15 @@ def test_code_that_healing_gave_back_stays(shards: Project) -> None:
     digest = hashlib.sha256(here.read_bytes()).hexdigest()
     machine(shards, "a", digest)
     elsewhere = "/builds/a/site/libquickstart.so"
-    span = NeededSpan(library=elsewhere, region=0, start=start, end=end, test="test_hidden")
-    save_healed(Run(shards.folder / "a"), [span], ())
+    span = NeededSpan(
+        library=elsewhere,
+        region=0,
+        start=start,
+        end=end,
+        test="test_hidden",
+        found_by=FoundBy.TOUCH,
+    )
+    save_healed(Run(shards.folder / "a"), [span])
     shutil.copytree(shards.folder / "a", shards.folder / "b")
     (shards.folder / "b" / "healed.json").unlink()
 

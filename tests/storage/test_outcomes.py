@@ -25,7 +25,13 @@ from pytest_negativa.models.outcomes import (
     TestResult,
     TestStarted,
 )
-from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes, unite_tests
+from pytest_negativa.storage.outcomes import (
+    EndedTests,
+    by_nodeid,
+    fold,
+    read_outcomes,
+    unite_tests,
+)
 
 SECOND = 10**9
 BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q"), time_ns=0)
@@ -285,6 +291,24 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, reason: str) ->
     (tmp_path / "t").write_bytes(data)
     with pytest.raises(StoreError, match=reason):
         read_outcomes(tmp_path / "t")
+
+
+def test_a_file_is_followed_while_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    ended = EndedTests(path)
+    assert ended.read() == set()
+    lines = [
+        msgspec.json.encode(record) + b"\n"
+        for record in (
+            *(BEGIN, start("a"), phase("a", "call"), phase("a", "teardown")),
+            *(start("b"), phase("b", "???"), start("c"), phase("c", "teardown")),
+        )
+    ]
+    path.write_bytes(b"".join(lines[:4]) + b"damaged\n" + lines[4][:5])
+    assert ended.read() == {"a"}
+    with path.open("ab") as file:
+        file.write(b"".join([lines[4][5:], *lines[5:]]))
+    assert ended.read() == {"a", "b", "c"}
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -17,14 +17,13 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.trace import AFTER_SESSION, Gap, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.published import load_manifest
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_planned,
-    load_unhealed,
     load_usage,
     save_healed,
     write_run,
@@ -305,18 +304,13 @@ def test_an_index_that_leads_nowhere(
         load_usage(run)
 
 
-def test_what_healing_has_left(tmp_path: Path, run: Run) -> None:
-    assert load_healed(run) == () and load_unhealed(run) == ()
-    spans = (NeededSpan(library="/l.so", start=1, end=2, test="t", region=0),)
-    plans = tuple(one.plan for one in analysis(tmp_path, "liba.so").libraries)
-    save_healed(run, (*spans, *spans), plans)
-    assert load_healed(run) == spans and load_unhealed(run) == plans
-    save_healed(run, spans, ())
-    assert load_unhealed(run) == ()
-    run.unhealed_file.write_text("[1]")
+def test_what_healing_has_left(run: Run) -> None:
+    run.make()
+    assert load_healed(run) == ()
+    span = NeededSpan(library="/l.so", start=1, end=2, test="t", region=0, found_by=FoundBy.REFUSAL)
+    save_healed(run, (span, span))
+    assert load_healed(run) == (span,)
     run.healed_file.write_text("{")
-    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans of .*; remove it"):
-        load_unhealed(run)
     with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans of .*; remove"):
         load_healed(run)
 

@@ -6,9 +6,11 @@ certifies the result (``certify.c``) reads the same tables on its own.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
@@ -263,24 +265,31 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
 
 
 def _section_problems(tables: ElfTables, size: int) -> Iterator[str]:
+    loads = tables.loads
     for section, name in zip(tables.sections, tables.names, strict=True):
         if section.in_file and section.file_end > size:
             yield f"section {name.decode(errors='replace')} leaves the file"
         if section.loaded and section.sh_size:
             where = section.sh_offset, section.sh_addr, section.sh_size
-            if not _is_loaded(tables.loads, *where):
+            if not _is_loaded(loads, *where):
                 yield f"section {name.decode(errors='replace')} is in no PT_LOAD"
         if section.sh_link >= len(tables.sections):
             yield f"section {name.decode(errors='replace')}: sh_link {section.sh_link}"
 
 
 def _is_loaded(loads: tuple[ProgramHeader, ...], offset: int, vaddr: int, size: int) -> bool:
-    """Whether these bytes get to this address, maybe by several PT_LOADs that are neighbours."""
+    """Whether these bytes get to this address, maybe by several PT_LOADs that are neighbours.
+
+    Args:
+        loads: sorted by address. A cut library has thousands, and as many sections.
+    """
     end = vaddr + size
-    for load in loads:
+    first = bisect.bisect_right(loads, vaddr, key=attrgetter("p_vaddr")) - 1
+    for load in itertools.islice(loads, max(first, 0), None):
+        if load.p_vaddr > vaddr:
+            break
         load_end = load.p_vaddr + load.p_filesz
-        same_shift = offset - load.p_offset == vaddr - load.p_vaddr
-        if load.p_vaddr <= vaddr < load_end and same_shift:
+        if vaddr < load_end and offset - load.p_offset == vaddr - load.p_vaddr:
             if end <= load_end:
                 return True
             offset += load_end - vaddr
