@@ -79,18 +79,21 @@ class LoadedContent(Record, frozen=True, kw_only=True):
     paths: tuple[str, ...]
 
 
-class HostLibrary(LoadedContent, frozen=True, kw_only=True):
+class HostLibrary(LoadedContent, frozen=True, kw_only=True, omit_defaults=True):
     """The code of one library. Spans are file offsets. Pages have 4 KiB.
 
     Attributes:
         watched: what was traced: whole pages of code and of unwind tables.
         touched: the touched pages of it.
         unwatched: why it could not be traced, so that all of it counts as touched; else None.
+        unread: pages of constants that no process had in memory at its end; none, if a process
+            ended without noting them.
     """
 
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
+    unread: tuple[Span, ...] = ()
 
     @property
     def watched_bytes(self) -> int:

@@ -6,8 +6,8 @@ pages in. Four segments are new, behind the others: the note with the dynamic st
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
 type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables and GPU code may go, and the tables that got a new place. GPU code may lie
-in data that programs write to (``.ldata`` of cuFFT).
+Only code, unwind tables, constants and GPU code may go, and the tables that got a new place. GPU
+code may lie in data that programs write to (``.ldata`` of cuFFT).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,9 @@ from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
-_CODE = b".text"
+# With what a compiler appends to them: .text.hot, .rodata.cst32.
+_CODE = re.compile(rb"\.text(\..*)?", re.DOTALL)
+_CONSTANTS = re.compile(rb"\.l?rodata(\..*)?", re.DOTALL)
 # Of their tables, the library has new ones.
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
@@ -253,6 +256,26 @@ def foresee_cut(
         return _design(source, needed, options, containers).library.edits.size
 
 
+def gap_sizes(
+    path: str | os.PathLike[str],
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range] = (),
+) -> list[int]:
+    """Sizes in bytes of the gaps that ``cut_library`` would make.
+
+    Args:
+        path, needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        FormatError: the original can't be read.
+    """
+    with ByteSource(path) as source:
+        _, _, holes = _read_holes(source, needed, options, containers)
+    return [end - start for start, end in holes]
+
+
 @dataclass(frozen=True, slots=True)
 class _Design:
     """A cut library before it is written."""
@@ -270,12 +293,8 @@ def _design(
     options: CutOptions,
     containers: Iterable[Range],
 ) -> _Design:
-    if (reason := why_no_stub()) is not None:
-        raise CannotCompactError(source.path, reason)
-    tables = read_tables(source)
-    dynamic = read_dynamic(source, tables)
-    _refuse(source, tables, dynamic)
-    holes = find_holes(source, tables, dynamic, needed, options, containers)
+    containers = union(containers)
+    tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not holes:
         raise CannotCompactError(
             source.path,
@@ -286,7 +305,7 @@ def _design(
     note = Note(
         original=bytes.fromhex(sha256),
         original_size=source.size,
-        holes=tuple(_hole_rows(tables, holes)),
+        holes=tuple(_hole_rows(tables, holes, containers)),
         name=options.name or os.path.basename(source.path),  # noqa: PTH119
         folders=options.folders,
         remedy=options.remedy,
@@ -311,6 +330,21 @@ def _design(
         library=builder.build(),
         spare=_spare_layout(source, trailer),
     )
+
+
+def _read_holes(
+    source: ByteSource,
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range],
+) -> tuple[ElfTables, dict[int, int], list[Range]]:
+    """The tables of a library, its dynamic section, and what leaves it."""
+    if (reason := why_no_stub()) is not None:
+        raise CannotCompactError(source.path, reason)
+    tables = read_tables(source)
+    dynamic = read_dynamic(source, tables)
+    _refuse(source, tables, dynamic)
+    return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
 
 
 def _write(
@@ -481,8 +515,8 @@ def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) 
 
 
 def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> bool:
-    code = name == _CODE or name.startswith(_CODE + b".")
-    return code or name in _NAMES or _is_moved(section, dynamic)
+    leaves = _CODE.fullmatch(name) or _CONSTANTS.fullmatch(name)
+    return bool(leaves) or name in _NAMES or _is_moved(section, dynamic)
 
 
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
@@ -490,16 +524,24 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
     return section.loaded and section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
 
 
-def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
+def _hole_rows(
+    tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
+) -> Iterator[Hole]:
+    """What is mapped into the holes: GPU code and CPU code apart from constants."""
+    sections = zip(tables.sections, tables.names, strict=True)
+    own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
+    constants = around(minus(own, containers), PAGE_SIZE)
+    pieces = [(*span, True) for span in intersection(holes, constants)]
+    pieces += [(*span, False) for span in minus(holes, constants)]
     rows = []
-    for start, end in holes:
+    for start, end, is_constant in pieces:
         load = next(s for s in tables.loads if s.p_offset <= start and end <= s.file_end)
         shift = load.p_vaddr - load.p_offset
         # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
         protection = sum(
             bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
         )
-        rows.append(Hole(start + shift, end + shift, start, protection))
+        rows.append(Hole(start + shift, end + shift, start, protection, is_constant))
     return iter(sorted(rows))
 
 
