@@ -37,7 +37,7 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, SlimStatus
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.check import check_tree
@@ -255,7 +255,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     paths = paths or active_paths(or_own=False)
     with (
         interruptible(NOTHING if dry_run else GOES_ON),
-        ByteProgress("putting originals back") as progress,
+        Progress("putting originals back") as progress,
     ):
         rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
     finish(
@@ -288,7 +288,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     paths = paths or active_paths()
-    with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
+    with interruptible(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
@@ -415,7 +415,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     unchanged = request.options.dry_run or request.target is not None
     with (
         interruptible(NOTHING if unchanged else GOES_ON),
-        ByteProgress("slimming") as progress,
+        Progress("slimming") as progress,
     ):
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
         if is_wheel:

@@ -6,10 +6,9 @@ A library is one by its content. The union is that of sets, so its order does no
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -21,13 +20,11 @@ from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, intersection, minus, union
+from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Why a library could not be traced."""
-
-# Some file systems count whole seconds, or two.
-_SETTLED_AFTER_NS = 3 * 10**9
 
 _headers: dict[tuple[str, Stamp], HostElf] = {}
 
@@ -96,14 +93,6 @@ def file_key(file: HostFile) -> FileKey:
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
 
 
-def is_as_before(file: HostFile) -> bool:
-    """Whether a file has not changed since it was read; ``identify`` looks closer."""
-    try:
-        return Path(file.path).stat().st_ctime_ns == file.ctime_ns
-    except OSError:
-        return False
-
-
 def read_headers(source: ByteSource) -> HostElf:
     """The ELF headers; a report asks for those of a library twice.
 
@@ -116,13 +105,14 @@ def read_headers(source: ByteSource) -> HostElf:
     return elf
 
 
-def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
+def identify(
+    key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
+) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 
     Args:
         key: the file as it was when a process loaded it.
-        before: what an earlier run read there. If the file has not changed since, it is not read
-            again.
+        digests: SHA-256 of files, by path and state; a file that has changed since is read again.
     """
     if not key.path:
         return "a library was gone from its path when it was loaded"
@@ -140,13 +130,9 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
                 for segment in elf.segments
                 if segment.p_type == PT_LOAD
             )
-            is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
-            # A library without a build id, too: to hash it again takes longer than the rest.
-            now = (status.st_ctime_ns, elf.build_id, segments)
-            if before and (before.ctime_ns, before.build_id, before.segments) == now:
-                sha256 = before.sha256
-            else:
-                sha256 = source.sha256()
+            # To hash a library takes longer than the rest.
+            state = (*key[1:], status.st_ctime_ns)
+            sha256 = digests.get((key.path, state)) or source.sha256()
             if not source.is_unchanged():
                 return f"{key.path}: changed while it was read"
     except FormatError as e:
@@ -156,7 +142,6 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
         sha256=sha256,
         build_id=elf.build_id,
         segments=segments,
-        ctime_ns=status.st_ctime_ns if is_settled else None,
     )
 
 

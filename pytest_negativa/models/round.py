@@ -13,8 +13,6 @@ class RoundKind(str, enum.Enum):
     TRACE = "trace"  # the traced run itself
     VERIFY = "verify"  # on the copies
     ORIGINAL = "original"  # on the originals again: does a test that differs fail there, too?
-    CONTROL = "control"  # on copies with all spans given back: is their place the cause?
-    PROBE = "probe"  # on copies with some spans given back: are these the needed ones?
 
 
 class Round(Record, frozen=True, kw_only=True):
@@ -29,7 +27,6 @@ class Round(Record, frozen=True, kw_only=True):
         tests: node ids to run; None: all that the command selects.
         repeated: node ids that run last, up to ``most`` times and for about ``seconds``.
         expected: the outcomes file of the traced run; None if there is none yet.
-        stop_at_failure: whether one test that fails, and didn't when traced, ends the round.
     """
 
     kind: RoundKind
@@ -42,4 +39,3 @@ class Round(Record, frozen=True, kw_only=True):
     most: int = 1
     seconds: float = 0.0
     expected: str | None = None
-    stop_at_failure: bool = False

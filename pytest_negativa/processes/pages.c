@@ -4,21 +4,17 @@
  * and the unwind tables of each library inaccessible before the library is relocated. The first
  * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
  * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do
- * it: a page costs less than half, and no mapping. Elsewhere mprotect does. It also does where
- * tests are told apart, because a guard discards what a program wrote to a page.
+ * it: a page costs less than half, and no mapping. Elsewhere mprotect does.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
- * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
- * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
- * shared mapping of a file, so a process that is killed loses nothing. fallocate reserves its
- * blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ * NEGATIVA_PAGES_GPU, if not empty: GPU code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs
+ * of what comes back to libraries with a spare, or with NEGATIVA_SPARE_ARMED, of who touches
+ * removed code: see pages/gaps.h. The log is a shared mapping of a file, so a process that is
+ * killed loses nothing. fallocate reserves its blocks: touching a hole of a file on a full disk
+ * would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark. Not so where tests are told apart.
- *
- * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
- * inaccessible again then, and the test has bits of its own for those that it touches.
+ * what they have needs no second mark.
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
@@ -110,8 +106,6 @@ static Library *watch(const struct link_map *map, int fd, const char *path, bool
     publish(record, size);
     if (!watched) return NULL;
     show_to_handler(library);
-    if (test != NULL)
-        add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
     hide(library);
     open_known(library);
     if (pages >= LARGE && kind == LIBRARY) offer_log();
@@ -147,11 +141,10 @@ static unsigned long max_mappings(void) {
 
 EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS");
-    const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
+    const char *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
-        name = NULL;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -165,18 +158,15 @@ EXPORT unsigned int la_version(unsigned int version) {
         mkdir(folder, 0777);
     else
         open_shared();
-    most_parts = (long)(MAX_PARTS);
-    atomic_store(&parts_left, most_parts);
+    atomic_store(&parts_left, (long)(MAX_PARTS));
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }
-    by_test = name != NULL;
     const char *gpu = getenv("NEGATIVA_PAGES_GPU");
     only_gpu = gpu != NULL && gpu[0] != 0;
-    if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 

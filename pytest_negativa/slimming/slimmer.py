@@ -13,17 +13,16 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
-from pytest_negativa.installed.origin import Origins
+from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    Origin,
     SlimmedFile,
     SlimRow,
     SlimStatus,
@@ -109,12 +108,8 @@ class Slimmer:
         self._spares: set[Path] = set()
 
     @functools.cached_property
-    def _origins(self) -> Origins:
-        return Origins(self.journal.sites)
-
-    def _origin_of(self, names: Sequence[str]) -> Origin | None:
-        found = (self._origins.of(self.journal.root / name) for name in names)
-        return next(filter(None, found), None)
+    def _commands(self) -> ReinstallCommands:
+        return ReinstallCommands(self.journal.sites)
 
     def foresee_gaps(self) -> Iterator[int]:
         """Sizes in bytes of the gaps that the libraries of the work list could have."""
@@ -370,6 +365,7 @@ class Slimmer:
             linked = keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
         status = staged.stat()
+        reinstall = next(filter(None, map(self._commands.of, places)), None)
         rows = journal.rows_before(task.names) if old is None else old.rows
         slimmed[task.name] = SlimmedFile(
             names=task.names,
@@ -386,7 +382,7 @@ class Slimmer:
             rows=rows,
             original=original,
             notes=notes,
-            origin=self._origin_of(task.names) if old is None else old.origin,
+            reinstall=reinstall if old is None else old.reinstall,
             spare=None if spare is None else str(spare),
             replaced=None if replaced == made.sha256 else replaced,
         )

@@ -286,7 +286,6 @@ def cut(
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    options = replace(options, takes_place=True)
     with refusing(policy.folder, "written", ReconstructError):
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):

@@ -18,7 +18,6 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
-from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     NEEDS,
     TESTS_DIFFER,
@@ -144,7 +143,11 @@ def _compare_work(
         tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
-    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
+    traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    work = (
+        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
+        *refused_work(traced, copies, originals),
+    )
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
@@ -154,27 +157,6 @@ def _compare_work(
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
-
-
-def work_of_rounds(
-    attempt: Attempt,
-    usage: Usage,
-    reconstruction: Reconstruction,
-    originals: Sequence[Work] = (),
-    flaky: Collection[str] = (),
-) -> tuple[WorkDifference, ...]:
-    """How the work of some rounds differs from the traced run's; see ``compare_work``.
-
-    Args:
-        usage: what the rounds used.
-        reconstruction: the copies that they ran on.
-    """
-    places = Places(reconstruction)
-    traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
-    return (
-        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
-        *refused_work(traced, copies, originals),
-    )
 
 
 def needs_all_tests(attempt: Attempt) -> bool:

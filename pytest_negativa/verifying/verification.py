@@ -16,7 +16,7 @@ from pathlib import Path
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
@@ -40,7 +40,7 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
@@ -51,7 +51,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_plans,
-    load_unhealed,
     save_healed,
     save_plans,
 )
@@ -78,40 +77,32 @@ from pytest_negativa.verifying.originals import (
     ends_of,
     undecided_tests,
 )
-from pytest_negativa.verifying.rounds import (
-    Program,
-    RoundResult,
-    run_all,
-    run_round,
-)
+from pytest_negativa.verifying.round_runner import RoundRunner
+from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.twins import find_twins
 
-# A program that starts or ends no test for five times the longest pause of the traced run hangs.
-_LEAST_SILENCE = 60.0
-_TIMES_SILENCE = 5.0
-
-# Tests that differ are repeated for a tenth of the traced session's time, or of a minute.
-_REPEATING = 0.1
-_LEAST_REPEATING = 6.0
-
-Say = Callable[[str], None]
+_WHERE = {
+    RoundKind.VERIFY: "on the copies",
+    RoundKind.ORIGINAL: "on the originals",
+}
 
 
 class Verification:
     """One verification of a traced run.
 
     Args:
-        say: shows a line of progress.
+        runner: runs its rounds.
     """
 
-    def __init__(self, traced: TracedRun, program: Program, settings: Settings, say: Say) -> None:
+    def __init__(self, traced: TracedRun, settings: Settings, runner: RoundRunner) -> None:
         self.traced = traced
-        self.program = program
+        self.program = runner.program
         self.settings = settings
-        self.say = say
+        self.say = say = runner.say
+        self._runner = runner
         self.folder = traced.run.new_verification()
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
@@ -203,11 +194,12 @@ class Verification:
             return attempt
         why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
         why += ["the copies left out work of the traced run"] if every else []
-        what = "all tests" if every else format_items(len(differing), "test", "tests")
-        took = f", {self.traced.session.duration:.0f} s when traced" if every else ""
-        self.say(f"negativa: {' and '.join(why)}; running {what} on the originals{took}")
         rounds = self.run(
-            RoundKind.ORIGINAL, None if every else differing, None, repeated=differing
+            RoundKind.ORIGINAL,
+            None if every else differing,
+            None,
+            repeated=differing,
+            why=" and ".join(why),
         )
         self._originals = OriginalRound(
             ends={**known.ends, **ends_of(rounds)},
@@ -238,7 +230,7 @@ class Verification:
         Args:
             copy_all: copy libraries without unused code, too.
         """
-        with ByteProgress("writing copies") as progress:
+        with Progress("writing copies") as progress:
             reconstruction = reconstruct(
                 [p for p in planned if p.plan.library.path not in self._unsubstituted],
                 self.copies,
@@ -260,6 +252,7 @@ class Verification:
         table: Path | None,
         armed: Path | None = None,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> tuple[RoundResult, ...]:
         """Run rounds of a kind until all tests have an outcome; see ``run_all``.
 
@@ -268,10 +261,11 @@ class Verification:
             table: what to redirect; None: nothing.
             armed: removed code, see ``tripwire``.
             repeated: tests that run last, and again and again, see ``Round``.
+            why: the reason, for people.
         """
         expected = [test.nodeid for test in self.traced.session.tests]
         once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
-            kind, t, table, armed, repeated
+            kind, t, table, armed, repeated, why
         )
         return tuple(run_all(once, tests, expected))
 
@@ -282,23 +276,13 @@ class Verification:
         table: Path | None,
         armed: Path | None = None,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> RoundResult:
         """Run a single round; see ``run``."""
-        if kind is not RoundKind.PROBE:
-            users = wait_for_users(self._copy_files, self._since)
-            self._leftover += tuple(user.who for _, user in users)
-            self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
+        users = wait_for_users(self._copy_files, self._since)
+        self._leftover += tuple(user.who for _, user in users)
+        self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        round_spec = self.program.new_round(
-            kind,
-            run,
-            tests=tests,
-            repeated=repeated,
-            most=self.settings.verify.rerun,
-            seconds=repeating_seconds(self.traced.session),
-            expected=self.traced.run.outcomes_file,
-            stop_at_failure=kind is RoundKind.PROBE,
-        )
         environ = self._environment(run, table)
         if armed is not None:
             make_logs_folder(run.touch_logs, Path(self.settings.directory))
@@ -311,12 +295,13 @@ class Verification:
             watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
             used = self._copy_files if kind is RoundKind.VERIFY else ()
             copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
-            limit = silence_limit(self.settings, self.traced.session)
             with watch, copies:
                 # What begins to use an original from now on is seen by the watch.
                 if kind is RoundKind.VERIFY:
                     self._held += wait_for_users([*originals, *self._twins], self._since)
-                result = run_round(self.program, round_spec, environ, limit)
+                result = self._runner.run(
+                    kind, run, environ, _WHERE[kind], tests=tests, repeated=repeated, why=why
+                )
         if kind is RoundKind.VERIFY:
             self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
@@ -338,7 +323,7 @@ class Verification:
         write_record(self._record, verdict, indent=1)
         if verdict.proved and verdict.kept:
             run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_healed(run, (*load_healed(run), *verdict.kept))
             save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
@@ -382,19 +367,6 @@ class Verification:
         if self.program.is_pytest:
             return environ
         return traced_environment(environ, run, self.program.root)
-
-
-def silence_limit(settings: Settings, traced: SessionResult) -> float | None:
-    """For how many seconds no test may begin or end; None: no limit."""
-    given = settings.verify.timeout
-    if given is not None:
-        return float(given) or None
-    return max(_LEAST_SILENCE, _TIMES_SILENCE * traced.longest_silence)
-
-
-def repeating_seconds(traced: SessionResult) -> float:
-    """For how many seconds tests that differ are repeated, all together."""
-    return max(_LEAST_REPEATING, _REPEATING * traced.duration)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

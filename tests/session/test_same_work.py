@@ -177,8 +177,6 @@ def test_at_import(tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
     fault.check(project.verify("--negativa-rerun=1", *workers, status=1))
     [work] = project.verdict["work"]
     assert (work["kernel"], work["test"]) == (MULTIPLY, "collection")
-    assert "\nPROVED" in project.heal("--negativa-rerun=1", *workers)
-    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
 
 
 # On the copies alone, as code does that looks at how fast the GPU is, or at what it remembers.
@@ -274,7 +272,6 @@ def test_removed_code_is_touched(tmp_path: Path, fault: PlantedFault, searched: 
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     shown = project.heal()
     assert "\nPROVED" in shown and "was watched, and no process touched it" in shown
-    assert project.verdict["healing"]["runs"] == 0
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [USED[3]]
     assert project.verdict["libraries"][0]["watched_bytes"] > 0
 
@@ -401,9 +398,6 @@ def test_a_flaky_test_hides_no_fallback(tmp_path: Path, fault: PlantedFault) -> 
     fault.check(project.verify(status=1))
     assert project.statuses()["lib.so"][0] == "not proved"
     assert any(t["flaky"] for t in project.verdict["tests"])
-    shown = project.heal(status=1)
-    assert "\nPROVED" in shown
-    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
 
 
 @pytest.mark.nightly
@@ -581,9 +575,6 @@ def test_a_launch_that_another_test_hides(tmp_path: Path, fault: PlantedFault) -
     fault.check(project.verify(launches, "--negativa-rerun=1", status=1))
     [work] = project.verdict["work"]
     assert work["test"] == "test_a.py::test_falls_back"
-    shown = project.heal(launches, "--negativa-rerun=1")
-    assert "\nPROVED" in shown
-    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]
 
 
 @pytest.mark.slow
@@ -704,5 +695,3 @@ def test_a_program(tmp_path: Path, fault: PlantedFault) -> None:
     project.write("program.py", PROGRAM)
     project.negativa("debloat", "--", sys.executable, "program.py")
     fault.check(project.negativa("verify", "--rerun=1", status=1).stdout)
-    assert "\nPROVED" in project.negativa("verify", "--heal", "--rerun=1").stdout
-    assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [HIDDEN]

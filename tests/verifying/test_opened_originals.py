@@ -403,6 +403,10 @@ def is_there():
 def test_use():
     use(LIB, 0)
 
+def test_in_turn():
+    for region in (3, 1) if ROUND else ():
+        use(LIB, region)
+
 def test_service():
     if ROUND in ("", "original"):
         need(LIB, 46168)
@@ -422,8 +426,8 @@ def test_service():
 
 @pytest.mark.nightly
 @pytest.mark.planted_fault(
-    "A service ends at its first fault. One that a test starts while healing runs on a copy with "
-    "the code given back, outlives the round, and answers for the proof.",
+    "A service ends at its first fault. One that a test starts when healing has given the code "
+    "back outlives the round, and answers for the proof.",
     says="still used a copy of an earlier round when the tests ran again",
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:

@@ -470,8 +470,8 @@ static void check_headers(void) {
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
         /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
-        bool is_ours =
-            is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
+        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) &&
+                       is.p_memsz == is.p_filesz && is.p_align == was->p_align;
         if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
         if (!is_placed || memcmp(&is, was, sizeof is) != 0)
             fail("segment %zu of type %#x is another one", i, was->p_type);
@@ -802,7 +802,8 @@ static void check_dynamic(void) {
         fail("its dynamic strings are others");
     const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
     if (before > rows || tag(&slim, DT_RELASZ) != rows + own ||
-        tag(&slim, DT_RELAENT) != sizeof *ours || memcmp(was, now, before) != 0 ||
+        tag(&slim, DT_RELAENT) != sizeof *ours || tag(&slim, DT_RELA) % 8 ||
+        memcmp(was, now, before) != 0 ||
         memcmp(was + before, now + before + own, rows - before) != 0)
         fail("its relocations are others");
     if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps) != 0)
