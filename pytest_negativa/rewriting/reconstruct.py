@@ -87,10 +87,6 @@ def reconstruct(
         ReconstructError: the folder can't be made or locked, or tests run on its copies.
         StoreError: the manifest can't be written.
     """
-    if not 0 <= fill <= 255:
-        raise ValueError(f"fill {fill}, expected a byte")
-    if len({p.plan.library.path for p in planned}) != len(planned):
-        raise ValueError("a library is planned twice")
     wanted = [p for p in planned if p.plan.unused_bytes or p.plan.trimmed]
     # The largest first, so that none is left to run alone at the end.
     wanted.sort(key=lambda p: (-p.plan.library.size, p.plan.library.path))

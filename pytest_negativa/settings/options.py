@@ -269,7 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Record first look-ups of kernels, all launches, or these by range.",
         detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
         "range: the same by the NVTX ranges around the launches, such as PyTorch's "
-        "`emit_nvtx`. With cpu, both also record the touched pages of each test.",
+        "`emit_nvtx`.",
         requires=_TESTED,
     ),
     Option(
