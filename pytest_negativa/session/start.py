@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -211,6 +212,10 @@ class _Supervised:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self) -> int:
+        print(  # noqa: T201
+            f"negativa: a program called pytest.main; {shlex.join(self._request.program.command)} "
+            "runs its tests, without what the program set up in its process"
+        )
         return fulfil(self._request)
 
 

@@ -113,6 +113,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
 def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -> None:
     done = traced.run(sys.executable, *how)
     assert PROVED in done.stdout
+    told = "negativa: a program called pytest.main; "
+    assert done.stdout.startswith(told) == (how[0] == "-c")
     verdict = traced.verdict
     jsonschema.validate(verdict, json.loads(schema_text("verdict")))
     assert verdict["proved"] and verdict["reasons"] == [] and len(verdict["tests"]) == TESTS
