@@ -29,8 +29,7 @@ from pytest_negativa.analysis.baseline import (
 from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.by_tests import functions_by_group
-from pytest_negativa.hostcode.gather import gather_by_test
+from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.coverage import LibraryCoverage
@@ -40,7 +39,7 @@ from pytest_negativa.models.settings import ReportFormat, Reports, Settings, Sou
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
-from pytest_negativa.reporting.next_command import next_line
+from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.settings.globs import (
@@ -175,15 +174,10 @@ def write_reports(
             contents,
             tests=load_tests(run),
             history=load_history(run),
-            next_command=next_line(run).removeprefix("Next: "),
+            next_command=next_command(run),
         )
-        if (pages := gather_by_test(run)) is not None:
-            contents = dataclasses.replace(
-                contents,
-                host=pages.usage,
-                functions=functions_by_group(pages.by_test, lambda test: (test,)),
-                host_verdict=load_page_verdict(run),
-            )
+        if (host := gather(run)) is not None:
+            contents = dataclasses.replace(contents, host=host, host_verdict=load_page_verdict(run))
     if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")

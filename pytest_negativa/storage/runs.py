@@ -138,7 +138,6 @@ class Run:
     page_logs = _Place("cpu")
     page_log_files = _Place("cpu/files.json")
     host_usage_file = _Place("cpu.json")
-    host_tests_file = _Place("cpu-tests.json")
     page_verdict_file = _Place("cpu-verdict.json")
     map_dir = _Place("map")
     plan_dir = _Place("plan")
