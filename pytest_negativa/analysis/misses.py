@@ -19,7 +19,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
+from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.misses import (
     MISSES_VERSION,
     CodeKind,
@@ -142,7 +142,7 @@ def _find_code(source: ByteSource, misses: Misses) -> tuple[MissedCode, ...]:
             counts[place] += miss.times
     starts = frozenset(p.offset for p in pages if p.kind is CodeKind.GPU_CODE and p.offset)
     library_map = map_library(source, elf, Scope(starts=starts))
-    blocks = {b.start: b for b in library_map.iter_code() if b.start in starts}
+    blocks = {b.payload.start: b for b in library_map.iter_code() if b.payload.start in starts}
     return tuple(
         _missed_code(place, library_map, blocks, pages=pages[place], misses=count)
         for place, count in sorted(
@@ -154,7 +154,7 @@ def _find_code(source: ByteSource, misses: Misses) -> tuple[MissedCode, ...]:
 def _missed_code(
     place: _Place,
     library_map: LibraryMap,
-    blocks: Mapping[int, CodeBlock],
+    blocks: Mapping[int, Element],
     *,
     pages: int,
     misses: int,
@@ -179,13 +179,13 @@ class _Finder:
     def __init__(self, source: ByteSource, elf: HostElf, library_map: LibraryMap) -> None:
         self._sections = elf.sections
         self._functions = FunctionTable(source, elf)
-        self._blocks = sorted(library_map.iter_code(), key=lambda block: block.start)
+        self._blocks = sorted(library_map.iter_code(), key=lambda block: block.payload.start)
         self._regions = sorted(region.span for region in library_map.iter_regions())
 
     def find(self, offset: int) -> _Place:
-        at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.start) - 1
-        if at >= 0 and offset < self._blocks[at].end:
-            return _Place(CodeKind.GPU_CODE, self._blocks[at].start)
+        at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
+        if at >= 0 and offset < self._blocks[at].payload.end:
+            return _Place(CodeKind.GPU_CODE, self._blocks[at].payload.start)
         at = bisect.bisect_right(self._regions, offset, key=lambda span: span.start) - 1
         if at >= 0 and offset < self._regions[at].end:
             return _Place(CodeKind.GPU_HEADERS, self._regions[at].start)

@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
+from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
@@ -195,13 +195,16 @@ def missed_code(
         pages = [
             (page, miss)
             for page, miss in _pages_of(block, misses)
-            if block.start in loaded
-            or block.start <= miss.first < block.end
-            or (block.start <= page * PAGE_SIZE and (page + 1) * PAGE_SIZE <= block.end)
+            if block.payload.start in loaded
+            or block.payload.start <= miss.first < block.payload.end
+            or (
+                block.payload.start <= page * PAGE_SIZE
+                and (page + 1) * PAGE_SIZE <= block.payload.end
+            )
         ]
         if pages:
             times = max(miss.times for _, miss in pages)
-            found[block.start] = (
+            found[block.payload.start] = (
                 f"it came back {format_items(times, 'time', 'times')}"
                 if times
                 else "it came back beside other code"
@@ -209,7 +212,7 @@ def missed_code(
     return found
 
 
-def _pages_of(block: CodeBlock, misses: Misses) -> Iterator[tuple[int, Miss]]:
-    for page in range(block.start // PAGE_SIZE, -(-block.end // PAGE_SIZE)):
+def _pages_of(block: Element, misses: Misses) -> Iterator[tuple[int, Miss]]:
+    for page in range(block.payload.start // PAGE_SIZE, -(-block.payload.end // PAGE_SIZE)):
         if page in misses.pages:
             yield page, misses.pages[page]

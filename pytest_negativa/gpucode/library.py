@@ -130,7 +130,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         size_before=marker.size_before,
         gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
         stored_bytes=sum(
-            space.stored_size(block.start, block.end)
+            space.stored_size(block.payload.start, block.payload.end)
             for section in left
             for block in section.iter_code()
         ),

@@ -56,12 +56,16 @@ def slim(site: Made, lock: Lock, spares: Path) -> None:
 def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     library_map = read(site.one)
     kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}
-    block = next(b for b in library_map.iter_code() if b.start not in kept and b.size > 39_000)
+    block = next(
+        b
+        for b in library_map.iter_code()
+        if b.payload.start not in kept and b.payload.size > 39_000
+    )
     lock_file, logs = tmp_path / "negativa.lock", tmp_path / "logs"
     save_lock(site.lock, lock_file)
 
     def use() -> list[Misses]:
-        words = (site.one, str(vaddr_of(library_map, block.start)), str(block.size))
+        words = (site.one, str(vaddr_of(library_map, block.payload.start)), str(block.payload.size))
         environ = logged(logs)
         subprocess.run([sys.executable, "-c", READ, *words], env=environ, check=True)
         return [misses for misses in read_misses([logs]) if misses.pages]
@@ -76,9 +80,13 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     [row] = [row for row in widened.libraries if row.path == ONE]
     [before] = [row for row in site.lock.libraries if row.path == ONE]
     [new] = [code for code in row.kept if code not in before.kept]
-    assert (new.offset, new.region, new.reason) == (block.start, block.anchor, KeepReason.MISSED)
+    assert (new.offset, new.region, new.reason) == (
+        block.payload.start,
+        block.anchor,
+        KeepReason.MISSED,
+    )
     assert new.detail == "it came back 1 time"
-    assert row.unused_bytes == before.unused_bytes - block.size
+    assert row.unused_bytes == before.unused_bytes - block.payload.size
 
     slim(site, widened, tmp_path / "spares")
     for log in logs.iterdir():
