@@ -167,7 +167,7 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
     """
     target.make()
     # If this ends early, the run has some of the traces.
-    target.mark_partial("negativa combine did not copy all traces")
+    target.mark("partial", "negativa combine did not copy all traces")
     for part in parts:
         for trace in part.traces:
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)

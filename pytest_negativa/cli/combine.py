@@ -134,7 +134,7 @@ def _combine(
     combine_pages(run, runs, paths)
     combine_opened(run, runs)
     combine_tests(run, runs)
-    run.mark_partial(why_partial(parts, left_out))
+    run.mark("partial", why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
         told = f"CPU code that any of them touched: {run}; show it with: negativa pages"

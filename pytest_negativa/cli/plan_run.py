@@ -80,7 +80,7 @@ def plan_and_report(
             on_done=progress.update,
             parts=parts,
         )
-        run.mark_complete()
+        run.mark("incomplete", None)
     if not latest:
         print_warning(
             f"{run} is not the last run: no library is here whose GPU code was used; name the "

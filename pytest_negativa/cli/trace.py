@@ -88,7 +88,7 @@ def trace(
     with Progress("hashing libraries"):
         hash_libraries(run)
     if (failure := why_failed(status)) is not None:
-        run.mark_failed(failure)
+        run.mark("failed", failure)
     if settings.cpu:
         gather(run)
     run.make_latest()

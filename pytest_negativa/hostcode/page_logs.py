@@ -6,8 +6,9 @@ endian::
 
     u32 size          of the record, a multiple of 8
     u32 kind          1: the process, 2: a library, 4: gaps of a library with a spare, 5: GPU code
-                      of a library
-    u32 flags         1: it can't be watched
+                      of a library, 6: constants of a library
+    u32 flags         1: it can't be watched; of constants: how many processes have the library and
+                      did not note their pages
     u32 major, minor  of the device
     u32 ranges
     u64 inode         of a process: its id
@@ -24,6 +25,9 @@ bits, at the next multiple of 8, each page has a u16: bits 0-11 where in the pag
 was, 12: it was an instruction fetch, 15: the page did not come back beside another one.
 
 The record of GPU code is that of a library, but for its ranges: they are offsets in the file.
+
+The record of constants is like that of its library. It has the bits of the pages that were in
+memory when processes ended.
 
 A forked child shares the records of its parent, and has a log of its own for what it loads. A
 process that starts later may leave out pages that another log has: all logs of a run together tell
@@ -55,7 +59,7 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY, _GAPS, _GPU_CODE = 1, 2, 4, 5
+_PROCESS, _LIBRARY, _GAPS, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
@@ -72,7 +76,7 @@ class LoggedLibrary:
     Attributes:
         path: real path; empty if it was not found.
         device, inode, size, mtime_ns: of the file, as ``stat`` has them.
-        watched: whether touched pages were recorded.
+        watched: whether touched pages were recorded; of constants, by all processes.
         ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
         pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
     """
@@ -94,6 +98,7 @@ class LoggedProcess:
     Attributes:
         misses: what came back to libraries with a spare, if only that was recorded.
         gpu_code: libraries with GPU code.
+        constants: read-only data of the libraries.
     """
 
     pid: int
@@ -102,6 +107,7 @@ class LoggedProcess:
     libraries: tuple[LoggedLibrary, ...]
     misses: tuple[Misses, ...] = ()
     gpu_code: tuple[LoggedLibrary, ...] = ()
+    constants: tuple[LoggedLibrary, ...] = ()
 
 
 def prepare_logs(folder: Path) -> None:
@@ -189,7 +195,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
         path = data[path_at : path_at + length].decode("utf-8", "surrogateescape")
         if kind == _PROCESS:
             process = LoggedProcess(inode, path, time_ns, ())
-        elif kind in (_LIBRARY, _GPU_CODE):
+        elif kind in (_LIBRARY, _GPU_CODE, _CONSTANTS):
             ranges = _parse_ranges(data, ranges_at, count)
             if bits * 8 + _count_pages(ranges) > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
@@ -199,7 +205,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 inode=inode,
                 size=size,
                 mtime_ns=time_ns,
-                watched=not flags & _UNWATCHED,
+                watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
                 ranges=ranges,
                 pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
             )
@@ -221,6 +227,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
         libraries=tuple(library for kind, library in libraries if kind == _LIBRARY),
         misses=tuple(misses),
         gpu_code=tuple(library for kind, library in libraries if kind == _GPU_CODE),
+        constants=tuple(library for kind, library in libraries if kind == _CONSTANTS),
     )
 
 

@@ -19,7 +19,7 @@ from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
-from pytest_negativa.models.spans import Span, union
+from pytest_negativa.models.spans import Span, intersection, minus, union
 from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
@@ -46,27 +46,41 @@ class FilePages(NamedTuple):
         ranges: first and end address of what was watched.
         touched: addresses of pages.
         watched: whether all processes watched it.
+        unread: ranges of constants that no process had in memory.
     """
 
     ranges: frozenset[tuple[int, int]]
     touched: frozenset[int]
     watched: bool
+    unread: tuple[Span, ...] = ()
 
 
 def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
     """Unite the pages that all processes touched, by file."""
     logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
+    constants: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
     for process in processes:
         for one in process.libraries:
             logged[key_of(one)].append(one)
+        for one in process.constants:
+            constants[key_of(one)].append(one)
     return {
         key: FilePages(
             frozenset().union(*(one.ranges for one in group)),
             frozenset().union(*(one.pages for one in group)),
             all(one.watched for one in group),
+            _unread(constants[key]),
         )
         for key, group in logged.items()
     }
+
+
+def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
+    """The constants that no process had in memory; none, if one ended without saying so."""
+    if not all(one.watched for one in constants):
+        return ()
+    read = union((page, page + PAGE) for one in constants for page in one.pages)
+    return tuple(minus(union(span for one in constants for span in one.ranges), read))
 
 
 def key_of(library: LoggedLibrary) -> FileKey:
@@ -141,6 +155,7 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         watched=union(_offsets(file, start, end - start) for start, end in pages.ranges),
         touched=union(_offsets(file, start, end - start) for start, end in _runs(pages)),
         unwatched=None if pages.watched else UNWATCHED,
+        unread=union(_offsets(file, start, end - start) for start, end in pages.unread),
     )
 
 
@@ -200,6 +215,9 @@ def with_paths(library: HostLibrary, paths: PathRules) -> HostLibrary:
 
 
 def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
+    unread: Iterable[Span] = group[0].unread
+    for one in group[1:]:
+        unread = intersection(unread, one.unread)
     return HostLibrary(
         sha256=group[0].sha256,
         size=group[0].size,
@@ -208,4 +226,5 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
         watched=union(span for one in group for span in one.watched),
         touched=union(span for one in group for span in one.touched),
         unwatched=next((one.unwatched for one in group if one.unwatched is not None), None),
+        unread=tuple(unread),
     )

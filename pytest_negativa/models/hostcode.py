@@ -54,7 +54,7 @@ class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     files: tuple[HostFile, ...] = ()
 
 
-class HostLibrary(Record, frozen=True, kw_only=True):
+class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The code of one library, known by its content. Spans are file offsets. Pages have 4 KiB.
 
     Attributes:
@@ -65,6 +65,8 @@ class HostLibrary(Record, frozen=True, kw_only=True):
         watched: what was traced: whole pages of code and of unwind tables.
         touched: the touched pages of it.
         unwatched: why it could not be traced, so that all of it counts as touched; else None.
+        unread: pages of constants that no process had in memory at its end; none, if a process
+            ended without noting them.
     """
 
     sha256: str
@@ -74,6 +76,7 @@ class HostLibrary(Record, frozen=True, kw_only=True):
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
+    unread: tuple[Span, ...] = ()
 
     @property
     def watched_bytes(self) -> int:

@@ -18,7 +18,8 @@
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
- * shares. What the program hands to libc's write and the like is read before.
+ * shares. What the program hands to libc's write and the like is read before. Constants are looked
+ * at when the process ends, see pages/constants.h.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -26,8 +27,8 @@
  */
 #define _GNU_SOURCE
 #include "pages/gaps.h"
+#include "pages/constants.h"
 #include "pages/known.h"
-#include "pages/program.h"
 
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -39,39 +40,71 @@
 
 static bool only_gpu; /* no CPU code */
 
-/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
-static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
-                      uint32_t kind) {
-    Library *library = begin_library(map);
-    if (library == NULL) return NULL;
-    bool watched = is_read && find_ranges(fd, library, kind);
-    if (kind == GPU_CODE && library->range_count == 0) return NULL;
-    size_t pages = number_pages(library), length = strlen(path);
-    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
-    size_t size = align8(bits + library->bit_bytes);
-    LogRecord *record = add_record(size);
+/* A record of pages of a library, whose bits come last and are 0; NULL: there is no room. `base`:
+ * of the ranges; `fd`: the file at `path`; -1: none. */
+static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
+                               size_t bit_bytes, const char *path, int fd, size_t *size) {
+    size_t length = strlen(path);
+    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
+    *size = align8(bits + bit_bytes);
+    LogRecord *record = add_record(*size);
     if (record == NULL) {
         note_lost(NO_ROOM);
         return NULL;
     }
     record->kind = kind;
-    record->range_count = (uint32_t)library->range_count;
+    record->range_count = (uint32_t)count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
     if (fd >= 0) describe(record, fd, "");
-    LogRange *ranges = (LogRange *)(record + 1);
-    for (size_t i = 0; i < library->range_count; i++) {
-        uint64_t start = library->ranges[i].start - library->base, moved = 0;
-        const ElfW(Phdr) *segment = segment_of(start, start + 1);
-        if (kind == GPU_CODE && segment != NULL) moved = segment->p_vaddr - segment->p_offset;
-        ranges[i] = (LogRange){start - moved, library->ranges[i].end - library->base - moved};
+    LogRange *to = (LogRange *)(record + 1);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = ranges[i].start - base, moved = 0;
+        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1) : NULL;
+        if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
+        to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
     }
-    memcpy(ranges + library->range_count, path, length);
+    memcpy(to + count, path, length);
+    return record;
+}
+
+/* A record of a library's constants, of which this process has not noted any; NULL: it has none. */
+static LogRecord *expect_constants(int fd, const char *path) {
+    Range constants[MAX_RANGES];
+    size_t count = 0, pages = 0, size;
+    find_ranges(fd, CONSTANTS, constants, &count);
+    for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
+    if (pages == 0) return NULL;
+    LogRecord *record =
+        start_record(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
+    if (record == NULL) return NULL;
+    record->flags = 1;
+    publish(record, size);
+    return record;
+}
+
+/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
+static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
+                      uint32_t kind) {
+    size_t size;
+    Library *library = begin_library(map);
+    if (library == NULL) return NULL;
+    bool watched = is_read && find_ranges(fd, kind, library->ranges, &library->range_count);
+    if (kind == GPU_CODE && library->range_count == 0) return NULL;
+    for (size_t i = 0; i < library->range_count; i++) {
+        library->ranges[i].start += library->base;
+        library->ranges[i].end += library->base;
+    }
+    size_t pages = number_pages(library);
+    if (watched && kind == LIBRARY) library->constants = expect_constants(fd, path);
+    LogRecord *record = start_record(kind, library->ranges, library->range_count, library->base,
+                                     library->bit_bytes, path, fd, &size);
+    if (record == NULL) return NULL;
     library->record = record;
-    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
     record->flags = watched ? 0 : UNWATCHED;
     publish(record, size);
-    if (!watched || pages == 0) return NULL;
+    if (!watched) return NULL;
     show_to_handler(library);
     hide(library);
     open_known(library);
@@ -148,8 +181,10 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         is_named(map->l_name, "ld-linux"))
         return 0;
     if (is_named(map->l_name, "libc.so.")) {
-        disabled = !faults_wrap_libc(map) ||
-                   !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers);
+        disabled =
+            !faults_wrap_libc(map) ||
+            !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers) ||
+            !faults_wrap(map, process_wrappers, sizeof process_wrappers / sizeof *process_wrappers);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
         return 0;
     }
@@ -164,6 +199,11 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
 }
 
 static void forget(Library *library) {
+    int pagemap = library->constants != NULL ? open_pagemap() : -1;
+    if (pagemap >= 0) {
+        note_constants(library, pagemap);
+        close_file(pagemap);
+    }
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         show(library, range, range->start, range->end);

@@ -166,9 +166,9 @@ def describe_pages(
         yield f"negativa: CPU code was not traced: {trace.not_traced}"
         return
     if failure is not None:
-        trace.run.mark_failed(failure)
+        trace.run.mark("failed", failure)
     if failed_tests is not None:
-        trace.run.note_failed_tests(failed_tests)
+        trace.run.mark("failed-tests", failed_tests)
     usage = gather(trace.run)
     if usage is not None:
         trace.run.make_latest()

@@ -16,11 +16,9 @@ from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.origin import reinstall_command
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
-    Origin,
     SlimManifest,
     SlimmedFile,
 )
@@ -137,9 +135,9 @@ def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
     return {Path(entry.spare) for entry in entries if entry.spare is not None}
 
 
-def how_to_reinstall(origin: Origin | None) -> str:
+def how_to_reinstall(command: str | None) -> str:
     """Advice for getting back a file whose original was not kept."""
-    return "install it again" + ("" if origin is None else f": {reinstall_command(origin)}")
+    return "install it again" + ("" if command is None else f": {command}")
 
 
 UNREADABLE = "it cannot be read"

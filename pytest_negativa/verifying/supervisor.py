@@ -84,7 +84,7 @@ def verify_program(
         reason = why_no_page_proof(run) if settings.cpu else None
         if not run.plan_files() and settings.cpu and reason is None:
             return _prove_only_pages(run, settings, runner, own_status) or status
-        if not run.plan_files() or run.is_failed:
+        if not run.plan_files() or run.failure is not None:
             if reason is not None:
                 _say_unproved(reason)
             _say("negativa: nothing to verify: the traced run has no plan")

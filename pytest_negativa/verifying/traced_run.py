@@ -142,5 +142,5 @@ def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
 
 def _refuse_failed(run: Run) -> None:
     """Raise ``StoreError`` for a run that failed."""
-    if run.is_failed:
+    if run.failure is not None:
         raise StoreError(run.why_unplanned())

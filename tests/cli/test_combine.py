@@ -292,7 +292,7 @@ def test_an_older_run_in_place_of_a_missing_one(shards: Project) -> None:
 def test_bad_runs_by_failure_mode(shards: Project) -> None:
     """A failed run is bad, too, and so is one whose pytest process did not end."""
     rewrite(shards, "endless/h200.jsonl", lambda lines: lines[:-1])
-    Run(shards.folder / "first").mark_failed("2 tests failed")
+    Run(shards.folder / "first").mark("failed", "2 tests failed")
     done = shards.negativa("combine", "first", "second", "endless", "--failure-mode=warn")
     assert "first: 2 tests failed: left out" in done.stderr
     assert "did not end by itself: left out" in done.stderr
@@ -441,7 +441,7 @@ def test_shards_that_were_proved_apart(tmp_path: Path) -> None:
     verdict.unlink()
     project.negativa("combine", first, second)
     refused = project.negativa("lock", status=1).stderr
-    assert f"{second.name}: it was not verified. Prove each of its runs" in refused
+    assert f"{second.name}: it was not verified; next: pytest --negativa-verify for each" in refused
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_only_cpu_code_was_traced(run: Run, proved: bool | None, command: str) -
 def test_without_a_plan(run: Run) -> None:
     shutil.rmtree(run.plan_dir)
     assert next_line(run) == "Next: negativa inspect"
-    run.mark_failed("it ended with exit status 3")
+    run.mark("failed", "it ended with exit status 3")
     assert next_line(run) == "Next: negativa trace"
     write_record(run.report_file, report(replay="No GPU: replaying."))
     assert next_line(run) == "Next: negativa trace, on a machine with a GPU"

@@ -148,9 +148,9 @@ def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Run) -> No
 
 
 def test_failed(run: Run) -> None:
-    assert not run.is_failed and run.failure is None
-    run.mark_failed("2 tests\nfailed")
-    assert run.is_failed and run.failure == "2 tests failed"
+    assert run.failure is None and run.failure is None
+    run.mark("failed", "2 tests\nfailed")
+    assert run.failure is not None and run.failure == "2 tests failed"
     (run.folder / "failed").write_text("")
     assert run.failure == "it is marked as failed"
 
@@ -226,12 +226,12 @@ def test_why_nothing_is_planned(tmp_path: Path, run: Run) -> None:
     assert run.why_unplanned().endswith("no plans here: no GPU code was loaded that is looked at")
     assert Run(tmp_path).why_unplanned().endswith("expected the folder of a run")
     # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
-    run.mark_failed("1 test failed")
+    run.mark("failed", "1 test failed")
     ids = (f"20260101T00000{n}Z-0123ab" for n in (2, 3, 4))
     good, failed, bare = (Run(run.folder.with_name(run_id)) for run_id in ids)
     for traced in (good, failed):
         write_run(traced, analysis(tmp_path, "liba.so"), with_plans=True)
-    failed.mark_failed("1 test failed")
+    failed.mark("failed", "1 test failed")
     bare.folder.mkdir()
     assert f"trace again, or take the last good run: --run {good} (with" in failed.why_unplanned()
     shutil.rmtree(good.folder)

@@ -22,7 +22,7 @@ enum {
     LOG_NAME = 64,
 };
 
-enum { PROCESS = 1, LIBRARY = 2, GAPS = 4, GPU_CODE = 5 };
+enum { PROCESS = 1, LIBRARY = 2, GAPS = 4, GPU_CODE = 5, CONSTANTS = 6 };
 enum { UNWATCHED = 1 };
 
 typedef struct {

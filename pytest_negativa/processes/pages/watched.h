@@ -35,7 +35,7 @@ typedef struct {
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* gaps are mapped, for there may be more */
-    LogRecord *record;
+    LogRecord *record, *constants;         /* constants: NULL if it has none, see constants.h */
     size_t bit_bytes;
     atomic_uchar *bits;
     atomic_ushort *firsts; /* of gaps, one for each page; NULL: no gaps */
