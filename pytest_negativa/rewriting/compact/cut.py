@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +162,7 @@ class Cut:
     original_sha256: str
     gaps: tuple[Range, ...]
     certificate: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,17 +452,16 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
     return section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
 
 
-def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> list[Hole]:
-    rows = []
-    for start, end in holes:
-        load = next(s for s in tables.loads if s.p_offset <= start < s.file_end)
+def _hole_rows(tables: ElfTables, holes: Sequence[Range]) -> Iterator[Hole]:
+    """The rows of the note, by address."""
+    for load in tables.loads:
         shift = load.p_vaddr - load.p_offset
         # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
         protection = sum(
             bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
         )
-        rows.append(Hole(start + shift, end + shift, start, protection))
-    return sorted(rows)
+        for start, end in intersection([(load.p_offset, load.file_end)], holes):
+            yield Hole(start + shift, end + shift, start, protection)
 
 
 # ---- The new tables ----

@@ -300,6 +300,14 @@ def test_another_machine_is_refused(kit: Kit, tmp_path: Path) -> None:
         cut_library(other, other, tmp_path, [], OPTIONS)
 
 
+def test_nothing_is_cut_without_the_code_that_maps_spares(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_negativa.spare.note._STUB", tmp_path / "none")
+    with pytest.raises(CannotCompactError, match="needs a C compiler"):
+        kit.cut(tmp_path)
+
+
 def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     gain = cut.size_before - cut.size_after
     enough = replace(OPTIONS, min_gain=gain)
@@ -376,6 +384,7 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
         ("-Wl,--section-start=.dynsym=0x800040",),
+        ("-Wl,--section-start=.rela.plt=0x800000",),
     ],
     ids=" ".join,
 )
@@ -399,7 +408,7 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
         for place, number in zip(pair, reversed(pair), strict=True):
             row = tables.sections[number]
             data = put(data, tables.shoff + place * SHDR.size, SHDR.pack(*row))
-    else:  # code behind all others
+    else:  # code behind all others, and program headers behind it
         data = data.ljust(-(-len(data) // 4096) * 4096, b"\0")
         [code] = [s for s in tables.segments if s[0] == PT_LOAD and s[1] & PF_X]
         start, end, shift = code[2], code[2] + code[5], len(data) - code[2]
@@ -412,6 +421,8 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
             if start <= row[4] < end:
                 moved = SHDR.pack(*row[:4], row[4] + shift, *row[5:])
                 data = put(data, tables.shoff + number * SHDR.size, moved)
+        headers = data[tables.phoff : tables.phoff + len(tables.segments) * PHDR.size]
+        data = put(data, 32, len(data).to_bytes(8, "little")) + headers
     other = Kit(tmp_path / "libpages.so", kit.program, kit.pages)
     other.library.write_bytes(data)
     cut = other.cut(tmp_path / "cut")
