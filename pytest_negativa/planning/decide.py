@@ -32,11 +32,11 @@ from pytest_negativa.models.plan import (
     TrimmedCubin,
     UnusedReason,
 )
-from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus, union
+from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus, size, union
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.planning.reachable import Reach, launchable, reach
+from pytest_negativa.planning.reachable import launchable, reach
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.
@@ -57,7 +57,6 @@ class KeepPolicy:
         kernels: globs on mangled or demangled names; notes which of them matched.
         devices: further compute capabilities; code for them is kept if the run's is.
         ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
-        relocatable: ``keep``, ``drop``, or ``auto``: drop if a linked cubin fits.
         demangle: turns a mangled name into that which people write.
         vetoes: asked for each element that would be unused, or lose a part of its code.
         granularity: ``element``, or ``kernel``: in cubins that the run loaded, too, the code of
@@ -69,7 +68,6 @@ class KeepPolicy:
     kernels: GlobSet = field(default_factory=lambda: GlobSet(()))
     devices: tuple[ComputeCapability, ...] = ()
     ptx: str = "off"
-    relocatable: str = "auto"
     demangle: Callable[[str], str] = str
     vetoes: tuple[KeepElement, ...] = ()
     granularity: str = "element"
@@ -111,6 +109,8 @@ def plan_library(
     return keep_needed_spans(plan, policy.healed)
 
 
+_FIRST_MAJOR_WITH_CAPSULES = 10
+
 _Rule = Callable[[CodeBlock], str | None]
 """Why a block is kept, in words; None: the rule doesn't keep it."""
 
@@ -124,6 +124,20 @@ def _why_unreadable(block: CodeBlock) -> str | None:
     if block.unreadable is None and block.kind.is_opaque:
         return f"no rule tells which devices load {block.kind.value}"
     return block.unreadable
+
+
+def _why_capsules(cubin: Cubin) -> str | None:
+    """Why a cubin with capsules stays whole.
+
+    From sm_100 on, each function has one, ``.nv.capmerc.text.NAME``: the index of its code section,
+    then what it takes to make code for other devices of the family from that section (15% to 50%
+    of its size in CUDA 13's libraries). nvlink 13.0 reads both. It crashes if a capsule is
+    overwritten with one byte, or the code of a function that calls others is. cuobjdump sees
+    nothing amiss. No such GPU was tried, and a driver may read as nvlink does.
+    """
+    if cubin.arch.major < _FIRST_MAJOR_WITH_CAPSULES:
+        return None
+    return f"NVIDIA's linker crashes on overwritten {cubin.arch} code and capsules (.nv.capmerc)"
 
 
 class _Planner:
@@ -160,6 +174,7 @@ class _Planner:
                 self._look_at(region, use)
         self._touched = frozenset(self._touched_blocks() if located.touched else ())
         self._left_whole: Counter[str] = Counter()
+        self._left_bytes: Counter[str] = Counter()
         # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
         # without data keeps no block and is left out: a library may have 200,000 of them.
         rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
@@ -275,10 +290,11 @@ class _Planner:
             return
         wanted = self._roots(block, content, use)
         found = wanted if isinstance(wanted, str) else reach(content, wanted)
-        if isinstance(found, Reach) and found.unused:
-            found = self._veto(block) or found
         if isinstance(found, str):
             self._left_whole[found] += 1
+        elif found.unused and (doubt := self._veto(block) or _why_capsules(content)):
+            self._left_whole[doubt] += 1
+            self._left_bytes[doubt] += size(found.unused)
         elif found.unused:
             yield TrimmedCubin(
                 start=block.start,
@@ -350,7 +366,8 @@ class _Planner:
             )
         for doubt, count in self._left_whole.items():
             elements = "1 loaded element stays" if count == 1 else f"{count:,} loaded elements stay"
-            yield f"{elements} whole, unused kernels too: {doubt}"
+            code = f" ({unused:,} bytes of code)" if (unused := self._left_bytes[doubt]) else ""
+            yield f"{elements} whole, unused kernels too{code}: {doubt}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
         if incomplete is not None:
@@ -371,7 +388,8 @@ class _Planner:
         if unexplained is not None:
             self._unexplained[region.span.start] = unexplained
         self._kept_ptx.update(self._ptx_to_keep(region))
-        if use.prelinked and not self._is_linked(region):
+        # If a linked cubin fits, the driver has no need to link them.
+        if use.prelinked and region.span.start in self._linked_anew:
             self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
 
     def _why_unexplained(self, region: Region, use: UseMark) -> str | None:
@@ -386,12 +404,6 @@ class _Planner:
         if missing:
             return f"kernel {missing[0]} was used and is in no element that a device would load"
         return None
-
-    def _is_linked(self, region: Region) -> bool:
-        """Whether the driver has no need to link the relocatable regions that a region names."""
-        if self._policy.relocatable != "auto":
-            return self._policy.relocatable == "drop"
-        return region.span.start not in self._linked_anew
 
     def _ptx_to_keep(self, region: Region) -> Iterator[int]:
         """Starts of the PTX of a used region that the policy keeps."""

@@ -21,10 +21,6 @@ from dataclasses import dataclass
 from pytest_negativa.models.library import Cubin, Function, NameIndex
 from pytest_negativa.models.spans import Span
 
-# From sm_100 on a cubin holds each function a second time, as .nv.capmerc.text.NAME. The driver can
-# make code for other devices of the family from it. How it reads that is not known.
-_FIRST_MAJOR_WITH_CAPSULES = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -45,8 +41,6 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     """The code that ``roots`` (functions by name) can reach, or why that can't be told."""
     if cubin.relocatable:
         return "relocatable code"
-    if cubin.arch.major >= _FIRST_MAJOR_WITH_CAPSULES:
-        return f"{cubin.arch} code has a second form, which is not understood"
     pieces = _pieces(cubin)
     if isinstance(pieces, str):
         return pieces

@@ -34,7 +34,7 @@ from pytest_negativa.rewriting.cubin_tables import CubinTables
 from pytest_negativa.rewriting.edits import Edits, Fill
 
 _RELOCATIONS: dict[int, RowLayout[Relocation]] = {SHT_REL: REL, SHT_RELA: RELA}
-# "cuobjdump -elf" prints .nv.capmerc.text.NAME in cubins from sm_100 on: code in a second form.
+# "cuobjdump -elf" prints .nv.capmerc.text.NAME in cubins from sm_100 on, see planning.decide.
 _CAPSULE_TYPE = 0x70000016
 
 
@@ -86,7 +86,7 @@ def _sections_of(sections: list[SectionHeader], unused: Sequence[Span]) -> dict[
     by_range: dict[Span, int] = {}
     for index, section in enumerate(sections):
         if section.sh_type == _CAPSULE_TYPE:
-            raise CubinCodeError("has its code in a second form, which is not understood")
+            raise CubinCodeError("its functions have capsules, whose readers reject other code")
         if section.sh_type == SHT_PROGBITS and section.sh_flags & SHF_EXECINSTR:
             by_range[Span(section.sh_offset, section.file_end)] = index
     for code in unused:

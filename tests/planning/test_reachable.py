@@ -172,8 +172,6 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
     ("changes", "reason"),
     [
         ({"relocatable": True}, "relocatable"),
-        ({"arch": SmArch.parse("sm_100")}, "sm_100 code has a second form"),
-        ({"arch": SmArch.parse("sm_120f")}, "sm_120f code has a second form"),
         ({"calls": (Call(0, 3), Call(3, 4), Call(0, 9))}, "a device function that nothing calls"),
         ({"calls": (), "externals": ()}, "a device function that nothing calls"),
         ({"externals": (9, 10)}, "a function of the driver that nothing calls"),

@@ -275,10 +275,10 @@ def test_what_is_a_functions_own_is_two_steps_away_at_most() -> None:
     assert CubinTables(header + names, sections).owned_by([1]) == {2: 1, 3: 1}
 
 
-def test_code_in_two_forms_is_left_alone() -> None:
+def test_code_with_capsules_is_left_alone() -> None:
     cubin = cubin_of("libcallgraph.so", "sm_100")
 
-    with pytest.raises(CubinCodeError, match="second form"):
+    with pytest.raises(CubinCodeError, match="capsules"):
         overwritten(cubin, [code_of(cubin)["calls_chain"]], 1)
 
 

@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     uint64_t start, end, offset;
-    uint32_t protection, reserved;
+    uint32_t protection, constants;
 } Hole;
 
 typedef struct {
@@ -407,7 +407,7 @@ static void check_hole(const Elf64_Phdr *before, const Hole *hole) {
                     (before->p_flags & PF_X ? PROT_EXEC : 0);
     if (hole->start % PAGE || hole->end % PAGE || hole->end <= hole->start ||
         hole->protection != bits || !within(inside, size, before->p_filesz) ||
-        hole->offset != before->p_offset + inside || hole->reserved)
+        hole->offset != before->p_offset + inside || hole->constants > 1)
         fail("the hole at %#" PRIx64 " is not described as the original has it", hole->start);
     if (!within(hole->offset, size, spare.size) ||
         memcmp(original.file.data + hole->offset, spare.data + hole->offset, size) != 0)

@@ -6,8 +6,8 @@ pages in. Four segments are new, behind the others: the note with the dynamic st
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
 type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables and GPU code may go, and the tables that got a new place. GPU code may lie
-in data that programs write to (``.ldata`` of cuFFT).
+Only code, unwind tables, constants and GPU code may go, and the tables that got a new place. GPU
+code may lie in data that programs write to (``.ldata`` of cuFFT).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,9 @@ from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
-_CODE = b".text"
+# With what a compiler appends to them: .text.hot, .rodata.cst32.
+_CODE = re.compile(rb"\.text(\..*)?", re.DOTALL)
+_CONSTANTS = re.compile(rb"\.l?rodata(\..*)?", re.DOTALL)
 # Of their tables, the library has new ones.
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
@@ -247,6 +250,26 @@ def foresee_cut(
         return _design(source, Path(path), needed, options, containers).library.edits.size
 
 
+def gap_sizes(
+    path: str | os.PathLike[str],
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range] = (),
+) -> list[int]:
+    """Sizes in bytes of the gaps that ``cut_library`` would make.
+
+    Args:
+        path, needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        FormatError: the original can't be read.
+    """
+    with ByteSource(path) as source:
+        _, _, holes = _read_holes(source, needed, options, containers)
+    return [end - start for start, end in holes]
+
+
 @dataclass(frozen=True, slots=True)
 class _Design:
     """A cut library before it is written."""
@@ -265,12 +288,8 @@ def _design(
     options: CutOptions,
     containers: Iterable[Range],
 ) -> _Design:
-    if (reason := why_no_stub()) is not None:
-        raise CannotCompactError(source.path, reason)
-    tables = read_tables(source)
-    dynamic = read_dynamic(source, tables)
-    _refuse(source, tables, dynamic)
-    holes = find_holes(source, tables, dynamic, needed, options, containers)
+    containers = union(containers)
+    tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not holes:
         raise CannotCompactError(
             source.path,
@@ -281,7 +300,7 @@ def _design(
     note = Note(
         original=bytes.fromhex(sha256),
         original_size=source.size,
-        holes=tuple(_hole_rows(tables, holes)),
+        holes=tuple(_hole_rows(tables, holes, containers)),
         name=options.name or target.name,
         folders=options.folders,
         remedy=options.remedy,
@@ -305,6 +324,21 @@ def _design(
         library=builder.build(),
         spare=_spare_layout(source, tables, pages, note),
     )
+
+
+def _read_holes(
+    source: ByteSource,
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range],
+) -> tuple[ElfTables, dict[int, int], tuple[Range, ...]]:
+    """The tables of a library, its dynamic section, and what leaves it."""
+    if (reason := why_no_stub()) is not None:
+        raise CannotCompactError(source.path, reason)
+    tables = read_tables(source)
+    dynamic = read_dynamic(source, tables)
+    _refuse(source, tables, dynamic)
+    return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
 
 
 def _write(
@@ -432,7 +466,7 @@ def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> 
     Of data, these are tables that get a new place: patchelf puts such tables there.
     """
     rows = sorted(
-        (s.sh_offset, s.file_end, _is_moved(s, dynamic) or (not is_data and _is_code(name)))
+        (s.sh_offset, s.file_end, _is_moved(s, dynamic) or (not is_data and _leaves(name)))
         for s, name in zip(tables.sections, tables.names, strict=True)
         if s.loaded
     )
@@ -442,9 +476,9 @@ def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> 
             yield start, following or end
 
 
-def _is_code(name: bytes) -> bool:
-    """Whether a section holds code or unwind tables."""
-    return name == _CODE or name.startswith(_CODE + b".") or name in _NAMES
+def _leaves(name: bytes) -> bool:
+    """Whether a section holds code, unwind tables or constants."""
+    return bool(_CODE.fullmatch(name) or _CONSTANTS.fullmatch(name)) or name in _NAMES
 
 
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
@@ -452,16 +486,25 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
     return section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
 
 
-def _hole_rows(tables: ElfTables, holes: Sequence[Range]) -> Iterator[Hole]:
-    """The rows of the note, by address."""
-    for load in tables.loads:
+def _hole_rows(
+    tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
+) -> list[Hole]:
+    """What is mapped into the holes: GPU code and CPU code apart from constants."""
+    sections = zip(tables.sections, tables.names, strict=True)
+    own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
+    constants = around(minus(own, containers), PAGE_SIZE)
+    pieces = [(*span, True) for span in intersection(holes, constants)]
+    pieces += [(*span, False) for span in minus(holes, constants)]
+    rows = []
+    for start, end, is_constant in pieces:
+        load = next(s for s in tables.loads if s.p_offset <= start < s.file_end)
         shift = load.p_vaddr - load.p_offset
         # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
         protection = sum(
             bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
         )
-        for start, end in intersection([(load.p_offset, load.file_end)], holes):
-            yield Hole(start + shift, end + shift, start, protection)
+        rows.append(Hole(start + shift, end + shift, start, protection, is_constant))
+    return sorted(rows)
 
 
 # ---- The new tables ----

@@ -19,14 +19,15 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import Range, covers, size
+from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
 from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
-from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
+from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, logged, needs_stub
 
 pytestmark = needs_stub
 
@@ -330,9 +331,10 @@ def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -
     assert os.listdir(tmp_path) == ["libpages.so"]
 
 
-def test_constants_stay(tmp_path: Path) -> None:
-    """A system call that gets the address of a missing constant would fail."""
-    source = tmp_path / "library.c"
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_the_kernel_reads_constants_that_left(tmp_path: Path, is_logged: bool) -> None:
+    """A log of staging makes code alone inaccessible: a system call would fail."""
+    source, original, logs = (tmp_path / name for name in ("library.c", "library.so", "logs"))
     source.write_text(
         "#include <fcntl.h>\n"
         'static const char names[64][4096] = {[0 ... 63] = "/dev/null"};\n'
@@ -340,13 +342,19 @@ def test_constants_stay(tmp_path: Path) -> None:
         " return i + 1; return 0; }\n"
         '__asm__(".balign 4096\\n.skip 65536, 0x90\\n");\n'
     )
-    original = tmp_path / "library.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", original, source], check=True)
+    names = original.read_bytes().index(b"/dev/null\0")
     cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS)
-    assert 65536 <= size(cut.gaps) < 65536 + 3 * 4096
+    constants = names, names + (64 << 12)
+    assert size(intersection([constants], cut.gaps)) >= 63 << 12
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).open_all())"
     command = [sys.executable, "-I", "-c", script, str(cut.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+    environ = {**os.environ, **(logged(logs) if is_logged else {})}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    if is_logged:
+        [misses] = read_misses([logs])
+        assert misses.pages and not list(intersection([constants], misses.ranges()))
 
 
 def test_code_in_sections_of_its_own_goes_with_the_padding(tmp_path: Path) -> None:
