@@ -230,7 +230,7 @@ class _Planner:
         """
         used = [block for block in self._blocks if self._located.use_of(block) is not None]
         regions = {r.span for b in used if (r := b.region) is not None}
-        others = union((b.start, b.end) for b in used if b.region and b.start not in self._fitting)
+        others = union((b.start, b.end) for b in used if b.start not in self._fitting)
         read = [*minus(regions, others), *((b.start, b.end) for b in used if b.region is None)]
         pages = tuple(minus(self._located.touched, around(read, PAGE_SIZE)))
         for block in self._blocks:

@@ -323,6 +323,10 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
         )
         for f in frames
     }
+    # The driver reads what it loads, so others on the same pages are not touched.
+    [library] = usage.libraries
+    read_by_driver = replace(library, touched=around([used.span], PAGE_SIZE))
+    assert plan(library_map, replace(usage, libraries=(read_by_driver,))) == found
     assert len(fitting) == 2
     # Nothing tells which frame has the same code for another device.
     policy = KeepPolicy(devices=(ComputeCapability(8, 0),))
