@@ -230,8 +230,7 @@ class _Planner:
         used = [block for block in self._blocks if self._located.use_of(block) is not None]
         anchors = {b.region for b in used}
         regions = {r.span for r in self._map.iter_regions() if r.span.start in anchors}
-        inside = (b.payload for b in used if b.region is not None)
-        others = union(span for span in inside if span.start not in self._fitting)
+        others = union(b.payload for b in used if b.payload.start not in self._fitting)
         read = [*minus(regions, others), *(b.payload for b in used if b.region is None)]
         pages = tuple(minus(self._located.touched, around(read, PAGE_SIZE)))
         for block in self._blocks:
