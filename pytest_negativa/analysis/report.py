@@ -39,7 +39,7 @@ from pytest_negativa.models.settings import ReportFormat, Reports, Settings, Sou
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
-from pytest_negativa.reporting.next_command import next_line
+from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.settings.globs import (
@@ -174,7 +174,7 @@ def write_reports(
             contents,
             tests=load_tests(run),
             history=load_history(run),
-            next_command=next_line(run).removeprefix("Next: "),
+            next_command=next_command(run),
         )
         if (host := gather(run)) is not None:
             contents = dataclasses.replace(contents, host=host, host_verdict=load_page_verdict(run))

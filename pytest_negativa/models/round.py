@@ -25,7 +25,8 @@ class Round(Record, frozen=True, kw_only=True):
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, even if it is pytest.
         tests: node ids to run; None: all that the command selects.
-        repeated: node ids that run last, up to ``most`` times and for about ``seconds``.
+        repeated: node ids that run last, up to ``most`` times.
+        seconds: for about how long, all together, before few runs are enough; None: no limit.
         expected: the outcomes file of the traced run; None if there is none yet.
     """
 
@@ -37,5 +38,5 @@ class Round(Record, frozen=True, kw_only=True):
     tests: tuple[str, ...] | None = None
     repeated: tuple[str, ...] = ()
     most: int = 1
-    seconds: float = 0.0
+    seconds: float | None = None
     expected: str | None = None

@@ -123,14 +123,14 @@ class Verify(Record, frozen=True, kw_only=True):
 
     Attributes:
         copies: what the tests run on.
-        rerun: how often tests that differ run on the originals, at most.
+        rerun: how often tests that differ run on the originals, at most; None: see the option.
         timeout: seconds; see the option.
         tolerate: in what equal outcomes of a test may differ.
         opened_originals: what follows if a process opened an original meanwhile.
     """
 
     copies: CopyKind
-    rerun: NonNegative
+    rerun: NonNegative | None
     timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy

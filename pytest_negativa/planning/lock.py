@@ -81,13 +81,7 @@ def make_lock(
     """
     reasons = _reasons(verdict)
     if reasons and not unproved:
-        again = ", combine them again" if verdict is not None and verdict.parts else ""
-        what = "each of its runs" if again else "it"
-        raise ReconstructError(
-            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove {what} (pytest "
-            f"--negativa-verify, or negativa verify for a program){again}, or lock it with "
-            "--unproved"
-        )
+        raise ReconstructError(f"{run_id}: this run is not proved: {'; '.join(reasons)}")
     locked: list[LockedLibrary] = []
     left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
     of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}

@@ -12,10 +12,11 @@ from pytest_negativa.storage.runs import Run
 
 def next_line(after: Run | str) -> str:
     """The line, after the report of a run, or with a command that is known."""
-    return f"Next: {after if isinstance(after, str) else _next_command(after)}"
+    return f"Next: {after if isinstance(after, str) else next_command(after)}"
 
 
-def _next_command(run: Run) -> str:
+def next_command(run: Run) -> str:
+    """The command after the report of a run."""
     # A run that unites several has no outcomes.
     outcomes = run.outcomes_file
     kind = read_outcomes(outcomes).kind if outcomes.exists() else None

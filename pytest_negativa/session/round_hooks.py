@@ -7,6 +7,7 @@ that is another round. So a round with such an option runs the tests of the trac
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Generator
 from functools import cached_property
@@ -127,11 +128,12 @@ class RoundHooks:
         done = yield
         if len(ends) > 1:
             return done
-        begin, seconds = System.monotonic(), self._round.seconds / len(self._round.repeated)
+        begin, seconds = System.monotonic(), self._round.seconds
+        share = math.inf if seconds is None else seconds / len(self._round.repeated)
         while len(ends) < self._round.most:
             # A test that changed twice ended as traced once, and otherwise after that.
             changes = sum(end != behind for end, behind in pairwise(ends))
-            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > seconds
+            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > share
             if changes > 1 or late or item.session.shouldstop or item.session.shouldfail:
                 break
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

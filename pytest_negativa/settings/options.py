@@ -298,11 +298,10 @@ OPTIONS: tuple[Option, ...] = (
         name="verify.rerun",
         flag_name="rerun",
         value="N",
-        default=20,
         help="Rerun tests that differ up to N times on the originals, in one run.",
-        detail="A test is flaky if the originals alone gave both outcomes. Tests repeat for a "
-        "tenth of the suite's time, and at least 3 times. All tests run once if the copies left "
-        "out work of the traced run. 0 reruns nothing.",
+        detail="A test is flaky if the originals alone gave both outcomes. If not set: 20 times; "
+        "after 40% of the suite's time, 3 times. All tests run once if the copies left out work of "
+        "the traced run. 0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(

@@ -39,7 +39,9 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
 from pytest_negativa.verifying.originals import (
+    MOST_RERUNS,
     OriginalRound,
+    hurried_tests,
     is_sound,
     known_of_originals,
     undecided_tests,
@@ -185,6 +187,7 @@ class TestEvidence:
         problems: what else speaks against the run, such as a collection error.
         statuses: exit status of the session when traced, and on the copies; None if it died.
         tolerate: what two equal outcomes may differ in.
+        hurried: tests that ran on the originals for too short a time to show both outcomes.
     """
 
     __test__ = False
@@ -199,6 +202,7 @@ class TestEvidence:
     problems: tuple[str, ...] = ()
     statuses: tuple[int | None, int | None] = (None, None)
     tolerate: Collection[Aspect] = ()
+    hurried: Collection[str] = ()
 
 
 def _test_evidence(attempt: Attempt) -> TestEvidence:
@@ -219,6 +223,7 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
         statuses=(traced.session.exit_status, session_status(attempt.rounds)),
         tolerate=tolerate,
+        hurried=() if attempt.settings.rerun is not None else hurried_tests(ends),
     )
 
 
@@ -291,6 +296,13 @@ def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) 
         yield (
             f"{_count(changed, 'test')} ended with the same outcome as in the traced run, but not "
             f"alike; if that is no fault, set verify.tolerate: [{_list(set(chain(*changed)))}]"
+        )
+    hurried = [v for v in both if v.differs and v.gpu_error is None and v.nodeid in tests.hurried]
+    if hurried:
+        yield (
+            f"{_count(hurried, 'test')} of these ran fewer than {MOST_RERUNS} times on the "
+            "originals, for lack of time: perhaps it is chance; run as often as you like with "
+            "--negativa-rerun"
         )
     if missing:
         yield f"{_count(missing, 'test')} of the traced run did not run"

@@ -292,7 +292,7 @@ class PageProof:
         """Rerun tests that differ on all pages: which of them are flaky?"""
         verify = self._settings.verify
         differing = tuple(undecided_tests(before, after, verify.tolerate))
-        if not (differing and verify.rerun and self._runner.program.is_pytest):
+        if not (differing and verify.rerun != 0 and self._runner.program.is_pytest):
             return frozenset()
         why = format_items(len(differing), "test differs", "tests differ")
         ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing, why=why))

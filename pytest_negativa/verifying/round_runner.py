@@ -17,6 +17,7 @@ from pytest_negativa.reporting.text import path_for_people, printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import EndedTests, by_nodeid, read_outcomes
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.verifying.originals import MOST_RERUNS
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.same_outcome import same_outcome
 
@@ -24,9 +25,10 @@ from pytest_negativa.verifying.same_outcome import same_outcome
 _LEAST_SILENCE = 60.0
 _TIMES_SILENCE = 5.0
 
-# Tests that differ are repeated for a tenth of the traced session's time, or of a minute.
-_REPEATING = 0.1
-_LEAST_REPEATING = 6.0
+# For as long as this share of the traced session, or of a minute, tests that differ are repeated
+# if the user gives no number. With trace and proof, that is 2.4 times the tests' own time.
+_REPEATING = 0.4
+_LEAST_REPEATING = 24.0
 
 # Lines that are shown of the output of a round.
 _MOST_OF_TESTS = 200
@@ -102,29 +104,37 @@ class RoundRunner:
             NegativaError: see ``run_round``.
             Interrupted: see ``run_round``.
         """
-        seconds = max(_LEAST_REPEATING, _REPEATING * self.session.duration) if repeated else 0.0
+        most = self._settings.verify.rerun
+        seconds = None
+        if most is None:
+            most, seconds = MOST_RERUNS, max(_LEAST_REPEATING, _REPEATING * self.session.duration)
         round_spec = self.program.new_round(
             kind,
             run,
             tests=tests,
             repeated=repeated,
-            most=self._settings.verify.rerun,
+            most=most,
             seconds=seconds,
             expected=self._traced.outcomes_file,
         )
         folds = self._has_shown and self.program.folds
         self._has_shown = True
-        self.say(self._announcement(where, tests, repeated, why))
+        self.say(self._announcement(where, tests, most if repeated else 1, why))
         limit = _silence_limit(self._settings, self.session)
         if not folds:
-            return run_round(self.program, round_spec, environ, limit)
-        chosen = [t for t in self.session.tests if tests is None or t.nodeid in tests]
-        if tests is None:
-            seconds += self._took.get(where, self.session.duration)
-        else:
-            seconds += sum(test.duration for test in chosen)
+            result = run_round(self.program, round_spec, environ, limit)
+            if result.died:
+                self.say("")  # Behind pytest's dots.
+            return result
+        wanted = None if tests is None else frozenset(tests)
+        chosen = [t for t in self.session.tests if wanted is None or t.nodeid in wanted]
+        expected = self._took.get(where, self.session.duration)
+        if tests is not None:
+            expected = sum(test.duration for test in chosen)
+        if repeated and seconds is not None:
+            expected += seconds
         ended, of_all = EndedTests(run.outcomes_file), format_items(len(chosen), "test", "tests")
-        with Progress(where, expected_s=seconds) as progress:
+        with Progress(where, expected_s=expected) as progress:
 
             def follow() -> None:
                 done = len(ended.read())
@@ -146,9 +156,7 @@ class RoundRunner:
                 self.say(line)
         return result
 
-    def _announcement(
-        self, where: str, tests: Sequence[str] | None, repeated: Sequence[str], why: str
-    ) -> str:
+    def _announcement(self, where: str, tests: Sequence[str] | None, most: int, why: str) -> str:
         count = len(self.session.tests if tests is None else tests)
         what = format_items(count, "test", "tests") if self.program.is_pytest else "the command"
         took = ""
@@ -156,8 +164,8 @@ class RoundRunner:
             last = self._took.get(where)
             seconds = self.session.duration if last is None else last
             took = f", {seconds:.0f} s {'when traced' if last is None else 'last time'}"
-        elif repeated:
-            took = f", up to {self._settings.verify.rerun} times"
+        elif most > 1:
+            took = f", up to {most} times"
         return f"negativa: {why}{'; ' * bool(why)}running {what} {where}{took}"
 
     def _differing(self, result: RoundResult) -> tuple[str, ...]:

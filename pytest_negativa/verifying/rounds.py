@@ -67,7 +67,7 @@ class Program:
         tests: Sequence[str] | None = None,
         repeated: Sequence[str] = (),
         most: int = 1,
-        seconds: float = 0.0,
+        seconds: float | None = None,
         expected: Path | None = None,
     ) -> Round:
         """A round of this program that this process supervises.

@@ -16,12 +16,11 @@ from pathlib import Path
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.file_users import (
     FileUser,
@@ -64,7 +63,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import needs_all_tests
+from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
@@ -79,15 +78,9 @@ from pytest_negativa.verifying.originals import (
 )
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
-from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.twins import find_twins
-
-_WHERE = {
-    RoundKind.VERIFY: "on the copies",
-    RoundKind.ORIGINAL: "on the originals",
-}
 
 
 class Verification:
@@ -181,6 +174,7 @@ class Verification:
         """Run tests on the originals, once at most: those that differ, or all if work is missing.
 
         What the originals do, too, is chance: unseeded data, or a kernel that autotuning chooses.
+        It excuses no need of removed code.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
@@ -190,7 +184,9 @@ class Verification:
             if self.program.is_pytest and nodeid not in known.ends
         )
         every = not known.usages and needs_all_tests(attempt)
-        if not verify.rerun or not (differing or every):
+        if verify.rerun == 0 or not (differing or every):
+            return attempt
+        if any(work.kind in NEEDS for work in judge(attempt).other_work):
             return attempt
         why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
         why += ["the copies left out work of the traced run"] if every else []
@@ -223,19 +219,14 @@ class Verification:
         return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
 
     def write_copies(
-        self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False
+        self, planned: Sequence[AnalyzedLibrary]
     ) -> tuple[Reconstruction, Path | None]:
-        """Write the copies and the table that redirects to them; no table if there are none.
-
-        Args:
-            copy_all: copy libraries without unused code, too.
-        """
+        """Write the copies and the table that redirects to them; no table if there are none."""
         with Progress("writing copies") as progress:
             reconstruction = reconstruct(
                 [p for p in planned if p.plan.library.path not in self._unsubstituted],
                 self.copies,
                 compact=compact_options(self.settings),
-                copy_all=copy_all,
                 on_done=progress.update,
             )
         if not reconstruction.libraries:
@@ -279,6 +270,7 @@ class Verification:
         why: str = "",
     ) -> RoundResult:
         """Run a single round; see ``run``."""
+        where = "on the copies" if kind is RoundKind.VERIFY else "on the originals"
         users = wait_for_users(self._copy_files, self._since)
         self._leftover += tuple(user.who for _, user in users)
         self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
@@ -300,7 +292,7 @@ class Verification:
                 if kind is RoundKind.VERIFY:
                     self._held += wait_for_users([*originals, *self._twins], self._since)
                 result = self._runner.run(
-                    kind, run, environ, _WHERE[kind], tests=tests, repeated=repeated, why=why
+                    kind, run, environ, where, tests=tests, repeated=repeated, why=why
                 )
         if kind is RoundKind.VERIFY:
             self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
@@ -312,10 +304,6 @@ class Verification:
         result = dataclasses.replace(result, opens=opens)
         self._rounds.append(result)
         return result
-
-    def is_same(self, before: TestResult, after: TestResult) -> bool:
-        """Whether a test ended alike, but for what the settings tolerate."""
-        return same_outcome(before, after, self.settings.verify.tolerate)
 
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""

@@ -441,7 +441,7 @@ def test_shards_that_were_proved_apart(tmp_path: Path) -> None:
     verdict.unlink()
     project.negativa("combine", first, second)
     refused = project.negativa("lock", status=1).stderr
-    assert f"{second.name}: it was not verified. Prove each of its runs" in refused
+    assert f"{second.name}: it was not verified; next: pytest --negativa-verify for each" in refused
 
 
 @pytest.mark.slow

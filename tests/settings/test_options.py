@@ -147,7 +147,7 @@ CASES = [
         "compacted", "compacted",
         "overwritten",
     ),
-    Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, 20),
+    Case("verify.rerun", ("2",), 2, "3", 3, "4", 4, None),
     Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
     Case(
         "verify.tolerate",
