@@ -147,7 +147,7 @@ class Tolerance(str, enum.Enum):
     """Why a difference in the work does not speak against a plan."""
 
     NOT_REPEATED = "not repeated: its images stay whole, and no process touched what was removed"
-    CHOICE = "the originals don't use it in every run, or only flaky tests do"
+    CHANCE = "no test uses it that is not flaky"
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, SessionKind, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
@@ -60,6 +60,11 @@ from pytest_negativa.verifying.same_work import (
     refused_work,
 )
 
+_UNWATCHED = (
+    "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
+    "the program chooses anew in each run, trace and prove in one command, which watches"
+)
+
 # Outcomes of a test that make a session end with status 1.
 _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
 
@@ -89,6 +94,8 @@ def judge(attempt: Attempt) -> Verdict:
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
+    elif work and not traced.usage.is_witness and all(d.kind not in NEEDS for d in work):
+        reasons += [_UNWATCHED] if any(d.tolerance is None for d in work) else []
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -147,7 +154,14 @@ def _compare_work(
         originals = [Work.of(usage, places) for usage in found.usages]
     traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
     work = (
-        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
+        *compare_work(
+            traced,
+            copies,
+            originals,
+            flaky,
+            _outside_of_part(attempt),
+            launches=attempt.compare_launches,
+        ),
         *refused_work(traced, copies, originals),
     )
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
@@ -161,17 +175,33 @@ def _compare_work(
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
+def _outside_of_part(attempt: Attempt) -> set[str | None]:
+    """What the contexts of a plan for some tests are called that belong to none of these tests.
+
+    Fixtures of the other tests are among them.
+    """
+    session = attempt.traced.session
+    if session.kind is not SessionKind.PYTEST or session.circumstances is not None:
+        return set()
+    names = {name for c in attempt.traced.usage.contexts for name in (c.nodeid, c.place)}
+    return names.difference(test.nodeid for test in session.tests)
+
+
 def needs_all_tests(attempt: Attempt) -> bool:
-    """Whether only a run of all tests on the originals can excuse the work that is missing.
+    """Whether only flaky tests, or none, may use the work that is missing: the originals tell.
 
     The tests that differ are taken for flaky: the same run tells whether they are.
     """
     before, after = by_nodeid(attempt.traced.session.tests), attempt.after
-    differing = undecided_tests(before, after, attempt.settings.tolerate)
+    differing = tuple(undecided_tests(before, after, attempt.settings.tolerate))
     both = OriginalRound({nodeid: (before[nodeid], after[nodeid]) for nodeid in differing})
     verdict = judge(dataclasses.replace(attempt, originals=both))
-    kinds = {work.kind for work in verdict.other_work}
-    return bool(kinds) and not kinds & NEEDS and not verdict.changes
+    missing, excused = verdict.other_work, {*differing, *_outside_of_part(attempt)}
+    return (
+        bool(missing)
+        and not verdict.changes
+        and all(work.kind not in NEEDS and work.nodeid in excused for work in missing)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,12 @@ def test_child():
             child, env={}, stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE
         )
         assert b".negativa/" in outlives.stdout.read()
+    elif FAULT in ("relative", "grandchild"):
+        # The shell ignores how its child ends.
+        clean = "env -i" if FAULT == "grandchild" else ""
+        script = f'cd "$1"; {clean} "$0" -c "$2" ./lib.so; true'
+        words = ["sh", "-c", script, sys.executable, str(LIB.parent), CODE]
+        assert (".negativa/" in subprocess.check_output(words, text=True)) == (not clean)
     elif FAULT == "environment":
         assert f" {LIB.resolve()}\\n" in subprocess.check_output(child, text=True, env={})
     else:
@@ -89,6 +95,16 @@ def test_a_child_with_an_emptied_environment(traced: VerifiedProject, fault: Pla
     status, detail = traced.statuses()["lib.so"]
     assert status == "not proved" and "pass the environment on" in str(detail)
     assert traced.differing() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A grandchild with an emptied environment loads a library by a path relative to its folder.",
+    says="a process opened the original 1 time while the tests ran on the copies",
+)
+def test_a_grandchild_with_a_relative_path(traced: VerifiedProject, fault: PlantedFault) -> None:
+    fault.check(traced.verify(status=1, FAULT="grandchild"))
+    assert "\nPROVED" in traced.verify(FAULT="relative")
 
 
 @pytest.mark.slow
