@@ -88,7 +88,9 @@ def misses(
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
     folders = folders or active_paths()
     with ByteProgress("reading logs and libraries"):
-        report = report_misses(read_misses(places), folders)
+        report = report_misses(
+            read_misses(places), folders, top=0 if as_json else settings.reports.top
+        )
     then = f"negativa slim check {typed(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {typed([log])}" for log in places)
