@@ -72,8 +72,8 @@ def misses(
     its spares a process has now: up to 16 around each that it touched. That needs the rights of a
     debugger.
 
-    misses names the function or the GPU code that was touched first on each page. It needs the
-    libraries and their spares, or the originals.
+    misses names the function or the GPU code that was touched first on each page, of the --top
+    libraries; with --json, of all. It needs the libraries and their spares, or the originals.
 
     Exit status: 0, or 1 if a log can't be read.
     """
