@@ -1,107 +1,116 @@
-"""What verifying costs: a suite traced and then verified, and a process with the redirect.
+"""What a proof costs: suites of a minute on the stand-in for a GPU, plain, traced, and proved.
 
-Two measures, on a GPU with PyTorch:
+The suites are thirty tests of two seconds, and a hundred small ones; without and with three tests
+that fail at random, half of the time. Each row gives the wall time of the whole command, its ratio
+to that of plain pytest, the CPU time of all its processes, and the verdict. With a folder, the rows
+are those of its suite, on this machine's GPU.
 
-- suite: the time that pytest itself reports for examples/pytorch (or another folder), traced and
-  on copies that are already there, in turn;
-- redirect: a Python process that imports torch and uses the GPU, with and without the redirect,
-  in turn; both on the originals' own bytes, so that only the redirect differs.
-
-Run: python benchmarks/verify_time.py [SUITE_FOLDER] [--pairs 5]
+Run: python -m benchmarks.verify_time [SUITE_FOLDER] [--workers 0,4] [--times 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
-import shutil
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.processes.redirect import (
-    copy_path,
-    make_table,
-    redirect_environment,
-    write_table,
-)
-from pytest_negativa.storage.results import load_plans
-from pytest_negativa.storage.runs import RunsFolder
+from tests.support.verified import VerifiedProject
 
-_PROGRAM = "import torch; torch.zeros(8, device='cuda').sum().item()"
+_SLEEPING = """
+@pytest.mark.parametrize("number", range({count}))
+def test_sleeps(number):
+    use(LIB, number % 3)
+    time.sleep({seconds})
+"""
+_FLAKY = """
+import random
+
+@pytest.mark.parametrize("number", range(3))
+def test_flaky(number):
+    use(LIB, 0)
+    time.sleep({seconds})
+    assert random.random() < 0.5
+"""
+_SUITES = {"30 of 2 s": (30, 2.0), "100 of 10 ms": (100, 0.01)}
+_COMMANDS = {
+    "plain": (),
+    "traced": ("--negativa",),
+    "traced and proved": ("--negativa", "--negativa-verify"),
+}
 
 
-def _session(folder: Path, *flags: str) -> float:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+@dataclass(frozen=True)
+class _Suite:
+    name: str
+    folder: Path
+    environ: Mapping[str, str]
+
+
+def _stand_ins(folder: Path) -> Iterator[_Suite]:
+    for name, (count, seconds) in _SUITES.items():
+        for flaky in (False, True):
+            text = _SLEEPING + _FLAKY if flaky else _SLEEPING
+            text = text.format(count=count, seconds=seconds)
+            project = VerifiedProject(folder / f"{count}-{flaky}", text)
+            label = f"{name}, {'3 flaky' if flaky else 'none flaky'}"
+            yield _Suite(label, project.folder, project.environ)
+
+
+def _run(suite: _Suite, words: tuple[str, ...]) -> tuple[float, float, str]:
+    """Wall time and CPU time, in seconds, and the verdict."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.monotonic()
     done = subprocess.run(
-        [*command, *flags], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", "-q", *words],
+        cwd=suite.folder,
+        env=suite.environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    found = re.search(r"passed.* in ([0-9.]+)s", done.stdout)
-    if done.returncode != 0 or found is None:
-        raise SystemExit(f"{flags}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return float(found[1])
-
-
-def _process(environ: Mapping[str, str]) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", _PROGRAM], env=environ, check=True)
-    return time.perf_counter() - start
-
-
-def _in_turn(name: str, pairs: int, one: Callable[[], float], other: Callable[[], float]) -> None:
-    before: list[float] = []
-    after: list[float] = []
-    for number in range(pairs):
-        # Whichever comes first has the colder machine.
-        for task, times in ((one, before), (other, after))[:: 1 if number % 2 else -1]:
-            times.append(task())
-    a, b = statistics.median(before), statistics.median(after)
-    spread = f"{min(before):.2f}-{max(before):.2f} s, {min(after):.2f}-{max(after):.2f} s"
-    print(f"{name}: {a:.3f} s -> {b:.3f} s, {b - a:+.3f} s, ratio {b / a:.3f}  ({spread})")
+    wall = time.monotonic() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{suite.name} {words}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    verdicts = [line for line in done.stdout.splitlines() if "PROVED:" in line]
+    return wall, cpu, verdicts[-1].partition(":")[0] if verdicts else ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    default = Path(__file__).parents[1] / "examples" / "pytorch"
-    parser.add_argument("suite", type=Path, nargs="?", default=default)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", type=Path, nargs="?")
+    parser.add_argument("--workers", default="0,4")
+    parser.add_argument("--times", type=int, default=1)
     arguments = parser.parse_args()
-    suite: Path = arguments.suite
-
     with tempfile.TemporaryDirectory() as name:
-        runs = f"--negativa-dir={name}/runs"
-        _session(suite, "--negativa", "--negativa-verify", runs)  # Warm, and the copies are there.
-        _in_turn(
-            "suite, traced -> verified",
-            arguments.pairs,
-            lambda: _session(suite, "--negativa", runs),
-            lambda: _session(suite, "--negativa-verify", runs),
-        )
-        root = Path(name, "same").resolve()
-        originals = [p.library.path for p in load_plans(RunsFolder(Path(name, "runs")).find())]
-        for original in originals:
-            target = Path(copy_path(root, original))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(original, target)
-        table = Path(name, "table")
-        write_table(make_table(root, originals), table)
-        Path(name, "logs").mkdir()
-        redirected = {
-            **os.environ,
-            **redirect_environment(os.environ, table, Path(name, "logs")),
-        }
-        _process(redirected)
-        _in_turn(
-            f"process, plain -> {len(originals)} libraries redirected",
-            arguments.pairs * 2,
-            lambda: _process(os.environ),
-            lambda: _process(redirected),
-        )
+        given: Path | None = arguments.suite
+        suites = [*_stand_ins(Path(name))]
+        if given is not None:
+            suites = [_Suite(given.name, given, {**os.environ, "NEGATIVA_DIR": f"{name}/runs"})]
+        print(f"{'suite':28} {'-n':>3} {'command':18} {'wall':>8} {'ratio':>6} {'CPU':>8}  verdict")
+        for suite in suites:
+            for workers in arguments.workers.split(","):
+                spread = ("-n", workers) if int(workers) else ()
+                plain = 0.0
+                for label, words in _COMMANDS.items():
+                    found = [_run(suite, (*words, *spread)) for _ in range(arguments.times)]
+                    walls, cpus, verdicts = zip(*found, strict=True)
+                    wall, cpu = statistics.median(walls), statistics.median(cpus)
+                    plain = plain or wall
+                    print(
+                        f"{suite.name:28} {workers:>3} {label:18} {wall:6.1f} s {wall / plain:6.2f}"
+                        f" {cpu:6.1f} s  {', '.join(sorted({*verdicts}))}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class _Project:
             done = following.run(f"on-{self.name}")
             sizes = size, _size(site)
         finally:
-            self._negativa("slim", "undo", "--yes", site)
+            self._negativa("slim", "undo", site)
         after = done.get("outcomes", {})
         names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         return {

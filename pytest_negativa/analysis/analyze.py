@@ -248,7 +248,6 @@ class _Analyzer:
             kernels=self._kernel_globs,
             devices=self._extra_devices,
             ptx=self._settings.keep.ptx.value,
-            relocatable=self._settings.keep.relocatable.value,
             demangle=demangle,
             vetoes=self._hooks.vetoes,
             granularity=self._settings.granularity.value,

@@ -16,15 +16,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import TracedLibrary, Usage
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import NeededSpan, Verdict
+from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.results import load_healed
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.results import load_healed, load_usage, load_verdict
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.portable import copy_portable
 
 _END = b'{"record":"end"'
@@ -84,7 +88,9 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
     if isinstance(fetched, StoreError):
         problem = fetched.beside(name)
         return Part(name, Run(Path(name)), problem=problem, carried=carried)
-    run = fetched or run_at(Path(name))
+    path = Path(name)
+    # The last run is soon another.
+    run = fetched or run_at(path.resolve() if path.is_symlink() else path)
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
         return Part(name, run, problem=problem)
@@ -161,7 +167,7 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
     """
     target.make()
     # If this ends early, the run has some of the traces.
-    target.mark_partial("negativa combine did not copy all traces")
+    target.mark("partial", "negativa combine did not copy all traces")
     for part in parts:
         for trace in part.traces:
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)
@@ -178,6 +184,30 @@ def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]
         for part in parts
         for span in load_healed(part.run)
     )
+
+
+def prove_by_parts(
+    run: Run, planned: Sequence[AnalyzedLibrary], parts: Iterable[Run]
+) -> Verdict | None:
+    """Write the verdict that the parts have reached together; None if none of them was verified.
+
+    Samples prove nothing, and need no proof: the plan keeps what they used.
+
+    Raises:
+        StoreError: a part's verdict can't be read, or the verdict can't be written.
+    """
+    tested: list[VerifiedPart] = []
+    for part in parts:
+        if not part.has_samples:
+            usage = load_usage(part) or merge_traces(part.trace_files())
+            one = VerifiedPart(usage, load_verdict(part))
+            tested += () if one in tested else (one,)
+    if not any(part.verdict for part in tested):
+        return None
+    tested.sort(key=lambda part: part.name)
+    verdict = unite_verdicts(run.run_id, planned, tested)
+    write_record(run.verdict_file, verdict, indent=1)
+    return verdict
 
 
 def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan, ...]:

@@ -26,10 +26,10 @@ from pytest_negativa.analysis.baseline import (
     make_baseline,
     names_of,
 )
+from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.by_tests import functions_by_group
-from pytest_negativa.hostcode.gather import gather_by_test
+from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.coverage import LibraryCoverage
@@ -39,7 +39,7 @@ from pytest_negativa.models.settings import ReportFormat, Reports, Settings, Sou
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import ImageUse, Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
-from pytest_negativa.reporting.next_command import next_line
+from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.settings.globs import (
@@ -49,7 +49,7 @@ from pytest_negativa.settings.globs import (
     matches_library,
     unmatched_globs,
 )
-from pytest_negativa.storage.output import append_output, write_output
+from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -78,9 +78,9 @@ def plan_run(
     hooks: Hooks | None = None,
     workers: Workers | None = None,
     anew: bool = False,
-    appends: bool = True,
     latest: bool = True,
     on_done: Callable[[int, int], None] | None = None,
+    parts: Sequence[Run] = (),
 ) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
 
@@ -89,14 +89,15 @@ def plan_run(
         failure: why no plans and spans are written; None if the run ended well.
         hooks: what plugins contribute.
         workers: who reads libraries; see ``map_libraries``.
-        anew, appends: see ``write_reports``.
+        parts: the runs that it unites, which may prove it.
+        anew: see ``write_reports``.
         latest: see ``write_run``.
 
     Raises:
         NegativaError: something could not be written.
     """
     if failure is not None:
-        run.mark_failed(failure)
+        run.mark("failed", failure)
     analysis = analyze(
         usage,
         settings,
@@ -111,8 +112,11 @@ def plan_run(
     if (partial := run.partial_reason) is not None:
         analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
     report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
+    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
+    if verdict is not None:
+        report = replace(report, proof=proof_row(verdict))
     contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew, appends=appends)
+    write_reports(contents, settings.reports, run, anew=anew)
     return contents
 
 
@@ -153,7 +157,6 @@ def write_reports(
     run: Run,
     *,
     anew: bool = False,
-    appends: bool = True,
 ) -> None:
     """Write the reports that are files.
 
@@ -161,9 +164,7 @@ def write_reports(
         contents: what they show.
         options: which ones.
         run: the run, whose tests and forerunners a page shows.
-        anew: they were written before. Devices, pipes and files that reports are appended to have
-            had theirs.
-        appends: whether to write reports that go to the end of a file.
+        anew: they were written before. Devices and pipes have had theirs.
 
     Raises:
         StoreError: one can't be written.
@@ -173,26 +174,18 @@ def write_reports(
             contents,
             tests=load_tests(run),
             history=load_history(run),
-            next_command=next_line(run).removeprefix("Next: "),
+            next_command=next_command(run),
         )
-        if (pages := gather_by_test(run)) is not None:
-            contents = dataclasses.replace(
-                contents,
-                host=pages.usage,
-                functions=functions_by_group(pages.by_test, lambda test: (test,)),
-                host_verdict=load_page_verdict(run),
-            )
+        if (host := gather(run)) is not None:
+            contents = dataclasses.replace(contents, host=host, host_verdict=load_page_verdict(run))
     if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
         baseline = make_baseline(run.run_id, contents.libraries)
         contents = dataclasses.replace(contents, baseline=baseline)
-    for file in render_to_files(contents, options):
-        if file.is_appended:
-            if appends and not anew:
-                append_output(file.path, file.make)
-        elif not anew or _can_be_replaced(file.path):
-            write_output(file.path, file.make(0))
+    for path, data in render_to_files(contents, options):
+        if not anew or _can_be_replaced(path):
+            write_output(path, data)
 
 
 def _can_be_replaced(path: Path | Url) -> bool:

@@ -29,6 +29,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.models.settings import FailureMode, Settings
 from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.results import combine_tests
@@ -57,6 +58,13 @@ from pytest_negativa.storage.urls import is_url
     multiple=True,
     help="Take this older run in place of one that is missing. Repeatable.",
 )
+@click.option(
+    "--expect",
+    "expected",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="Fail unless there are so many runs: a shard that never started.",
+)
 @EXECUTOR
 @click_options("paths", *PLAN_OPTIONS)
 def combine(
@@ -64,6 +72,7 @@ def combine(
     input_list: TextIO | None,
     failure_mode: str,
     carried: tuple[str, ...],
+    expected: int | None,
     executor: str | None,
     **flags: Any,
 ) -> None:
@@ -72,7 +81,7 @@ def combine(
     RUNS are ids or folders of traced runs, or folders with trace files: of the shards of a CI job,
     or of machines with other GPUs. A URL is where negativa push sent a run. The result is a new
     run, the same in whatever order they are given. If CPU code was traced in all of them, "negativa
-    pages" shows the pages that any of them touched.
+    pages" shows the pages that any of them touched. If each of RUNS is proved, so is the result.
 
     A result that lacks a bad run, or has an older run in its place, can't be locked. Exit status:
     0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
@@ -92,6 +101,10 @@ def combine(
             fetched = fetch_parts((*names, *older), Path(stack.enter_context(temporary)))
         parts = [read_part(name, fetched.get(name)) for name in names]
         parts += [read_part(name, fetched.get(name), carried=True) for name in older]
+        count = len({part.run.folder.resolve() for part in parts})
+        if expected not in (None, count):
+            runs_are = format_items(count, "run is", "runs are")
+            raise StoreError(f"{runs_are} here, expected {expected}; name the run of each shard")
         _combine(parts, folder.new_run(), settings, FailureMode(failure_mode), executor)
 
 
@@ -121,7 +134,7 @@ def _combine(
     combine_pages(run, runs, paths)
     combine_opened(run, runs)
     combine_tests(run, runs)
-    run.mark_partial(why_partial(parts, left_out))
+    run.mark("partial", why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
         told = f"CPU code that any of them touched: {run}; show it with: negativa pages"

@@ -24,7 +24,7 @@ from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.coverage import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet
@@ -74,7 +74,7 @@ def diff(
     unread: list[NegativaError] = []
 
     def load(argument: str) -> Snapshot:
-        with ByteProgress(f"reading {argument}") as progress:
+        with Progress(f"reading {argument}") as progress:
             return load_snapshot(
                 argument,
                 runs,

@@ -43,7 +43,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.packages import show_packages
 from pytest_negativa.gpucode.cache import open_cache
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.urls import Url
@@ -197,7 +197,7 @@ def inspect(
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache)
-    with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
+    with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
         if as_json:
             texts = click.get_current_context().with_resource(JsonTexts(request))
             inspected = inspect_libraries(request, cache, workers, progress.update, texts.take)

@@ -19,12 +19,13 @@ from pytest_negativa.cli.common import (
     slim_by,
 )
 from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.lock import LeftOut, Place
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
+from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
@@ -116,17 +117,21 @@ def lock(
     def place_of(path: str) -> Place:
         return places.from_folder(path, Path.cwd())
 
-    made = make_lock(
-        run_id,
-        planned,
-        verdict,
-        place_of,
-        unplanned=unplanned,
-        incomplete=incomplete,
-        unproved=unproved,
-        include=settings.libraries.include,
-        exclude=(*settings.libraries.exclude, *settings.keep.libraries),
-    )
+    try:
+        made = make_lock(
+            run_id,
+            planned,
+            verdict,
+            place_of,
+            unplanned=unplanned,
+            incomplete=incomplete,
+            unproved=unproved,
+            include=settings.libraries.include,
+            exclude=(*settings.libraries.exclude, *settings.keep.libraries),
+        )
+    except ReconstructError as e:
+        ways = dict.fromkeys((next_command(run), "negativa lock --unproved"))
+        raise ReconstructError(f"{e}; next: {', or '.join(ways)}") from e
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
     unused = sum(library.unused_bytes for library in made.libraries)

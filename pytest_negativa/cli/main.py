@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import click
@@ -161,7 +162,10 @@ def _refuse(error: click.UsageError) -> int:
         path = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
         message = error.format_message().rstrip(".")
         if isinstance(error, click.NoSuchOption):
-            near = did_you_mean(error.option_name, error.possibilities or (), at_least=0.75)
+            # A flag of pytest has its prefix there alone.
+            word = error.option_name.replace("--negativa-", "--")
+            options = [] if error.ctx is None else error.ctx.command.params
+            near = did_you_mean(word, chain.from_iterable(o.opts for o in options), at_least=0.75)
             message = f"No such option {error.option_name!r}{near}"
         print_error(f"{message}{path}")
     return error.exit_code

@@ -21,7 +21,7 @@ from pytest_negativa.cli.slim_output import LOCK, typed
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
 from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.reporting.misses import render_misses
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.spare.process_pages import pages_of_process
 from pytest_negativa.storage.atomic import write_atomically
@@ -87,7 +87,7 @@ def misses(
         places[0].mkdir(parents=True, exist_ok=True)
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
     folders = folders or active_paths()
-    with ByteProgress("reading logs and libraries"):
+    with Progress("reading logs and libraries"):
         report = report_misses(
             read_misses(places), folders, top=0 if as_json else settings.reports.top
         )

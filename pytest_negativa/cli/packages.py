@@ -22,7 +22,7 @@ from pytest_negativa.images.containers import is_container
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import load_suite, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
@@ -57,7 +57,7 @@ def show_packages(
     elif lock is not None:
         then = slim_by(lock)
         suite = suite_of_lock(load_lock(lock))
-    with workers_for(executor, jobs) as workers, ByteProgress("reading libraries") as progress:
+    with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
         report = report_image(
             folder,
             suite,

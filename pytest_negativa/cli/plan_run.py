@@ -24,7 +24,7 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.reporting.formats import render_to_screen
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.results import load_plans, save_healed
@@ -38,7 +38,6 @@ PLAN_OPTIONS = (
     "keep.libraries",
     "keep.archs",
     "keep.ptx",
-    "keep.relocatable",
     "granularity",
     "reports.formats",
 )
@@ -64,13 +63,13 @@ def plan_and_report(
         healed: what healing gave back in the parts of a combined run; None for another run.
         parts: of a combined run.
     """
-    with workers_for(executor) as workers, ByteProgress("reading libraries") as progress:
+    with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
         failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
         if healed:
-            save_healed(run, at_all_paths(healed, usage), ())
+            save_healed(run, at_all_paths(healed, usage))
         contents = plan_run(
             usage,
             settings,
@@ -79,8 +78,9 @@ def plan_and_report(
             latest=latest,
             workers=workers,
             on_done=progress.update,
+            parts=parts,
         )
-        run.mark_complete()
+        run.mark("incomplete", None)
     if not latest:
         print_warning(
             f"{run} is not the last run: no library is here whose GPU code was used; name the "

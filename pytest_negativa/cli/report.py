@@ -45,7 +45,6 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     json, markdown, html                 written to PATH, by default in .negativa
     lcov, cobertura                      kernel coverage, for coverage tools
     baseline                             figures to compare later runs with (--compare)
-    markdown-append                      at the end of PATH, or GITHUB_STEP_SUMMARY
 
     \b
     negativa report

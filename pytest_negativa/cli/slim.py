@@ -38,9 +38,9 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, SlimStatus
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import (
@@ -52,7 +52,7 @@ from pytest_negativa.slimming.slim import (
     slim_trees,
 )
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import MOST_GAPS, SparePolicy
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
@@ -90,6 +90,8 @@ class _SlimGroup(click.Group):
         return click.Command.invoke(self, ctx)
 
 
+# Milliseconds for two mappings (2 virtual cores, Linux 6.18).
+_FORK_OF_GAP = 0.0026
 _CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
@@ -150,13 +152,19 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     type=click.Path(file_okay=False, path_type=Path),
     help="Put removed code into DIR: it comes back when it is used.",
 )
+@click.option(
+    "--spare-gaps",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help=f"Leave at most N gaps in all libraries. (default: {MOST_GAPS:,})",
+)
 @click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
 @click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
 @click.option(
     "--cpu-pages",
     metavar="RUN",
     type=click.Path(exists=True, path_type=Path),
-    help="Put CPU code there, too, that this run never touched.",
+    help="Put CPU code and constants there, too, that this run never used.",
 )
 @click.option(
     "--add-misses",
@@ -253,7 +261,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: An
     paths = paths or active_paths(or_own=False)
     with (
         interruptible(NOTHING if dry_run else GOES_ON),
-        ByteProgress("putting originals back") as progress,
+        Progress("putting originals back") as progress,
     ):
         rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
     finish(
@@ -277,9 +285,10 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: An
 def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: Any) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
-    A library with a spare and its spare must give the original back: check reads every byte of
-    both, so run it before a container starts its program. If the spare is not here, such as in an
-    image that leaves it behind, check says so.
+    Of a library with a spare, check opens the spare as the library would, as this user, and reads
+    every byte of both: together they must give the original. It says what would be refused, so run
+    it before a container starts its program. If the spare is not here, such as in an image that
+    leaves it behind, check says so.
 
     PATH is a folder or a library; by default, the active environment.
 
@@ -288,7 +297,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
     """
     top = settings_of(flags).reports.top
     paths = paths or active_paths()
-    with interruptible(NOTHING), ByteProgress("checking libraries") as progress:
+    with interruptible(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
     nothing = f"nothing was slimmed in {places(*paths)}"
     reason = None if rows else f"{nothing}: nothing was checked"
@@ -358,6 +367,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
             "ship the spares",
         ),
+        (flags.spare_gaps, flags.spare is not None, "--spare-gaps goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
     ):
         if given and not allowed:
@@ -377,27 +387,19 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             strip=not flags.no_strip,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else absolute(aside),
-            spare=None
-            if flags.spare is None
-            else _spare(
-                flags.spare,
-                flags.cpu_pages,
-                flags.logs,
-                by_arch=not by_lock,
-            ),
+            spare=None if flags.spare is None else _spare(flags, by_arch=not by_lock),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
 
 
-def _spare(
-    folder: Path, cpu_pages: Path | None, logs: tuple[Path, ...], *, by_arch: bool
-) -> SparePolicy:
-    usage = None if cpu_pages is None else load_usage(cpu_pages)
+def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SparePolicy:
+    usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
-    policy = SparePolicy.of(absolute(folder), usage, by_arch=by_arch)
-    return policy.with_misses(read_misses(logs))
+    most_gaps = flags.spare_gaps or MOST_GAPS
+    policy = SparePolicy.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
+    return policy.with_misses(read_misses(flags.logs))
 
 
 def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
@@ -423,7 +425,7 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     unchanged = request.options.dry_run or request.target is not None
     with (
         interruptible(NOTHING if unchanged else GOES_ON),
-        ByteProgress("slimming") as progress,
+        Progress("slimming") as progress,
     ):
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
         if is_wheel:
@@ -485,6 +487,13 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         f"{format_bytes(size)} on disk); {undo} puts it back",
         err=True,
     )
+    if report.gaps:
+        click.echo(
+            f"negativa: the libraries have {format_items(report.gaps, 'gap', 'gaps')}: a fork of a "
+            f"process that loads them all takes about {report.gaps * _FORK_OF_GAP:.1f} ms more. "
+            f"Shorter ones than {format_bytes(report.min_gap)} stay in the files (--spare-gaps)",
+            err=True,
+        )
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:

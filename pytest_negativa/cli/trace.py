@@ -19,7 +19,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.cli.program import exit_untraced, trace_command, why_failed
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.runs import RunsFolder
@@ -85,10 +85,10 @@ def trace(
     if not run.trace_files() and not settings.cpu:
         exit_untraced(run, status, settings)
     # Libraries may be installed anew before "negativa locate" reads them.
-    with ByteProgress("hashing libraries"):
+    with Progress("hashing libraries"):
         hash_libraries(run)
     if (failure := why_failed(status)) is not None:
-        run.mark_failed(failure)
+        run.mark("failed", failure)
     if settings.cpu:
         gather(run)
     run.make_latest()

@@ -17,7 +17,7 @@ from pytest_negativa.cli.common import (
     say_next,
     settings_of,
 )
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
@@ -57,7 +57,7 @@ def reconstruct(**flags: Any) -> None:
     run = run_of(settings)
     planned = load_libraries(run)
     root = RunsFolder(Path(settings.directory)).copies
-    with ByteProgress("writing copies") as progress:
+    with Progress("writing copies") as progress:
         made = write_copies(
             planned,
             root,
@@ -89,8 +89,8 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
 
     By default, COMMAND is the traced one. It must end with the same exit status as when traced.
 
-    With --heal, if COMMAND fails on the copies, verify gives code back until COMMAND succeeds.
-    Later plans of the run keep that code, and the plan is verified again.
+    With --heal, code that the driver refused or a process touched is given back, and the plan is
+    verified again. Later plans of the run keep that code.
 
     Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
     limit of negativa.yaml is crossed.

@@ -17,7 +17,6 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_SONAME,
     DYN,
     EHDR,
-    EHDR_32,
     EI_CLASS,
     EI_DATA,
     ELF_MAGIC,
@@ -30,7 +29,6 @@ from pytest_negativa.gpucode.elf_tables import (
     EM_X86_64,
     ET_REL,
     PHDR,
-    PHDR_32,
     PT_INTERP,
     SHDR,
     SHF_ALLOC,
@@ -115,7 +113,7 @@ def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
             section headers, or with tables that leave the file.
     """
-    header = _check_header(source)
+    header = read_header(source)
     tables = _Tables(source)
     host = _read(header, tables)
     if not with_segments:
@@ -175,7 +173,7 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     """Find the dynamic loader that an executable asks for (PT_INTERP).
 
     Returns:
-        Its path, or None; and 32 or 64, the bits of the executable.
+        Its path, or None; and 32 or 64, the bits of the executable. Of a 32-bit one it is not read.
 
     Raises:
         FormatError: not an ELF file, or a damaged one.
@@ -183,18 +181,23 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     ident = source.read(0, min(EI_DATA + 1, source.size))
     if not ident.startswith(ELF_MAGIC):
         raise NotElfError(source.path, 0, "is no ELF file: it doesn't start with 7f454c46")
-    is_32 = ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,))
-    ehdr, phdr = (EHDR_32, PHDR_32) if is_32 else (EHDR, PHDR)
+    if ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,)):
+        return None, 32
     tables = _Tables(source)
-    header = ehdr.unpack_from(tables.read(0, ehdr.size))
-    for row in phdr.iter_unpack(tables.read(header.e_phoff, header.e_phnum * phdr.size)):
+    header = EHDR.unpack_from(tables.read(0, EHDR.size))
+    for row in PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size)):
         if row.p_type == PT_INTERP:
             path = tables.read(row.p_offset, row.p_filesz).split(b"\0", 1)[0]
-            return os.fsdecode(path), 32 if is_32 else 64
-    return None, 32 if is_32 else 64
+            return os.fsdecode(path), 64
+    return None, 64
 
 
-def _check_header(source: ByteSource) -> ElfHeader:
+def read_header(source: ByteSource) -> ElfHeader:
+    """Read the header of a host ELF file with section headers.
+
+    Raises:
+        FormatError: see ``read_host_elf``.
+    """
     header = _check_magic(source)
     start, count = header.e_shoff, header.e_shnum
     if start == 0 or count == 0:

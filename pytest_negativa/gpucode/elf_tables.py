@@ -10,8 +10,7 @@ share a mistake with the code that wrote the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_negativa.gpucode.rows import RowLayout
 
@@ -155,16 +154,8 @@ class DynamicEntry(NamedTuple):
     d_val: int
 
 
-def _program_header_32(row: Iterable[Any]) -> ProgramHeader:
-    kind, offset, vaddr, paddr, file_size, memory_size, flags, alignment = row
-    return ProgramHeader(kind, flags, offset, vaddr, paddr, file_size, memory_size, alignment)
-
-
 EHDR = RowLayout("<16sHHIQQQIHHHHHH", ElfHeader._make)
 PHDR = RowLayout("<IIQQQQQQ", ProgramHeader._make)
-# Of 32-bit files.
-EHDR_32 = RowLayout("<16sHHIIIIIHHHHHH", ElfHeader._make)
-PHDR_32 = RowLayout("<IIIIIIII", _program_header_32)
 SHDR = RowLayout("<IIQQQQIIQQ", SectionHeader._make)
 SYM = RowLayout("<IBBHQQ", Symbol._make)
 REL = RowLayout("<QQ", lambda row: Relocation(*row))

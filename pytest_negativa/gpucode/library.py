@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
-from pytest_negativa.gpucode.slimmed import check_version, size_before, spare_name
+from pytest_negativa.gpucode.slimmed import read_marker
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
@@ -134,29 +134,28 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
     host = read_host_elf(source, with_segments=True)
-    check_version(source)
-    before, spare = size_before(source), spare_name(source)
+    marker = read_marker(source)
     space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
-        return spare is None or space.stored_size(*span) == span.size
+        return marker.spare is None or space.stored_size(*span) == span.size
 
     reader = _Reader(space, scope, is_whole)
     whole = whole_sections(space, host)
     sections = tuple(filter(None, map(reader.read_section, whole)))
     left = tuple(_without_removed(section, is_whole) for section in sections)
     removed = Removed(
-        size_before=before,
+        size_before=marker.size_before,
         gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
         stored_bytes=sum(
             space.stored_size(block.start, block.end)
             for section in left
             for block in section.iter_code()
         ),
-        spare=spare,
+        spare=marker.spare,
     )
     library_map = reader.library_map(source, host, left)
-    return library_map if spare is None else replace(library_map, problems=()), removed
+    return library_map if marker.spare is None else replace(library_map, problems=()), removed
 
 
 def _without_removed(section: Section, is_whole: Callable[[Span], bool]) -> Section:
@@ -263,17 +262,17 @@ class _Reader:
             found = {i for i in found if region.elements[i].payload.start in starts}
         return found
 
-    def _read_element(self, element: Element) -> Element:
+    def _read_element(self, element: Element, *, digest: bool = False) -> Element:
         if element.unreadable is not None or element.kind.is_opaque:
             return element
         if not self._is_whole(element.payload):
             return element
         try:
-            return replace(element, content=self._read_content(element))
+            return replace(element, content=self._read_content(element, digest=digest))
         except PayloadError as e:
             return replace(element, unreadable=str(e))
 
-    def _read_content(self, element: Element) -> Content:
+    def _read_content(self, element: Element, *, digest: bool) -> Content:
         if element.kind is ElementKind.LTO_IR:
             return LtoIr(obscured=bool(element.flags & FLAG_SCRAMBLED))
         content = self._unpack(
@@ -283,7 +282,7 @@ class _Reader:
         )
         if element.kind is ElementKind.PTX:
             return parse_ptx(content, self.names)
-        return parse_cubin(content, self.names, calls=self._scope.calls)
+        return parse_cubin(content, self.names, digest=digest, calls=self._scope.calls)
 
     def _unpack(self, stored: Span, compression: Compression, promised_size: int) -> bytes:
         # Holes of a sparse file take no room on disk, so the stored size needs a limit, too.
@@ -303,23 +302,11 @@ class _Reader:
 
     def read_frame(self, frame: Element) -> Element:
         """Read a frame, if the scope unpacks it."""
-        if frame.unreadable is not None or not self._is_whole(frame.span):
-            return frame
-        if self._scope.headers_only or not (
-            self._devices is None or any(map(frame.runs_on, self._devices))
-        ):
-            return frame
-        if frame.kind not in (ElementKind.CUBIN, ElementKind.PTX):
+        is_wanted = self._devices is None or any(map(frame.runs_on, self._devices))
+        if self._scope.headers_only or not is_wanted or frame.kind is ElementKind.LTO_IR:
             return frame
         if self._scope.starts is not None and frame.span.start not in self._scope.starts:
             return frame
-        try:
-            content = self._unpack(frame.span, frame.compression, frame.unpacked_size)
-            if frame.kind is ElementKind.PTX:
-                return replace(frame, content=parse_ptx(content, self.names))
-            # The library unpacks the frame itself and hands the driver the image. A trace knows
-            # the image by its hash alone.
-            cubin = parse_cubin(content, self.names, digest=True, calls=self._scope.calls)
-            return replace(frame, content=cubin)
-        except PayloadError as e:
-            return replace(frame, unreadable=str(e))
+        # The library unpacks the frame itself and hands the driver the image. A trace knows the
+        # image by its hash alone.
+        return self._read_element(frame, digest=True)

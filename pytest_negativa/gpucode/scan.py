@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pytest_negativa.gpucode import fatbin, frames
 from pytest_negativa.gpucode.elf import HostSection
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
-from pytest_negativa.gpucode.search import Find, load_search
+from pytest_negativa.gpucode.search import any_of, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Problem, Region
@@ -29,7 +29,8 @@ REGION_MAGICS = (fatbin.MAGIC,)
 ALL_MAGICS = (fatbin.MAGIC, frames.MAGIC, frames.PLAIN_MAGIC)
 """Of containers in sections of any kind."""
 
-_FIND_REGION, _FIND_CONTAINER = load_search("region"), load_search("container")
+_FIND_REGION = load_search("region", any_of(REGION_MAGICS))
+_FIND_CONTAINER = load_search("container", any_of(ALL_MAGICS))
 
 
 class Problems:
@@ -125,35 +126,6 @@ def _first_nonzero(source: Readable, start: int, end: int) -> int | None:
     return None
 
 
-class MagicFinder:
-    """Finds the first of several magic numbers in bytes that lie in memory.
-
-    Args:
-        magics: the numbers.
-        find: the search for them in C; without it, finding none takes fifteen times as long.
-    """
-
-    def __init__(self, magics: tuple[bytes, ...], find: Find | None) -> None:
-        self._magics = magics
-        self._find = find or self._find_slowly
-        self._data = b""
-        self._hits: dict[bytes, int] = {}
-
-    def first(self, data: bytes, start: int) -> tuple[int, bytes] | None:
-        """Offset and magic number of the first occurrence at or behind ``start``."""
-        at = self._find(data, len(data), start)
-        return None if at < 0 else (at, next(m for m in self._magics if data.startswith(m, at)))
-
-    def _find_slowly(self, data: bytes, _size: int, start: int) -> int:
-        if data is not self._data:
-            self._data, self._hits = data, dict.fromkeys(self._magics, -2)
-        for magic, known in self._hits.items():
-            # -1: there is no more. Below start: it is passed.
-            if known != -1 and known < start:
-                self._hits[magic] = data.find(magic, start)
-        return min((hit for hit in self._hits.values() if hit >= 0), default=-1)
-
-
 class _Search:
     """Finds the next magic number; reads the file in windows."""
 
@@ -161,7 +133,7 @@ class _Search:
         self._source = source
         self._end = end
         self._magics = ALL_MAGICS if with_frames else REGION_MAGICS
-        self._finder = MagicFinder(self._magics, _FIND_CONTAINER if with_frames else _FIND_REGION)
+        self._find = _FIND_CONTAINER if with_frames else _FIND_REGION
         self._overlap = max(map(len, self._magics)) - 1
         self._base = 0
         self._data = b""
@@ -182,9 +154,11 @@ class _Search:
                 break
             if not self._base <= position < self._base + len(self._data) - self._overlap:
                 self._load(position)
-            hit = self._finder.first(self._data, position - self._base)
-            if hit is not None:
-                return self._base + hit[0], hit[1]
+            at = self._find(self._data, len(self._data), position - self._base)
+            if at >= 0:
+                return self._base + at, next(
+                    magic for magic in self._magics if self._data.startswith(magic, at)
+                )
             position = self._base + len(self._data) - self._overlap
             self._window = min(self._window * _WINDOW_GROWTH, _MAX_WINDOW)
         return None

@@ -9,7 +9,7 @@ import msgspec
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader, SectionHeader
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.base import UNDECODABLE, NonNegative
 
 SLIMMED = (
     "slimmed by negativa slim, so nothing is planned for it: its offsets differ from those of the "
@@ -25,8 +25,6 @@ MARKER = b".negativa"
 
 MARKER_VERSION = 2
 """Of slimmed files. 1 has no sections ``.whole``, so the places of the old ones are not known."""
-SOUND_VERSIONS = (1, MARKER_VERSION)
-"""Of slimmed files that work; only those of the last version are read."""
 
 _MAX_MARKER_SIZE = 1 << 16
 _MAX_NAMES = 1 << 20
@@ -49,43 +47,26 @@ def has_marker(source: ByteSource) -> bool:
         return False
 
 
-def check_version(source: ByteSource) -> None:
-    """Check that what is left in a slimmed library can be read.
+class Marker(msgspec.Struct, frozen=True):
+    """The JSON about the original.
+
+    Attributes:
+        compacted: the version of the marker.
+        size_before: size of the original, bytes.
+        spare: file name of the spare that has the rest; None if there is none.
+    """
+
+    compacted: int
+    size_before: NonNegative
+    spare: str | None = None
+
+
+def read_marker(source: ByteSource) -> Marker:
+    """Read the marker of a slimmed library.
 
     Raises:
         FormatError: the marker is damaged, or of another release.
     """
-    version = _facts(source)["compacted"]
-    if version != MARKER_VERSION:
-        raise FormatError(
-            source.path,
-            None,
-            f"slimmed by an earlier release (section .negativa is of version {version}, expected "
-            f"{MARKER_VERSION}) and can't be read; undo or reinstall, and slim again",
-        )
-
-
-def size_before(source: ByteSource) -> int | None:
-    """Size of the original in bytes, as the marker states it; None if it states none.
-
-    Raises:
-        FormatError: the marker is damaged, or of a later release.
-    """
-    before = _facts(source).get("size_before")
-    return before if type(before) is int and before >= 0 else None
-
-
-def spare_name(source: ByteSource) -> str | None:
-    """File name of the spare that has the rest of a slimmed library; None if it has no spare.
-
-    Raises:
-        FormatError: see ``size_before``.
-    """
-    name = _facts(source).get("spare")
-    return name if isinstance(name, str) else None
-
-
-def _facts(source: ByteSource) -> dict[str, object]:
     header = _header(source)
     names = _names(source)
     for index in range(header.e_shnum):
@@ -116,23 +97,22 @@ def _section(source: ByteSource, header: ElfHeader, index: int) -> SectionHeader
     return SHDR.unpack_from(source.read(header.e_shoff + index * SHDR.size, SHDR.size))
 
 
-def _parse_marker(source: ByteSource, offset: int, size: int) -> dict[str, object]:
+def _parse_marker(source: ByteSource, offset: int, size: int) -> Marker:
     if size > _MAX_MARKER_SIZE:
         raise FormatError(
             source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"
         )
     try:
-        facts = msgspec.json.decode(source.read(offset, size))
+        marker = msgspec.json.decode(source.read(offset, size), type=Marker)
     except UNDECODABLE as e:
         raise FormatError(
-            source.path, offset, f"section .negativa is no JSON ({e}); damaged: install it again"
+            source.path, offset, f"section .negativa: {e}; damaged: install it again"
         ) from e
-    version = facts.get("compacted") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or version not in SOUND_VERSIONS:
+    if marker.compacted != MARKER_VERSION:
         raise FormatError(
             source.path,
             offset,
-            f"section .negativa is of version {version!r}, expected {MARKER_VERSION}: damaged, or "
-            "slimmed by a later release of pytest-negativa",
+            f"section .negativa is of version {marker.compacted}, expected {MARKER_VERSION}; "
+            "slimmed by another release of pytest-negativa: undo or reinstall, and slim again",
         )
-    return facts
+    return marker

@@ -2,61 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
-    FileKey,
     FilePages,
     describe,
     file_key,
     identify,
-    is_as_before,
-    key_of,
     unite,
     unite_logs,
     with_paths,
 )
-from pytest_negativa.models.base import Listing, Record
+from pytest_negativa.models.base import Record
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
-    HOST_TESTS_VERSION,
     HOST_USAGE_VERSION,
     HostFile,
     HostFiles,
     HostUsage,
-    TestedLibrary,
 )
 from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import load_record, write_record
-from pytest_negativa.storage.runs import Run, RunsFolder
-
-# The last one may still run, or have loaded other libraries. Asking takes some ms.
-_RUNS_TO_ASK = 8
+from pytest_negativa.storage.runs import Run
 
 _T = TypeVar("_T", bound=Record)
-
-
-class Gathered(NamedTuple):
-    """Pages that the processes of a run have touched so far.
-
-    Attributes:
-        usage: of all processes.
-        by_test: what each test touched, of each file whose content is known. A run that does not
-            tell its tests apart has none.
-    """
-
-    usage: HostUsage
-    by_test: tuple[PagesOfTest, ...]
 
 
 def gather(run: Run) -> HostUsage | None:
@@ -68,25 +46,10 @@ def gather(run: Run) -> HostUsage | None:
         PageLogError: a log is damaged.
         StoreError: a file can't be read or written.
     """
-    found = gather_by_test(run)
-    return None if found is None else found.usage
-
-
-def gather_by_test(run: Run) -> Gathered | None:
-    """Do what ``gather`` does, and tell the tests apart, from one look at the logs.
-
-    Raises:
-        PageLogError: a log is damaged.
-        StoreError: a file can't be read or written.
-    """
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
-        usage = _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
-        if not run.host_tests_file.exists():
-            return Gathered(usage, ())
-        tests = _load(run.host_tests_file, Listing[TestedLibrary], HOST_TESTS_VERSION)
-        return Gathered(usage, tuple(iter_pages(tests)))
+        return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
     record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
     known = {file_key(f): f for f in record.files}
     processes = read_page_logs(run.page_logs)
@@ -98,8 +61,12 @@ def gather_by_test(run: Run) -> Gathered | None:
         incomplete.append(f"{run.run_id} failed: {failure}")
     failed = [f"{run.run_id}: {text}" for text in [run.failed_tests] if text is not None]
     new = [key for key in pages if key not in known]
-    before = _known_before(run, frozenset(new))
-    for key, found in _identify_all(new, before):
+    # Files with GPU code, which are the large ones, were hashed for the plan.
+    hashed = load_digests(run.traces_folder).values() if new else ()
+    digests = {(one.path, one.state): one.sha256 for one in hashed}
+    with ThreadPoolExecutor() as pool:
+        identified = [*pool.map(partial(identify, digests=digests), new)]
+    for key, found in zip(new, identified, strict=True):
         if isinstance(found, HostFile):
             known[key] = found
         else:
@@ -123,23 +90,7 @@ def gather_by_test(run: Run) -> Gathered | None:
             HostFiles(format_version=HOST_FILES_VERSION, processor=record.processor, files=files),
         )
     write_record(run.host_usage_file, usage)
-    return Gathered(
-        usage,
-        tuple(
-            PagesOfTest(
-                test=one.name,
-                sha256=file.sha256,
-                size=file.size,
-                build_id=file.build_id,
-                paths=(file.path,),
-                ranges=one.library.ranges,
-                pages=one.pages,
-            )
-            for process in processes
-            for one in process.tests
-            if (file := known.get(key_of(one.library))) is not None
-        ),
-    )
+    return usage
 
 
 def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
@@ -153,41 +104,6 @@ def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
     files = {file_key(f): f for f in record.files}
     pages = unite_logs(read_page_logs(run.page_logs))
     return tuple((files[key], pages[key]) for key in pages if key in files)
-
-
-def _identify_all(
-    keys: Iterable[FileKey], before: Mapping[FileKey, HostFile]
-) -> Iterator[tuple[FileKey, HostFile | str]]:
-    """See ``identify``. Files whose content must be read are read in threads."""
-    to_read = []
-    for key in keys:
-        if (file := before.get(key)) is not None and is_as_before(file):
-            yield key, identify(key, file)
-        else:
-            to_read.append(key)
-    with ThreadPoolExecutor() as pool:
-        yield from zip(to_read, pool.map(identify, to_read), strict=True)
-
-
-def _known_before(run: Run, wanted: Set[FileKey]) -> dict[FileKey, HostFile]:
-    """The files, as far as the last other runs of the folder have read them."""
-    found: dict[FileKey, HostFile] = {}
-    others = (
-        other
-        for other in RunsFolder(run.folder.parent).runs()
-        if other.folder.name != run.folder.name and other.page_log_files.exists()
-    )
-    for other in itertools.islice(others, _RUNS_TO_ASK):
-        if len(found) == len(wanted):
-            break
-        # It only saves time.
-        with contextlib.suppress(StoreError):
-            record = _load(other.page_log_files, HostFiles, HOST_FILES_VERSION)
-            for file in record.files:
-                # Without the time of its last change, it would be read again.
-                if file.ctime_ns is not None and (key := file_key(file)) in wanted:
-                    found.setdefault(key, file)
-    return found
 
 
 def require_usage(run: Run) -> HostUsage:
@@ -222,21 +138,16 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
     Args:
         paths: rules for the paths of libraries.
     """
-    found = [one for part in parts if (one := gather_by_test(part)) is not None]
+    found = [usage for part in parts if (usage := gather(part)) is not None]
     if len(found) < len(parts):
         return None
     usage = unite(
         [
-            replace(
-                one.usage,
-                libraries=tuple(with_paths(library, paths) for library in one.usage.libraries),
-            )
+            replace(one, libraries=tuple(with_paths(library, paths) for library in one.libraries))
             for one in found
         ]
     )
     write_record(run.host_usage_file, usage)
-    if by_test := [pages for one in found for pages in one.by_test]:
-        write_record(run.host_tests_file, unite_tests(by_test, paths))
     return usage
 
 

@@ -5,9 +5,10 @@ other; a size of 0 means that the next record starts with the next chunk. All nu
 endian::
 
     u32 size          of the record, a multiple of 8
-    u32 kind          1: the process, 2: a library, 3: a test, 4: gaps of a library with a spare,
-                      5: GPU code of a library
-    u32 flags         1: it can't be watched
+    u32 kind          1: the process, 2: a library, 4: gaps of a library with a spare, 5: GPU code
+                      of a library, 6: constants of a library
+    u32 flags         1: it can't be watched; of constants: how many processes have the library and
+                      did not note their pages
     u32 major, minor  of the device
     u32 ranges
     u64 inode         of a process: its id
@@ -18,11 +19,6 @@ endian::
     path
     bits              one for each page, set: the process touched it
 
-The record of a test has bits for some libraries: the number of the first one stands in place of the
-inode, and how many there are in place of the file size. A log numbers its watched libraries with
-ranges from 0. The test's name has the place of the path. The bits of each library begin with a byte
-of their own. A test may have several records.
-
 The record of gaps is about the original of the library: its size, and offsets in it for addresses.
 The library's name has the place of the path, with the original's SHA-256 behind it. Behind the
 bits, at the next multiple of 8, each page has a u16: bits 0-11 where in the page the first touch
@@ -30,9 +26,12 @@ was, 12: it was an instruction fetch, 15: the page did not come back beside anot
 
 The record of GPU code is that of a library, but for its ranges: they are offsets in the file.
 
-A forked child shares the records of its parent, and has a log of its own for what it loads. Where
-tests are told apart, that log repeats the libraries of its parent. A process that starts later may
-leave out pages that another log has: all logs of a run together tell what was touched.
+The record of constants is like that of its library. It has the bits of the pages that were in
+memory when processes ended.
+
+A forked child shares the records of its parent, and has a log of its own for what it loads. A
+process that starts later may leave out pages that another log has: all logs of a run together tell
+what was touched.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY, _TEST, _GAPS, _GPU_CODE = 1, 2, 3, 4, 5
+_PROCESS, _LIBRARY, _GAPS, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
@@ -77,7 +76,7 @@ class LoggedLibrary:
     Attributes:
         path: real path; empty if it was not found.
         device, inode, size, mtime_ns: of the file, as ``stat`` has them.
-        watched: whether touched pages were recorded.
+        watched: whether touched pages were recorded; of constants, by all processes.
         ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
         pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
     """
@@ -91,42 +90,24 @@ class LoggedLibrary:
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
 
-    @property
-    def page_count(self) -> int:
-        """Number of watched pages."""
-        return sum(end - start for start, end in self.ranges) // PAGE
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedTest:
-    """Pages of one library that a process touched while a test ran.
-
-    Attributes:
-        name: as ``TestTeller`` has it.
-        pages: bit n is page n of the library's ranges, one range after the other.
-    """
-
-    name: str
-    library: LoggedLibrary
-    pages: int
-
 
 @dataclass(frozen=True, slots=True)
 class LoggedProcess:
-    """A process, the libraries that it loaded, and what tests touched of them.
+    """A process, and the libraries that it loaded.
 
     Attributes:
         misses: what came back to libraries with a spare, if only that was recorded.
         gpu_code: libraries with GPU code.
+        constants: read-only data of the libraries.
     """
 
     pid: int
     executable: str
     started_ns: int
     libraries: tuple[LoggedLibrary, ...]
-    tests: tuple[LoggedTest, ...] = ()
     misses: tuple[Misses, ...] = ()
     gpu_code: tuple[LoggedLibrary, ...] = ()
+    constants: tuple[LoggedLibrary, ...] = ()
 
 
 def prepare_logs(folder: Path) -> None:
@@ -202,7 +183,6 @@ def _read_log(path: Path) -> LoggedProcess | None:
 def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
     libraries: list[tuple[int, LoggedLibrary]] = []
-    tests: list[LoggedTest] = []
     misses: list[Misses] = []
     if len(data) % _CHUNK:
         raise ValueError("a part of a chunk: somebody truncated it")
@@ -215,7 +195,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
         path = data[path_at : path_at + length].decode("utf-8", "surrogateescape")
         if kind == _PROCESS:
             process = LoggedProcess(inode, path, time_ns, ())
-        elif kind in (_LIBRARY, _GPU_CODE):
+        elif kind in (_LIBRARY, _GPU_CODE, _CONSTANTS):
             ranges = _parse_ranges(data, ranges_at, count)
             if bits * 8 + _count_pages(ranges) > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
@@ -225,26 +205,11 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 inode=inode,
                 size=size,
                 mtime_ns=time_ns,
-                watched=not flags & _UNWATCHED,
+                watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
                 ranges=ranges,
                 pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
             )
             libraries.append((kind, library))
-        elif kind == _TEST:
-            # A child's variable may have any bytes. JSON can't hold surrogates.
-            name = data[ranges_at : ranges_at + length].decode("utf-8", "backslashreplace")
-            with_bits = [row for row in libraries if row[1].watched and row[1].ranges]
-            if inode + size > len(with_bits):
-                raise ValueError("a test of libraries that have no record")
-            start = at + bits
-            for kind, library in with_bits[inode : inode + size]:
-                end = start + -(-library.page_count // 8)
-                if end > at + record_size:
-                    raise ValueError("the record of a test can't hold the bits of its libraries")
-                pages = int.from_bytes(data[start:end], "little")
-                if pages and kind == _LIBRARY:
-                    tests.append(LoggedTest(name, library, pages))
-                start = end
         elif kind == _GAPS:
             ranges = _parse_ranges(data, ranges_at, count)
             original = data[path_at + length : path_at + length + _DIGEST]
@@ -260,9 +225,9 @@ def _parse(data: bytes) -> LoggedProcess | None:
     return dataclasses.replace(
         process,
         libraries=tuple(library for kind, library in libraries if kind == _LIBRARY),
-        tests=tuple(tests),
         misses=tuple(misses),
         gpu_code=tuple(library for kind, library in libraries if kind == _GPU_CODE),
+        constants=tuple(library for kind, library in libraries if kind == _CONSTANTS),
     )
 
 
@@ -306,22 +271,13 @@ def _iter_records(data: bytes) -> Iterator[int]:
 
 
 def _iter_pages(ranges: Sequence[tuple[int, int]], bits: bytes) -> Iterator[int]:
-    for start, end in touched_spans(ranges, int.from_bytes(bits, "little")):
-        yield from range(start, end, PAGE)
-
-
-def touched_spans(ranges: Iterable[tuple[int, int]], pages: int) -> Iterator[tuple[int, int]]:
-    """Addresses of the pages whose bits are set; neighbours as one.
-
-    Args:
-        ranges, pages: see ``LoggedTest``.
-    """
+    pages = int.from_bytes(bits, "little")
     for start, end in ranges:
         count = (end - start) // PAGE
         lowest_first = f"{pages & ((1 << count) - 1):b}"[::-1]
         pages >>= count
         for run in re.finditer("1+", lowest_first):
-            yield start + run.start() * PAGE, start + run.end() * PAGE
+            yield from range(start + run.start() * PAGE, start + run.end() * PAGE, PAGE)
 
 
 def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:

@@ -6,10 +6,9 @@ A library is one by its content. The union is that of sets, so its order does no
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,14 +19,12 @@ from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource, Stamp
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
-from pytest_negativa.models.spans import Span, union
+from pytest_negativa.models.spans import Span, intersection, minus, union
+from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Why a library could not be traced."""
-
-# Some file systems count whole seconds, or two.
-_SETTLED_AFTER_NS = 3 * 10**9
 
 _headers: dict[tuple[str, Stamp], HostElf] = {}
 
@@ -49,27 +46,41 @@ class FilePages(NamedTuple):
         ranges: first and end address of what was watched.
         touched: addresses of pages.
         watched: whether all processes watched it.
+        unread: ranges of constants that no process had in memory.
     """
 
     ranges: frozenset[tuple[int, int]]
     touched: frozenset[int]
     watched: bool
+    unread: tuple[Span, ...] = ()
 
 
 def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
     """Unite the pages that all processes touched, by file."""
     logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
+    constants: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
     for process in processes:
         for one in process.libraries:
             logged[key_of(one)].append(one)
+        for one in process.constants:
+            constants[key_of(one)].append(one)
     return {
         key: FilePages(
             frozenset().union(*(one.ranges for one in group)),
             frozenset().union(*(one.pages for one in group)),
             all(one.watched for one in group),
+            _unread(constants[key]),
         )
         for key, group in logged.items()
     }
+
+
+def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
+    """The constants that no process had in memory; none, if one ended without saying so."""
+    if not all(one.watched for one in constants):
+        return ()
+    read = union((page, page + PAGE) for one in constants for page in one.pages)
+    return tuple(minus(union(span for one in constants for span in one.ranges), read))
 
 
 def key_of(library: LoggedLibrary) -> FileKey:
@@ -80,14 +91,6 @@ def key_of(library: LoggedLibrary) -> FileKey:
 def file_key(file: HostFile) -> FileKey:
     """The file as it was when a process loaded it."""
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
-
-
-def is_as_before(file: HostFile) -> bool:
-    """Whether a file has not changed since it was read; ``identify`` looks closer."""
-    try:
-        return Path(file.path).stat().st_ctime_ns == file.ctime_ns
-    except OSError:
-        return False
 
 
 def read_headers(source: ByteSource) -> HostElf:
@@ -102,13 +105,14 @@ def read_headers(source: ByteSource) -> HostElf:
     return elf
 
 
-def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
+def identify(
+    key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
+) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 
     Args:
         key: the file as it was when a process loaded it.
-        before: what an earlier run read there. If the file has not changed since, it is not read
-            again.
+        digests: SHA-256 of files, by path and state; a file that has changed since is read again.
     """
     if not key.path:
         return "a library was gone from its path when it was loaded"
@@ -126,13 +130,9 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
                 for segment in elf.segments
                 if segment.p_type == PT_LOAD
             )
-            is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_AFTER_NS
-            # A library without a build id, too: to hash it again takes longer than the rest.
-            now = (status.st_ctime_ns, elf.build_id, segments)
-            if before and (before.ctime_ns, before.build_id, before.segments) == now:
-                sha256 = before.sha256
-            else:
-                sha256 = source.sha256()
+            # To hash a library takes longer than the rest.
+            state = (*key[1:], status.st_ctime_ns)
+            sha256 = digests.get((key.path, state)) or source.sha256()
             if not source.is_unchanged():
                 return f"{key.path}: changed while it was read"
     except FormatError as e:
@@ -142,7 +142,6 @@ def identify(key: FileKey, before: HostFile | None = None) -> HostFile | str:
         sha256=sha256,
         build_id=elf.build_id,
         segments=segments,
-        ctime_ns=status.st_ctime_ns if is_settled else None,
     )
 
 
@@ -156,6 +155,7 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         watched=union(_offsets(file, start, end - start) for start, end in pages.ranges),
         touched=union(_offsets(file, start, end - start) for start, end in _runs(pages)),
         unwatched=None if pages.watched else UNWATCHED,
+        unread=union(_offsets(file, start, end - start) for start, end in pages.unread),
     )
 
 
@@ -215,6 +215,9 @@ def with_paths(library: HostLibrary, paths: PathRules) -> HostLibrary:
 
 
 def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
+    unread: Iterable[Span] = group[0].unread
+    for one in group[1:]:
+        unread = intersection(unread, one.unread)
     return HostLibrary(
         sha256=group[0].sha256,
         size=group[0].size,
@@ -223,4 +226,5 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
         watched=union(span for one in group for span in one.watched),
         touched=union(span for one in group for span in one.touched),
         unwatched=next((one.unwatched for one in group if one.unwatched is not None), None),
+        unread=tuple(unread),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.hostcode import HostUsage
@@ -65,8 +64,6 @@ class ReportContents:
         tests: how the run's tests ended; empty if no pytest session ran.
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
-        functions: of CPU code that each test touched, a bit for each; empty if tests are not told
-            apart.
         baseline: the figures that later runs are compared with.
         host_verdict: the last verdict on its CPU code; None without one.
         next_command: what a user types next; None if nobody asked.
@@ -78,7 +75,6 @@ class ReportContents:
     tests: tuple[TestResult, ...] = ()
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
-    functions: Mapping[str, int] = field(default_factory=dict)
     baseline: Snapshot | None = None
     host_verdict: PageVerdict | None = None
     next_command: str | None = None

@@ -8,17 +8,11 @@ from pytest_negativa.models.spans import Span, size
 HOST_USAGE_VERSION = 2
 """Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
 
-HOST_TESTS_VERSION = 2
-"""Of ``cpu-tests.json`` of a combined run, by content and ranges.
-
-History: 2 has ``rows``; 1 is the first.
-"""
-
 HOST_REPORT_VERSION = 2
 """Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
 
-HOST_FILES_VERSION = 1
-"""Of ``cpu/files.json``. History: 1 is the first."""
+HOST_FILES_VERSION = 2
+"""Of ``cpu/files.json``. History: 2 has no times of change; 1 is the first."""
 
 
 class Processor(Record, frozen=True, kw_only=True):
@@ -41,8 +35,6 @@ class HostFile(Record, frozen=True, kw_only=True):
         sha256: of its bytes.
         build_id: hex of the GNU build id, if it has one.
         segments: address, file offset and size in the file of each loaded segment.
-        ctime_ns: its change time when it was read; None if it had changed just before, so that
-            another change may have left that time as it is.
     """
 
     path: str
@@ -53,7 +45,6 @@ class HostFile(Record, frozen=True, kw_only=True):
     sha256: str
     build_id: str | None
     segments: tuple[tuple[int, int, int], ...]
-    ctime_ns: int | None = None
 
 
 class HostFiles(Versioned, Record, frozen=True, kw_only=True):
@@ -63,34 +54,29 @@ class HostFiles(Versioned, Record, frozen=True, kw_only=True):
     files: tuple[HostFile, ...] = ()
 
 
-class LoadedContent(Record, frozen=True, kw_only=True):
-    """A library that was loaded, known by its content.
+class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The code of one library, known by its content. Spans are file offsets. Pages have 4 KiB.
 
     Attributes:
         sha256: of the file.
         size: of the file in bytes.
         build_id: hex of the GNU build id, if it has one.
         paths: real paths where it was loaded from.
+        watched: what was traced: whole pages of code and of unwind tables.
+        touched: the touched pages of it.
+        unwatched: why it could not be traced, so that all of it counts as touched; else None.
+        unread: pages of constants that no process had in memory at its end; none, if a process
+            ended without noting them.
     """
 
     sha256: str
     size: NonNegative
     build_id: str | None
     paths: tuple[str, ...]
-
-
-class HostLibrary(LoadedContent, frozen=True, kw_only=True):
-    """The code of one library. Spans are file offsets. Pages have 4 KiB.
-
-    Attributes:
-        watched: what was traced: whole pages of code and of unwind tables.
-        touched: the touched pages of it.
-        unwatched: why it could not be traced, so that all of it counts as touched; else None.
-    """
-
     watched: tuple[Span, ...]
     touched: tuple[Span, ...]
     unwatched: str | None = None
+    unread: tuple[Span, ...] = ()
 
     @property
     def watched_bytes(self) -> int:
@@ -125,21 +111,6 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     def run_ids(self) -> tuple[str, ...]:
         """The runs, sorted."""
         return tuple(sorted(self.processes))
-
-
-class TestedLibrary(LoadedContent, frozen=True, kw_only=True):
-    """What the tests of several runs touched of one library.
-
-    Attributes:
-        ranges: first and end address, in the ELF file, of what was watched.
-        tests: by name, the pages of the ranges, one range after the other: a number in hex, whose
-            bit n is page n.
-    """
-
-    __test__ = False
-
-    ranges: tuple[tuple[int, int], ...]
-    tests: dict[str, str]
 
 
 class HostRow(Record, frozen=True, kw_only=True):

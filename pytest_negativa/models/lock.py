@@ -159,6 +159,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
         devices: the GPUs.
         versions: what the tests ran with, by name.
         incomplete: why the run may have loaded libraries that the lock doesn't name.
+        parts: ids of the runs that were proved, if ``run`` unites several.
     """
 
     proved: bool
@@ -172,6 +173,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[ProvingDevice, ...]
     versions: dict[str, str]
     incomplete: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 class Lock(Versioned, Record, frozen=True, kw_only=True):

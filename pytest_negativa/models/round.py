@@ -13,8 +13,6 @@ class RoundKind(str, enum.Enum):
     TRACE = "trace"  # the traced run itself
     VERIFY = "verify"  # on the copies
     ORIGINAL = "original"  # on the originals again: does a test that differs fail there, too?
-    CONTROL = "control"  # on copies with all spans given back: is their place the cause?
-    PROBE = "probe"  # on copies with some spans given back: are these the needed ones?
 
 
 class Round(Record, frozen=True, kw_only=True):
@@ -27,9 +25,9 @@ class Round(Record, frozen=True, kw_only=True):
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, even if it is pytest.
         tests: node ids to run; None: all that the command selects.
-        repeated: node ids that run last, up to ``most`` times and for about ``seconds``.
+        repeated: node ids that run last, up to ``most`` times.
+        seconds: for about how long, all together, before few runs are enough; None: no limit.
         expected: the outcomes file of the traced run; None if there is none yet.
-        stop_at_failure: whether one test that fails, and didn't when traced, ends the round.
     """
 
     kind: RoundKind
@@ -40,6 +38,5 @@ class Round(Record, frozen=True, kw_only=True):
     tests: tuple[str, ...] | None = None
     repeated: tuple[str, ...] = ()
     most: int = 1
-    seconds: float = 0.0
+    seconds: float | None = None
     expected: str | None = None
-    stop_at_failure: bool = False

@@ -42,14 +42,6 @@ class PtxPolicy(str, enum.Enum):
     ALL = "all"
 
 
-class RelocatablePolicy(str, enum.Enum):
-    """Whether a plan keeps relocatable code; ``auto`` drops it if a linked cubin fits."""
-
-    AUTO = "auto"
-    KEEP = "keep"
-    DROP = "drop"
-
-
 class ReportFormat(str, enum.Enum):
     """How a report is written; ``reporting.formats`` has the renderer."""
 
@@ -58,27 +50,22 @@ class ReportFormat(str, enum.Enum):
     GITHUB = "github"
     JSON = "json"
     MARKDOWN = "markdown"
-    MARKDOWN_APPEND = "markdown-append"
     LCOV = "lcov"
     COBERTURA = "cobertura"
     HTML = "html"
     BASELINE = "baseline"
 
 
-class Report(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Report(Record, frozen=True, kw_only=True):
     """One report.
 
     Attributes:
         format: see there.
         path: absolute, ``-``, or a URL; None for a report without a file.
-        limit: how large a file may get that reports are appended to; bytes.
-        replaces: it has such a limit, and is written anew all the same.
     """
 
     format: ReportFormat
     path: str | None
-    limit: int | None = None
-    replaces: bool = False
 
 
 class Libraries(Record, frozen=True, kw_only=True):
@@ -95,7 +82,6 @@ class Keep(Record, frozen=True, kw_only=True):
     libraries: tuple[str, ...]
     archs: tuple[str, ...]
     ptx: PtxPolicy
-    relocatable: RelocatablePolicy
 
     @property
     def sm_archs(self) -> tuple[SmArch, ...]:
@@ -137,20 +123,17 @@ class Verify(Record, frozen=True, kw_only=True):
 
     Attributes:
         copies: what the tests run on.
-        rerun: how often tests that differ run on the originals, at most.
+        rerun: how often tests that differ run on the originals, at most; None: see the option.
         timeout: seconds; see the option.
         tolerate: in what equal outcomes of a test may differ.
         opened_originals: what follows if a process opened an original meanwhile.
-        heal_runs, heal_minutes: limits of healing; 0 for none.
     """
 
     copies: CopyKind
-    rerun: NonNegative
+    rerun: NonNegative | None
     timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
     opened_originals: OpenedPolicy
-    heal_runs: NonNegative
-    heal_minutes: NonNegative
 
 
 class Reports(Record, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ import msgspec
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
-MANIFEST_VERSION = 5
-"""Format version of the manifest. History: 5 has no ``records`` and
-``spares``, and ``record`` for ``recorded``; 4 adds ``replaced`` and has no
+MANIFEST_VERSION = 6
+"""Format version of the manifest. History: 6 has ``reinstall`` for ``origin``; 5 has no
+``records`` and ``spares``, and ``record`` for ``recorded``; 4 adds ``replaced`` and has no
 ``left``; 3 adds ``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
 """
 
@@ -38,21 +38,6 @@ class RecordRow(Record, frozen=True, kw_only=True):
     size: str
 
 
-class Origin(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The distribution that brought a file.
-
-    Attributes:
-        name, version: of the distribution, or of the conda package.
-        installer: the program that installed it, such as ``pip``; empty if unknown.
-        url: where it came from, if that was no index.
-    """
-
-    name: str
-    version: str
-    installer: str = ""
-    url: str | None = None
-
-
 class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A library that was replaced. Paths are below the folder.
 
@@ -70,7 +55,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
         never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
-        origin: the distribution that brought the original, if one is known.
+        reinstall: the command that installs its distribution again, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
         replaced: digest of the earlier result in whose place this one goes. It is there if a run
@@ -91,7 +76,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     original: str | None = None
     notes: tuple[str, ...] = ()
     never_loaded: bool = False
-    origin: Origin | None = None
+    reinstall: str | None = None
     spare: str | None = None
     replaced: Sha256 | None = None
 

@@ -10,13 +10,13 @@ from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 5
+VERDICT_VERSION = 6
 """Of ``verdict.json``.
 
-History: 5 has files that are GPU code among ``libraries``, trimmed code by offset, and versions by
-name; 4 always has ``opened_bytes``, without which opened files count as unused; 3 asks other tests,
-too, for what a flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds
-``work``; 1 is the first.
+History: 6 has no search in ``healing``; 5 has files that are GPU code among ``libraries``, trimmed
+code by offset, and versions by name; 4 always has ``opened_bytes``, without which opened files
+count as unused; 3 asks other tests, too, for what a flaky test used first; 2 renames ``why`` to
+``detail`` and ``reason``, and adds ``work``; 1 is the first.
 """
 
 
@@ -147,7 +147,7 @@ class Tolerance(str, enum.Enum):
     """Why a difference in the work does not speak against a plan."""
 
     NOT_REPEATED = "not repeated: its images stay whole, and no process touched what was removed"
-    CHOICE = "the originals don't use it in every run, or only flaky tests do"
+    CHANCE = "no test uses it that is not flaky"
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):
@@ -174,12 +174,6 @@ class WorkDifference(Record, frozen=True, kw_only=True):
     nodeid: str | None = None
     tolerance: Tolerance | None = None
     note: str | None = None
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for the same difference in another run."""
-        used = self.kind in (WorkKind.NOT_USED, WorkKind.REFUSED)
-        return self.kind, self.image, self.kernel, None if used else self.test
 
     @property
     def detail(self) -> str:
@@ -212,9 +206,8 @@ class RoundFacts(Record, frozen=True, kw_only=True):
 
 
 class FoundBy(str, enum.Enum):
-    """How healing found what tests need."""
+    """Why removed code is given back."""
 
-    BISECTION = "bisection"
     TOUCH = "touch"
     REFUSAL = "refusal"
     NOT_REPEATED = "not-repeated"
@@ -227,15 +220,12 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         library: real path.
         region: file offset of the region that holds it.
         start, end: file offsets, as in the plan.
-        test: the node id of a test that fails without it; if the search isn't finished, of a
-            test that the search is for.
+        test: the node id of the test that was refused it or touched it; ``a process`` if none is
+            known.
         code: the offset in the unpacked cubin, if only code inside a cubin was given back.
         function: the mangled name of that code's first function.
-        complete: whether it is known to be needed; if not, it is kept only because the search
-            isn't finished.
-        found_by: by bisection, tests were seen to fail without it; by a touch or the driver's
-            refusal, to ask for it, and it was not tried whether they fail without it. What the
-            copies did not repeat may have needed it.
+        found_by: a process touched it, the driver refused it, or the copies did not repeat what
+            may have needed it.
     """
 
     library: str
@@ -245,8 +235,7 @@ class NeededSpan(Record, frozen=True, kw_only=True):
     test: str
     code: NonNegative | None = None
     function: str | None = None
-    complete: bool = True
-    found_by: FoundBy = FoundBy.BISECTION
+    found_by: FoundBy
 
     @property
     def detail(self) -> str:
@@ -255,11 +244,7 @@ class NeededSpan(Record, frozen=True, kw_only=True):
             return f"the driver refused it to {self.test}"
         if self.found_by is FoundBy.TOUCH:
             return f"touched on the copies by {self.test}"
-        if self.found_by is FoundBy.NOT_REPEATED:
-            return "the copies did not repeat all work, and nothing shows that it needs none of it"
-        if self.complete:
-            return f"needed by {self.test}, found by bisection"
-        return "kept: the search for what is needed is not finished"
+        return "the copies did not repeat all work, and nothing shows that it needs none of it"
 
 
 class Healing(Record, frozen=True, kw_only=True):
@@ -267,17 +252,10 @@ class Healing(Record, frozen=True, kw_only=True):
 
     Attributes:
         needed: what was given back.
-        runs: how often the failing tests were started with some parts given back.
-        seconds: how long that took.
-        complete: the search is finished; if not, ``needed`` may hold more than is needed, or
-            not all of it.
-        reason: what kept it from being complete, or from giving anything back.
+        reason: why the plan is not proved all the same; None if it is.
     """
 
     needed: tuple[NeededSpan, ...]
-    runs: int
-    seconds: float
-    complete: bool
     reason: str | None = None
 
 
@@ -306,6 +284,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         work: what the tests used otherwise than when traced; if their outcomes differ, only what
             the driver refused.
         kept: what of the plan is not proved and stays, for work that was not repeated.
+        parts: ids of the runs that were proved, if ``run_id`` unites several.
     """
 
     run_id: str
@@ -327,6 +306,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
     kept: tuple[NeededSpan, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""

@@ -57,7 +57,6 @@ class KeepPolicy:
         kernels: globs on mangled or demangled names; notes which of them matched.
         devices: further compute capabilities; code for them is kept if the run's is.
         ptx: ``off``, ``newest`` (per region) or ``all``, in regions that the run loaded.
-        relocatable: ``keep``, ``drop``, or ``auto``: drop if a linked cubin fits.
         demangle: turns a mangled name into that which people write.
         vetoes: asked for each element that would be unused, or lose a part of its code.
         granularity: ``element``, or ``kernel``: in cubins that the run loaded, too, the code of
@@ -69,7 +68,6 @@ class KeepPolicy:
     kernels: GlobSet = field(default_factory=lambda: GlobSet(()))
     devices: tuple[ComputeCapability, ...] = ()
     ptx: str = "off"
-    relocatable: str = "auto"
     demangle: Callable[[str], str] = str
     vetoes: tuple[KeepElement, ...] = ()
     granularity: str = "element"
@@ -390,7 +388,8 @@ class _Planner:
         if unexplained is not None:
             self._unexplained[region.span.start] = unexplained
         self._kept_ptx.update(self._ptx_to_keep(region))
-        if use.prelinked and not self._is_linked(region):
+        # If a linked cubin fits, the driver has no need to link them.
+        if use.prelinked and region.span.start in self._linked_anew:
             self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
 
     def _why_unexplained(self, region: Region, use: UseMark) -> str | None:
@@ -405,12 +404,6 @@ class _Planner:
         if missing:
             return f"kernel {missing[0]} was used and is in no element that a device would load"
         return None
-
-    def _is_linked(self, region: Region) -> bool:
-        """Whether the driver has no need to link the relocatable regions that a region names."""
-        if self._policy.relocatable != "auto":
-            return self._policy.relocatable == "drop"
-        return region.span.start not in self._linked_anew
 
     def _ptx_to_keep(self, region: Region) -> Iterator[int]:
         """Starts of the PTX of a used region that the policy keeps."""

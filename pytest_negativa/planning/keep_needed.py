@@ -1,4 +1,4 @@
-"""Keeps parts of a plan that a test failed without."""
+"""Keeps parts of a plan that were seen to be needed."""
 
 from __future__ import annotations
 
@@ -42,33 +42,23 @@ def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
         yield from (Part(path, anchor, cubin.start, code.start) for code in cubin.unused)
 
 
-def keep_needed(plan: LibraryPlan, parts: Collection[Part], detail: str) -> LibraryPlan:
-    """The plan with ``parts`` kept; parts of other libraries are ignored."""
-    own = [part for part in parts if part.library == plan.library.path]
-    whole = {part.start for part in own if part.code is None}
-    codes = {(part.start, part.code) for part in own if part.code is not None}
+def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
+    """The plan with what healing gave back kept, for the reasons that the spans name.
+
+    Spans of other libraries are ignored.
+    """
+    own = [span for span in spans if span.library == plan.library.path]
+    whole = {span.start: span.detail for span in own if span.code is None}
+    codes = {(span.start, span.code) for span in own}
     return replace(
         plan,
-        decisions=tuple(_kept(d, detail) if d.start in whole else d for d in plan.decisions),
+        decisions=tuple(
+            _kept(d, whole[d.start]) if d.start in whole else d for d in plan.decisions
+        ),
         trimmed=tuple(
             trimmed for cubin in plan.trimmed if (trimmed := _trim_less(cubin, codes)).unused
         ),
     )
-
-
-def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
-    """The plan with what healing gave back kept, for the reasons that the spans name."""
-    by_detail: dict[str, list[Part]] = {}
-    for span in spans:
-        by_detail.setdefault(span.detail, []).append(part_of(span))
-    for detail, parts in by_detail.items():
-        plan = keep_needed(plan, parts, detail)
-    return plan
-
-
-def part_of(span: NeededSpan) -> Part:
-    """The part of a library that a span of ``healed.json`` names."""
-    return Part(span.library, span.region, span.start, span.code)
 
 
 def of_each_path(
@@ -82,7 +72,7 @@ def of_each_path(
         for path, sha256 in digests.items()
         if path == span.library or (sha256 is not None and sha256 == digests[span.library])
     ]
-    return tuple({part_of(span): span for span in of_all}.values())
+    return tuple({(span.library, span.start, span.code): span for span in of_all}.values())
 
 
 def _kept(decision: Decision, detail: str) -> Decision:

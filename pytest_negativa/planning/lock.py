@@ -81,10 +81,7 @@ def make_lock(
     """
     reasons = _reasons(verdict)
     if reasons and not unproved:
-        raise ReconstructError(
-            f"{run_id}: this run is not proved: {'; '.join(reasons)}. Prove it (pytest "
-            "--negativa-verify, or negativa verify for a program), or lock it with --unproved"
-        )
+        raise ReconstructError(f"{run_id}: this run is not proved: {'; '.join(reasons)}")
     locked: list[LockedLibrary] = []
     left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
     of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}
@@ -269,8 +266,9 @@ def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved: trace and prove again"
-    # Of a compacted copy, what isn't gone may have been left for a reason. Files have no copy.
-    if not (verdict.copies == _COMPACTED or plan.is_files) and not all(
+    # Of a compacted copy, what isn't gone may have been left for a reason. Files have no copy. Runs
+    # that are united have no copy in common.
+    if not (verdict.copies == _COMPACTED or plan.is_files or verdict.parts) and not all(
         d.kept or not d.size or covers(row.spans, d.start, d.end) for d in plan.decisions
     ):
         return _PLANNED_ANEW
@@ -430,6 +428,7 @@ def _proof(
         copies=verdict.copies,
         fill=verdict.fill,
         tests=dict(sorted(outcomes.items())),
+        parts=verdict.parts,
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
         versions=verdict.versions,
     )

@@ -45,7 +45,9 @@ def select_tests(
     if lost:
         raise OptionError(f"{lost[0]}: no test of the run has this node id")
     if not found:
-        raise OptionError(f"none of the run's {len(tests):,} tests matches")
+        known = sorted({marker for test in tests for marker in test.markers})
+        hint = f"; the run's markers: {', '.join(known) or 'none'}" if markers is not None else ""
+        raise OptionError(f"none of the run's {len(tests):,} tests matches{hint}")
     return found
 
 

@@ -6,21 +6,16 @@ what it records.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
-TEST_VARIABLE = "NEGATIVA_PAGES_TEST"
 ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
-
-# ENTER_TEST of pages.c: an address that mprotect(2) itself refuses.
-_ENTER_TEST = 0x6E656761746976
 
 
 class PageWatchError(NegativaError):
@@ -42,26 +37,21 @@ def watch_environment(
     environ: Mapping[str, str],
     logs: Path,
     *,
-    by_test: bool = False,
     only_gpu: bool = False,
 ) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 
     Args:
         only_gpu: record nothing of CPU code.
-        by_test: a process may tell which test runs, see ``TestTeller``.
 
     Raises:
         PageWatchError: this machine can't do it.
     """
-    added = {
+    return {
         **_with_watch(environ),
         LOGS_VARIABLE: str(logs.absolute()),
         ONLY_GPU_VARIABLE: "1" if only_gpu else "",
     }
-    if by_test:
-        added[TEST_VARIABLE] = ""
-    return added
 
 
 def misses_environment(
@@ -87,27 +77,3 @@ def _with_watch(environ: Mapping[str, str]) -> dict[str, str]:
     if library is None or reason is not None:
         raise PageWatchError(f"touched pages can't be recorded: {reason}")
     return with_auditor(environ, library)
-
-
-class TestTeller:
-    """Tells ``pages.c`` in this process, and in the children that it starts, which test runs."""
-
-    __test__ = False
-
-    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        import ctypes
-
-        self._environ = environ
-        # With the GIL: a thread that ran meanwhile would touch pages of the next test.
-        self._mprotect = ctypes.PyDLL(None).mprotect
-        self._mprotect.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
-
-    def tell(self, test: str) -> bool:
-        """Tell the name of the test that runs from now on; empty if none does.
-
-        Returns:
-            False if nothing in this process tells tests apart.
-        """
-        name = test.encode("utf-8", "backslashreplace").replace(b"\0", rb"\0")
-        self._environ[TEST_VARIABLE] = name.decode()
-        return bool(self._mprotect(_ENTER_TEST, name, 0) == 0)

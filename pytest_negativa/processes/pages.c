@@ -4,25 +4,22 @@
  * and the unwind tables of each library inaccessible before the library is relocated. The first
  * touch of a page is a SIGSEGV; the handler sets the page's bit and makes the page accessible.
  * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do
- * it: a page costs less than half, and no mapping. Elsewhere mprotect does. It also does where
- * tests are told apart, because a guard discards what a program wrote to a page.
+ * it: a page costs less than half, and no mapping. Elsewhere mprotect does.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_TEST, the test that started the process; NEGATIVA_PAGES_GPU, if not empty: GPU
- * code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to libraries with a
- * spare, or with NEGATIVA_SPARE_ARMED, of who touches removed code: see pages/gaps.h. The log is a
- * shared mapping of a file, so a process that is killed loses nothing. fallocate reserves its
- * blocks: touching a hole of a file on a full disk would be a SIGBUS.
+ * NEGATIVA_PAGES_GPU, if not empty: GPU code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs
+ * of what comes back to libraries with a spare, or with NEGATIVA_SPARE_ARMED, of who touches
+ * removed code: see pages/gaps.h. The log is a shared mapping of a file, so a process that is
+ * killed loses nothing. fallocate reserves its blocks: touching a hole of a file on a full disk
+ * would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark. Not so where tests are told apart.
- *
- * A program can tell which of its tests runs: mprotect(ENTER_TEST, name, 0). Pages become
- * inaccessible again then, and the test has bits of its own for those that it touches.
+ * what they have needs no second mark.
  *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
- * shares. What the program hands to libc's write and the like is read before.
+ * shares. What the program hands to libc's write and the like is read before. Constants are looked
+ * at when the process ends, see pages/constants.h.
  *
  * Rules: never fail the process. What can't be watched counts as used, and the log says so. No
  * malloc, no descriptor kept open, no lock in the handler. Outside of it one thread works at a
@@ -30,8 +27,8 @@
  */
 #define _GNU_SOURCE
 #include "pages/gaps.h"
+#include "pages/constants.h"
 #include "pages/known.h"
-#include "pages/program.h"
 
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -43,42 +40,72 @@
 
 static bool only_gpu; /* no CPU code */
 
-/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
-static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
-                      uint32_t kind) {
-    Library *library = begin_library(map);
-    if (library == NULL) return NULL;
-    bool watched = is_read && find_ranges(fd, library, kind);
-    if (kind == GPU_CODE && library->range_count == 0) return NULL;
-    size_t pages = number_pages(library), length = strlen(path);
-    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) + align8(length);
-    size_t size = align8(bits + library->bit_bytes);
-    LogRecord *record = add_record(size);
+/* A record of pages of a library, whose bits come last and are 0; NULL: there is no room. `base`:
+ * of the ranges; `fd`: the file at `path`; -1: none. */
+static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
+                               size_t bit_bytes, const char *path, int fd, size_t *size) {
+    size_t length = strlen(path);
+    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
+    *size = align8(bits + bit_bytes);
+    LogRecord *record = add_record(*size);
     if (record == NULL) {
         note_lost(NO_ROOM);
         return NULL;
     }
     record->kind = kind;
-    record->range_count = (uint32_t)library->range_count;
+    record->range_count = (uint32_t)count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
     if (fd >= 0) describe(record, fd, "");
-    LogRange *ranges = (LogRange *)(record + 1);
-    for (size_t i = 0; i < library->range_count; i++) {
-        uint64_t start = library->ranges[i].start - library->base, moved = 0;
-        const ElfW(Phdr) *segment = segment_of(start, start + 1);
-        if (kind == GPU_CODE && segment != NULL) moved = segment->p_vaddr - segment->p_offset;
-        ranges[i] = (LogRange){start - moved, library->ranges[i].end - library->base - moved};
+    LogRange *to = (LogRange *)(record + 1);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t start = ranges[i].start - base, moved = 0;
+        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1) : NULL;
+        if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
+        to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
     }
-    memcpy(ranges + library->range_count, path, length);
+    memcpy(to + count, path, length);
+    return record;
+}
+
+/* A record of a library's constants, of which this process has not noted any; NULL: it has none. */
+static LogRecord *expect_constants(int fd, const char *path) {
+    Range constants[MAX_RANGES];
+    size_t count = 0, pages = 0, size;
+    find_ranges(fd, CONSTANTS, constants, &count);
+    for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
+    if (pages == 0) return NULL;
+    LogRecord *record =
+        start_record(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
+    if (record == NULL) return NULL;
+    record->flags = 1;
+    publish(record, size);
+    return record;
+}
+
+/* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
+static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
+                      uint32_t kind) {
+    size_t size;
+    Library *library = begin_library(map);
+    if (library == NULL) return NULL;
+    bool watched = is_read && find_ranges(fd, kind, library->ranges, &library->range_count);
+    if (kind == GPU_CODE && library->range_count == 0) return NULL;
+    for (size_t i = 0; i < library->range_count; i++) {
+        library->ranges[i].start += library->base;
+        library->ranges[i].end += library->base;
+    }
+    size_t pages = number_pages(library);
+    if (watched && kind == LIBRARY) library->constants = expect_constants(fd, path);
+    LogRecord *record = start_record(kind, library->ranges, library->range_count, library->base,
+                                     library->bit_bytes, path, fd, &size);
+    if (record == NULL) return NULL;
     library->record = record;
-    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
+    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
     record->flags = watched ? 0 : UNWATCHED;
     publish(record, size);
-    if (!watched || pages == 0) return NULL;
+    if (!watched) return NULL;
     show_to_handler(library);
-    if (test != NULL)
-        add_test((const char *)(test + 1), test->path_length, (size_t)(library - libraries));
     hide(library);
     open_known(library);
     if (pages >= LARGE && kind == LIBRARY) offer_log();
@@ -114,11 +141,10 @@ static unsigned long max_mappings(void) {
 
 EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS");
-    const char *name = getenv("NEGATIVA_PAGES_TEST"), *table = NULL;
+    const char *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_gaps = true;
-        name = NULL;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -132,18 +158,15 @@ EXPORT unsigned int la_version(unsigned int version) {
         mkdir(folder, 0777);
     else
         open_shared();
-    most_parts = (long)(MAX_PARTS);
-    atomic_store(&parts_left, most_parts);
+    atomic_store(&parts_left, (long)(MAX_PARTS));
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }
-    by_test = name != NULL;
     const char *gpu = getenv("NEGATIVA_PAGES_GPU");
     only_gpu = gpu != NULL && gpu[0] != 0;
-    if (by_test && name[0] != 0) add_test(name, strlen(name), 0);
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
@@ -158,8 +181,10 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         is_named(map->l_name, "ld-linux"))
         return 0;
     if (is_named(map->l_name, "libc.so.")) {
-        disabled = !faults_wrap_libc(map) ||
-                   !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers);
+        disabled =
+            !faults_wrap_libc(map) ||
+            !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers) ||
+            !faults_wrap(map, process_wrappers, sizeof process_wrappers / sizeof *process_wrappers);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
         return 0;
     }
@@ -174,6 +199,11 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
 }
 
 static void forget(Library *library) {
+    int pagemap = library->constants != NULL ? open_pagemap() : -1;
+    if (pagemap >= 0) {
+        note_constants(library, pagemap);
+        close_file(pagemap);
+    }
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         show(library, range, range->start, range->end);

@@ -370,10 +370,10 @@ def why_not_redirected(executable: str | Path) -> str | None:
         return None  # a script: its interpreter counts, and that is another executable
     finally:
         source.close()
-    if interpreter is None:
-        return "it is a static executable, which no dynamic loader starts"
     if bits != 64:
         return f"it is a {bits}-bit executable, and the library for LD_AUDIT a 64-bit one"
+    if interpreter is None:
+        return "it is a static executable, which no dynamic loader starts"
     if "ld-musl" in interpreter:
         return f"its dynamic loader is musl's ({interpreter}), which knows no LD_AUDIT"
     mode = Path(executable).stat().st_mode

@@ -87,13 +87,18 @@ class ChildWatch:
             self.signal, self._since = number, time.monotonic()
 
     def wait(
-        self, process: subprocess.Popen[bytes], progress_file: Path, silence_limit: float | None
+        self,
+        process: subprocess.Popen[bytes],
+        progress_file: Path,
+        silence_limit: float | None,
+        follow: Callable[[], object],
     ) -> bool:
         """Wait until the program ends, is silent for too long, or a signal asks to end it.
 
         Args:
             progress_file: a file that grows while the program gets on.
             silence_limit: seconds within which the file must grow; None: no limit.
+            follow: called when the file has grown.
 
         Returns:
             Whether the program was silent for too long.
@@ -110,6 +115,7 @@ class ChildWatch:
             last = now
             if (found := _size(progress_file)) != size:
                 size, silent = found, 0.0
+                follow()
             if silence_limit is not None and silent > silence_limit:
                 return True
             if self.signal in _ENDING:

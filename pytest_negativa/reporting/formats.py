@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,12 +22,11 @@ from pytest_negativa.reporting.coverage_files import (
 )
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.html.render import render_html
-from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
+from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.reporting.text import (
     path_for_people,
-    print_warning,
     printable,
     terminal_width,
     wrap,
@@ -36,19 +34,8 @@ from pytest_negativa.reporting.text import (
 from pytest_negativa.storage.output import STDOUT
 from pytest_negativa.storage.urls import Url, place_of
 
-
-class ReportFile(NamedTuple):
-    """A file of a report.
-
-    Attributes:
-        path: absolute, ``-``, or a URL.
-        make: makes its content. The argument is the size of the file that it is appended to.
-        is_appended: whether it goes to the end of the file.
-    """
-
-    path: Path | Url
-    make: Callable[[int], bytes]
-    is_appended: bool = False
+ReportFile = tuple[Path | Url, bytes]
+"""Path, absolute or ``-``, or URL of a file, and its content."""
 
 
 def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
@@ -119,29 +106,7 @@ def _files_of(wanted: Report, path: Path | Url, contents: ReportContents) -> Ite
         files = group_by_file(contents.report.coverage, Path(contents.report.directory).absolute())
         for file in files:
             if file.index_file is not None:
-                yield _whole(file.index_file, file.index_text.encode())
-        yield _whole(path, _OF_COVERAGE[wanted.format](files))
-    elif wanted.limit is not None:
-        make = _appended(contents, path, wanted.limit)
-        yield ReportFile(path, make, is_appended=not wanted.replaces)
+                yield file.index_file, file.index_text.encode()
+        yield path, _OF_COVERAGE[wanted.format](files)
     else:
-        yield _whole(path, _TO_FILE[wanted.format](contents))
-
-
-def _whole(path: Path | Url, data: bytes) -> ReportFile:
-    return ReportFile(path, lambda _size: data)
-
-
-def _appended(contents: ReportContents, path: Path | Url, limit: int) -> Callable[[int], bytes]:
-    text = render_markdown(contents.report)
-
-    def make(size: int) -> bytes:
-        shown = cut_markdown(text, limit, limit - size)
-        if not shown:
-            print_warning(
-                f"{path}: no report appended: the file has {size:,} bytes, and GitHub shows no "
-                f"more than {limit:,}; remove it or name another one"
-            )
-        return shown.encode()
-
-    return make
+        yield path, _TO_FILE[wanted.format](contents)

@@ -12,8 +12,6 @@ from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
 from pytest_negativa.reporting.units import format_bytes, format_share
 
-_CUT = "\n\n*This report is cut at {limit:,} KiB. The files of the run hold all of it.*\n"
-
 
 def render_markdown(report: RunReport) -> str:
     """The report as one Markdown document."""
@@ -77,26 +75,6 @@ def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
             run, kernels = sum(k.is_run for k in group.kernels), len(group.kernels)
             shown = markdown_code(group.name, in_table=True) if group.name else ""
             yield f"| {name} | {shown} | {kernels:,} | {run:,} | {format_share(run, kernels)} |"
-
-
-def cut_markdown(text: str, limit: int, room: int) -> str:
-    """``text`` in at most ``room`` bytes: cut at a line's end, with a line that says so.
-
-    It is empty if there is no room for that line.
-
-    Args:
-        text: the document.
-        limit: of the whole file, in bytes, for that line.
-        room: what is left of it.
-    """
-    data = text.encode()
-    if len(data) <= room:
-        return text
-    said = _CUT.format(limit=limit // 1024)
-    if room < len(said):
-        return ""
-    head, _, _ = data[: room - len(said)].rpartition(b"\n")
-    return head.decode() + said
 
 
 def _name(path: str, *, in_table: bool = False) -> str:

@@ -12,10 +12,11 @@ from pytest_negativa.storage.runs import Run
 
 def next_line(after: Run | str) -> str:
     """The line, after the report of a run, or with a command that is known."""
-    return f"Next: {after if isinstance(after, str) else _next_command(after)}"
+    return f"Next: {after if isinstance(after, str) else next_command(after)}"
 
 
-def _next_command(run: Run) -> str:
+def next_command(run: Run) -> str:
+    """The command after the report of a run."""
     # A run that unites several has no outcomes.
     outcomes = run.outcomes_file
     kind = read_outcomes(outcomes).kind if outcomes.exists() else None
@@ -29,15 +30,17 @@ def _next_command(run: Run) -> str:
         if pages is not None and pages.proved:
             pages_of = shlex.quote(str(run))
             return f"negativa slim --arch all-major --spare spares --cpu-pages {pages_of} --dry-run"
-        return f"{verify if pages is None and not run.is_failed else trace} {cpu}"
+        return f"{verify if pages is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:
         return f"{trace}, on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
-        return trace if run.is_failed else "negativa inspect"
+        return trace if run.failure is not None else "negativa inspect"
     verdict = load_verdict(run)
     if verdict is None:
         return "negativa lock --unproved" if kind is None else verify
     if verdict.proved:
         return "negativa lock"
+    if verdict.parts:
+        return f"{verify} for each run that is not proved, then negativa combine"
     return heal if verdict.healing is None else trace

@@ -49,13 +49,14 @@ def proof_row(verdict: Verdict) -> ProofRow:
     """Row of a verdict in a report."""
     proved = (row for row in verdict.libraries if row.status is LibraryStatus.PROVED)
     tests = format_items(len(verdict.tests), "test", "tests")
-    devices = ", ".join(dict.fromkeys(device.name for device in verdict.devices))
+    devices = ", ".join(dict.fromkeys(device.name for device in verdict.devices)) or "no GPU"
+    runs = f", in {len(verdict.parts)} runs" if verdict.parts else ""
     return ProofRow(
         proved=verdict.proved,
         reasons=verdict.reasons,
         proved_bytes=sum(row.unused_bytes for row in proved),
         copies=verdict.copies,
-        evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices or 'no GPU'}",
+        evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices}{runs}",
     )
 
 

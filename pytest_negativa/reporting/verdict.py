@@ -128,25 +128,16 @@ def _outcome(outcome: Outcome | None) -> str:
 
 def _healing(healing: Healing, options: Reports) -> str:
     spell = demangle if options.demangle else str
-    lines = [
-        f"Healing: {format_items(healing.runs, 'run', 'runs')} of the failing tests in "
-        f"{healing.seconds:.0f} s."
-    ]
-    if healing.reason is not None:
-        lines.append(f"  {printable(healing.reason)}")
-    known = [span for span in healing.needed if span.complete]
-    if known:
-        lines.append("Kept from now on, because a test fails without it:")
-    for span in known:
+    lines = []
+    if healing.needed:
+        lines.append("Healing kept, from now on:")
+    for span in healing.needed:
         what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
         lines.append(
             f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.detail)}"
         )
-    if unfinished := len(healing.needed) - len(known):
-        lines.append(
-            f"{format_items(unfinished, 'part', 'parts')} kept for now: the search for what is "
-            "needed is not finished"
-        )
+    if healing.reason is not None:
+        lines.append(f"Healing ended: {printable(healing.reason)}")
     return "\n".join(lines)
 
 

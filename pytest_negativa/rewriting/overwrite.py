@@ -18,7 +18,7 @@ from pytest_negativa.gpucode.fatbin import (
     OVERWRITTEN_ARCH,
     OVERWRITTEN_KIND,
 )
-from pytest_negativa.models.library import CodeBlock, LibraryMap
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
@@ -50,8 +50,13 @@ def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
 def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Change]:
     blocks = {(block.start, block.end): block for block in library_map.iter_code()}
     decided = Counter((d.start, d.end) for d in plan.decisions)
-    if decided != Counter(dict.fromkeys(blocks, 1)):
-        raise ReconstructError(f"{plan.library.path}: {_mismatch(blocks, decided)}; trace it again")
+    wanted = Counter(dict.fromkeys(blocks, 1))
+    if decided != wanted:
+        start, end = min((decided - wanted) | (wanted - decided))
+        raise ReconstructError(
+            f"{plan.library.path}: the plan is not one for its map: they don't agree about code "
+            f"at [{start:#x}, {end:#x}); trace it again"
+        )
     for decision in plan.decisions:
         if decision.kept or not decision.size:
             continue
@@ -65,16 +70,3 @@ def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[
         if block.region is not None:
             yield Patch(block.header_offset + KIND_OFFSET, _NO_KIND)
             yield Patch(block.header_offset + ARCH_OFFSET, _NO_DEVICE)
-
-
-def _mismatch(blocks: dict[tuple[int, int], CodeBlock], decided: Counter[tuple[int, int]]) -> str:
-    """The first place where plan and map differ, as text."""
-    found = "the plan is not one for its map:"
-    for start, end in sorted(blocks.keys() | decided.keys()):
-        if (start, end) not in decided:
-            return f"{found} nothing is decided about [{start:#x}, {end:#x})"
-        if (start, end) not in blocks:
-            return f"{found} it decides about [{start:#x}, {end:#x}), where no code lies"
-        if decided[start, end] != 1:
-            return f"{found} it decides more than once about [{start:#x}, {end:#x})"
-    raise AssertionError("plan and map agree")

@@ -64,7 +64,6 @@ def reconstruct(
     *,
     fill: int = FILL,
     compact: CompactOptions | None = None,
-    copy_all: bool = False,
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
     patience: float = PATIENCE,
@@ -77,7 +76,6 @@ def reconstruct(
         fill: the byte, 0 to 255, that unused code becomes.
         compact: take unused code out of the files. A library that compaction refuses gets a copy of
             its old size, and the result says why.
-        copy_all: also copy libraries without unused code.
         jobs: libraries at a time; by default one for each processor this process may use.
         on_done: called after each library with the bytes of originals done so far, and in all.
         patience: seconds to wait for tests that run on the copies.
@@ -89,11 +87,7 @@ def reconstruct(
         ReconstructError: the folder can't be made or locked, or tests run on its copies.
         StoreError: the manifest can't be written.
     """
-    if not 0 <= fill <= 255:
-        raise ValueError(f"fill {fill}, expected a byte")
-    if len({p.plan.library.path for p in planned}) != len(planned):
-        raise ValueError("a library is planned twice")
-    wanted = [p for p in planned if copy_all or p.plan.unused_bytes or p.plan.trimmed]
+    wanted = [p for p in planned if p.plan.unused_bytes or p.plan.trimmed]
     # The largest first, so that none is left to run alone at the end.
     wanted.sort(key=lambda p: (-p.plan.library.size, p.plan.library.path))
     with refusing(root, "made or written", ReconstructError):

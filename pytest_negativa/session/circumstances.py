@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import importlib.machinery
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -23,8 +24,7 @@ BY_CACHE = ("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepw
 """Options that select or order tests by what ran before, by attribute."""
 
 _OURS = "negativa"
-# Bytes; of a larger extension module the digest would take long.
-_MOST_READ = 16 << 20
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 # How many processes run the tests, and what is shown of them, decide nothing in a test. A round
 # switches off those by pytest's cache.
 _NO_MATTER = {
@@ -92,7 +92,18 @@ def _digests(config: pytest.Config, files: Collection[str]) -> Iterator[tuple[st
     for file in sorted({*files, *conftests}):
         # Most folders have no conftest.py.
         with contextlib.suppress(OSError):
-            yield utf8(file), _digest(read_regular(config.rootpath / file, limit=_MOST_READ))
+            yield utf8(file), _digest(_version(config.rootpath / file))
+
+
+def _version(path: Path) -> bytes:
+    """The content of a source file; an extension module's size and time.
+
+    An extension module may be an original: a proof fails if anyone opens it, and so would we.
+    """
+    if path.name.endswith(_EXTENSIONS):
+        status = path.stat()
+        return f"{status.st_size} {status.st_mtime_ns}".encode()
+    return read_regular(path)
 
 
 def _digest(data: bytes) -> str:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -27,9 +27,6 @@ from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import ProcessIdentity, find_controller, identify_process
 from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import Run, RunsFolder
-
-if TYPE_CHECKING:
-    from pytest_negativa.session.page_tests import PageTests
 
 
 class PageTrace(NamedTuple):
@@ -97,11 +94,7 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
         run = Run(Path(round_spec.folder))
     else:
         run = RunsFolder(Path(settings.directory)).new_run()
-    return _start_again(
-        run,
-        Path(config.invocation_params.dir),
-        by_test=settings.trace.level.counts_launches,
-    )
+    return _start_again(run, Path(config.invocation_params.dir))
 
 
 def _handed_run() -> Run | None:
@@ -127,21 +120,7 @@ def _discard(run: Run) -> None:
         run.delete()
 
 
-def watch_tests(run: Run) -> PageTests | None:
-    """Hooks that tell the tracer of this process which test runs; None if it needn't know."""
-    from pytest_negativa.processes.page_watch import LOGS_VARIABLE, TEST_VARIABLE, TestTeller
-    from pytest_negativa.session.page_tests import PageTests
-
-    # A session inside a test leaves the tests to the outer one.
-    if TEST_VARIABLE not in os.environ or os.environ.get(LOGS_VARIABLE) != str(
-        run.page_logs.absolute()
-    ):
-        return None
-    teller = TestTeller()
-    return PageTests(teller.tell) if teller.tell("") else None
-
-
-def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
+def _start_again(run: Run, cwd: Path) -> NoReturn:
     from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
     from pytest_negativa.storage.shared_folders import make_logs_folder
@@ -152,7 +131,7 @@ def _start_again(run: Run, cwd: Path, *, by_test: bool) -> NoReturn:
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
-        **watch_environment(os.environ, run.page_logs, by_test=by_test),
+        **watch_environment(os.environ, run.page_logs),
         PAGES_RUN_VARIABLE: handover,
     }
     sys.stdout.flush()
@@ -187,9 +166,9 @@ def describe_pages(
         yield f"negativa: CPU code was not traced: {trace.not_traced}"
         return
     if failure is not None:
-        trace.run.mark_failed(failure)
+        trace.run.mark("failed", failure)
     if failed_tests is not None:
-        trace.run.note_failed_tests(failed_tests)
+        trace.run.mark("failed-tests", failed_tests)
     usage = gather(trace.run)
     if usage is not None:
         trace.run.make_latest()

@@ -200,12 +200,12 @@ class Reporter:
         self._failure = self._why_failed(session)
         self._traced.settle()
         usage = self._merge()
-        self._run.mark_incomplete("its pytest process was not seen to end after the report")
+        self._run.mark("incomplete", "its pytest process was not seen to end after the report")
         self._save_opened()
         try:
             contents = self._conclude(usage)
         except Exception as e:
-            self._run.mark_incomplete(f"its report failed: {e}")
+            self._run.mark("incomplete", f"its report failed: {e}")
             raise
         self._traced.disregard_children()
         self._reported = usage
@@ -231,11 +231,11 @@ class Reporter:
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.report import plan_run
         from pytest_negativa.gpucode.workers import LocalProcesses
-        from pytest_negativa.reporting.progress import ByteProgress
+        from pytest_negativa.reporting.progress import Progress
 
         # At the interpreter's end the session's terminal is gone, and no process or thread can be
         # started.
-        progress = None if anew else ByteProgress(_READING, self._write)
+        progress = None if anew else Progress(_READING, self._write)
         with progress or contextlib.nullcontext():
             return plan_run(
                 usage,
@@ -245,7 +245,6 @@ class Reporter:
                 hooks=self._hooks(usage),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
-                appends=not self._is_round,
                 on_done=None if progress is None else progress.update,
             )
 
@@ -271,15 +270,15 @@ class Reporter:
         broken = self._traced.why_broken
         try:
             if broken is not None and not self._is_over and self._run.trace_files():
-                self._run.mark_failed(broken)
+                self._run.mark("failed", broken)
                 sys.stderr.write(f"negativa: no report of {self._run}: {broken}\n")
             if self._reported is None:
                 return
             if not self._traced.session_ended:
-                self._run.mark_incomplete(broken or f"it ended in {self._traced.where}")
+                self._run.mark("incomplete", broken or f"it ended in {self._traced.where}")
                 return
             late = self._plan_late_uses(self._reported)
-            self._run.mark_complete()
+            self._run.mark("incomplete", None)
         except BaseException as e:
             text = f"{self._run}: no plan of the complete trace: {describe_fault(e)}"
             sys.stderr.write(f"negativa: {text}; plan it again: {self._run.locate_command}\n")

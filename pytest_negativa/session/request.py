@@ -55,6 +55,7 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
 
     namespace = config.known_args_namespace
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
+    captures = namespace.capture
     command = _command(config)
     program = Program(
         command=command,
@@ -63,7 +64,9 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
         root=config.rootpath,
         environ=os.environ,
         is_pytest=True,
-        interactive=debugged or (namespace.capture == "no" and sys.stdin.isatty()),
+        interactive=debugged or (captures == "no" and sys.stdin.isatty()),
+        # With -s and the like, tests could see where their output goes, and users want to.
+        folds=captures == "fd" and not debugged,
     )
     return Request(settings, program)
 
@@ -113,6 +116,7 @@ def replace_process(request: Request) -> NoReturn:
         "root": str(program.root),
         "again": program.again,
         "interactive": program.interactive,
+        "folds": program.folds,
     }
     # A -c program has the current folder at the head of its path: any file there may shadow a
     # module. And this package may lie where only pytest was told to look.
@@ -149,6 +153,7 @@ def main() -> int:
         environ=os.environ,
         is_pytest=True,
         interactive=plain["interactive"],
+        folds=plain["folds"],
     )
     return fulfil(Request(Settings.from_plain(plain["settings"]), program), plain["unblock"])
 

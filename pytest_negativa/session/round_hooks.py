@@ -7,6 +7,7 @@ that is another round. So a round with such an option runs the tests of the trac
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Generator
 from functools import cached_property
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.outcomes import Outcome, SessionResult
+from pytest_negativa.models.outcomes import SessionResult
 from pytest_negativa.models.round import Round
 from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
@@ -24,8 +25,6 @@ from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATT
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.system import System
-
-_FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED)
 
 # However slow they are, tests that are repeated run so often.
 _LEAST_RUNS = 3
@@ -57,12 +56,6 @@ class RoundHooks:
             return read_outcomes(Path(self._round.expected))
         except StoreError:
             return None
-
-    @cached_property
-    def _failed_before(self) -> frozenset[str]:
-        """Tests that failed in the traced run, too; read when the first test fails."""
-        tests = self._traced.tests if self._traced is not None else ()
-        return frozenset(t.nodeid for t in tests if t.outcome in _FAILING)
 
     @cached_property
     def _collected(self) -> frozenset[str]:
@@ -135,11 +128,12 @@ class RoundHooks:
         done = yield
         if len(ends) > 1:
             return done
-        begin, seconds = System.monotonic(), self._round.seconds / len(self._round.repeated)
+        begin, seconds = System.monotonic(), self._round.seconds
+        share = math.inf if seconds is None else seconds / len(self._round.repeated)
         while len(ends) < self._round.most:
             # A test that changed twice ended as traced once, and otherwise after that.
             changes = sum(end != behind for end, behind in pairwise(ends))
-            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > seconds
+            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > share
             if changes > 1 or late or item.session.shouldstop or item.session.shouldfail:
                 break
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -161,12 +155,6 @@ class RoundHooks:
                 item.session.shouldstop = (
                     f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
                 )
-            elif (
-                self._round.stop_at_failure
-                and report.failed
-                and utf8(item.nodeid) not in self._failed_before
-            ):
-                item.session.shouldstop = "negativa: one failure is enough"
         return report
 
 

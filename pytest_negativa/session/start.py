@@ -26,7 +26,7 @@ from pytest_negativa.processes.watch import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
-from pytest_negativa.session.page_trace import PageTrace, watch_tests
+from pytest_negativa.session.page_trace import PageTrace
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
     Request,
@@ -73,8 +73,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
-    if (page_tests := watch_tests(run)) is not None:
-        plugins.register(page_tests, "negativa-page-tests")
     if role is not Role.CONTROLLER:
         ends = ChildEnds()
         ends.start()

@@ -21,7 +21,6 @@ REPORT_SCREENS = ("terminal", "terminal-missing", "github")
 REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
-    "markdown-append": "summary.md",
     "lcov": "kernels.lcov",
     "cobertura": "kernels.xml",
     "html": "report.html",
@@ -116,7 +115,6 @@ MODES = ("enabled", "verifying", "healing", "measuring")
 _TESTED = ("enabled", "verifying", "healing")
 _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
-_HEALED = ("healing",)
 
 _BY_LIBRARY = (
     "A GLOB before it limits each library that the glob matches, and the first that matches counts."
@@ -143,7 +141,7 @@ OPTIONS: tuple[Option, ...] = (
         name="healing",
         flag_name="heal",
         default=False,
-        help="Verify, and if that fails, find the code that is needed, and keep it.",
+        help="Verify, keep removed code that is seen to be needed, and verify again.",
         in_file=False,
     ),
     Option(
@@ -242,14 +240,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="keep.relocatable",
-        flag_name="keep-relocatable",
-        value="{auto,keep,drop}",
-        default="auto",
-        help="Keep or drop relocatable code; auto drops it if a linked cubin fits.",
-        requires=_TRACED,
-    ),
-    Option(
         name="granularity",
         value="{element,kernel}",
         default="element",
@@ -279,7 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Record first look-ups of kernels, all launches, or these by range.",
         detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
         "range: the same by the NVTX ranges around the launches, such as PyTorch's "
-        "`emit_nvtx`. With cpu, both also record the touched pages of each test.",
+        "`emit_nvtx`.",
         requires=_TESTED,
     ),
     Option(
@@ -308,11 +298,10 @@ OPTIONS: tuple[Option, ...] = (
         name="verify.rerun",
         flag_name="rerun",
         value="N",
-        default=20,
         help="Rerun tests that differ up to N times on the originals, in one run.",
-        detail="A test is flaky if the originals alone gave both outcomes. Tests repeat for a "
-        "tenth of the suite's time, and at least 3 times. All tests run once if the copies left "
-        "out work of the traced run. 0 reruns nothing.",
+        detail="A test is flaky if the originals alone gave both outcomes. If not set: 20 times; "
+        "after 40% of the suite's time, 3 times. All tests run once if the copies left out work of "
+        "the traced run. 0 reruns nothing.",
         requires=_PROVED,
     ),
     Option(
@@ -343,22 +332,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_PROVED,
     ),
     Option(
-        name="verify.heal_runs",
-        flag_name="heal-runs",
-        value="N",
-        default=200,
-        help="Start failing tests at most this many times to heal; 0: no limit.",
-        requires=_HEALED,
-    ),
-    Option(
-        name="verify.heal_minutes",
-        flag_name="heal-minutes",
-        value="N",
-        default=60,
-        help="Heal for at most this many minutes; 0 sets no limit.",
-        requires=_HEALED,
-    ),
-    Option(
         name="reports.formats",
         flag_name="report",
         value="TYPE[:PATH]",
@@ -366,9 +339,9 @@ OPTIONS: tuple[Option, ...] = (
         help="Write this report; negativa report --help lists the types.",
         detail="terminal: tables that fit the terminal. terminal-missing: unused kernels of the "
         "project's own libraries. github: annotations of GitHub Actions. json: all rows. "
-        "markdown. markdown-append: the same at the end of a file, by default of "
-        "`GITHUB_STEP_SUMMARY`. lcov, cobertura: kernel coverage for coverage tools. html: "
-        "one page with pictures and tables. baseline: figures by which later runs are compared. "
+        "markdown: tables for a comment or a job summary. lcov, cobertura: kernel coverage for "
+        "coverage tools. html: one page with pictures and tables. baseline: figures by which "
+        "later runs are compared. "
         "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
         is_repeated=True,
         has_commas=True,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Report, ReportFormat, Settings, Source, SourceKind
+from pytest_negativa.models.settings import Report, Settings, Source, SourceKind
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.options import BY_NAME, OPTIONS, REPORT_FILES, Option
 from pytest_negativa.settings.values import (
@@ -109,7 +109,7 @@ def resolve(
         cache = user_cache()
         values["cache.dir"] = None if cache is None else str(cache)
     values["reports.formats"] = tuple(
-        _with_path(report, values["directory"], environ) for report in values["reports.formats"]
+        _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
     return _settings(values, sources)
 
@@ -145,22 +145,7 @@ def _from_flag_or_environment(
     return None
 
 
-# GitHub refuses a comment of 65,536 characters, and a step's summary of 1 MiB.
-_COMMENT_LIMIT = 60 << 10
-_SUMMARY_LIMIT = 1000 << 10
-
-
-def _with_path(report: Report, directory: str, environ: Mapping[str, str]) -> Report:
-    is_appended = report.format is ReportFormat.MARKDOWN_APPEND
-    summary = (environ.get("GITHUB_STEP_SUMMARY") or None) if is_appended else None
+def _with_path(report: Report, directory: str) -> Report:
     name = REPORT_FILES.get(report.format.value)
-    path = report.path or summary or (name and os.path.join(directory, name))
-    if not is_appended:
-        return Report(format=report.format, path=path)
-    return Report(
-        format=report.format,
-        path=path,
-        limit=_SUMMARY_LIMIT if path == summary else _COMMENT_LIMIT,
-        # Nothing else ever empties our own file.
-        replaces=report.path is None and path != summary,
-    )
+    path = report.path or (name and os.path.join(directory, name))
+    return Report(format=report.format, path=path)

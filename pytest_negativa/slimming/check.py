@@ -113,7 +113,7 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
 
 def _remedy(root: Path, entry: SlimmedFile) -> str:
     undo = "" if entry.original is None else f"negativa slim undo {shlex.quote(str(root))}, or "
-    return undo + how_to_reinstall(entry.origin)
+    return undo + how_to_reinstall(entry.reinstall)
 
 
 def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:

@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import Origins
+from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -446,8 +446,8 @@ def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[tuple[s
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
     """Advice for getting files back that were not kept."""
-    origins = Origins(tree.sites)
-    found = dict.fromkeys(origins.of(tree.root / name) for name in names)
+    commands = ReinstallCommands(tree.sites)
+    found = dict.fromkeys(commands.of(tree.root / name) for name in names)
     return "; ".join(map(how_to_reinstall, found))
 
 

@@ -13,15 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_negativa.errors import FormatError, StoreError, refusing
-from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
-from pytest_negativa.gpucode.slimmed import is_slimmed, size_before
+from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.origin import reinstall_command
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
-    Origin,
     SlimManifest,
     SlimmedFile,
 )
@@ -138,9 +135,9 @@ def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
     return {Path(entry.spare) for entry in entries if entry.spare is not None}
 
 
-def how_to_reinstall(origin: Origin | None) -> str:
+def how_to_reinstall(command: str | None) -> str:
     """Advice for getting back a file whose original was not kept."""
-    return "install it again" + ("" if origin is None else f": {reinstall_command(origin)}")
+    return "install it again" + ("" if command is None else f": {command}")
 
 
 UNREADABLE = "it cannot be read"
@@ -198,15 +195,11 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judge
     if digest in (entry.sha256, entry.replaced):
         return Judgement(Fate.RESULT)
     reason = None
-    path = tree.root / name
-    before = None if entry.original is None else _build_id(Path(entry.original))
     if record_digest(digest) in records:
         reason = "another one was installed since: RECORD has its digest"
     elif is_reinstalled(name, entry, records):
         reason = "another one was installed since: RECORD has neither digest of this one"
-    elif before is not None and _build_id(path) not in (None, before):
-        reason = "another one took its place since: it has another build id"
-    elif not _is_made_from(path, entry):
+    elif not _is_made_from(tree.root / name, entry):
         reason = "another file took its place since"
     return Judgement(Fate.RESULT if reason is None else Fate.ANOTHER, reason)
 
@@ -215,7 +208,8 @@ def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
     try:
         if is_slimmed(path):
-            return read_fact(path, size_before) in (None, entry.original_size)
+            marker = read_fact(path, read_marker)
+            return marker is None or marker.size_before == entry.original_size
         with ByteSource(path) as source:
             header = EHDR.unpack_from(source.read(0, EHDR.size))
     except FormatError:
@@ -223,7 +217,3 @@ def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     # Section headers end the files that slimming writes, so a cut file tells the size it had.
     is_elf = header.e_ident.startswith(ELF_MAGIC)
     return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
-
-
-def _build_id(path: Path) -> str | None:
-    return read_fact(path, lambda source: read_host_elf(source).build_id)

@@ -159,7 +159,7 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
     if entry.spare is not None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
-    again = how_to_reinstall(entry.origin)
+    again = how_to_reinstall(entry.reinstall)
     raise ReconstructError(f"was slimmed, and its original {why}; {again}")
 
 

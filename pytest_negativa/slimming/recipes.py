@@ -29,12 +29,12 @@ from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import foresee_cut
+from pytest_negativa.rewriting.compact.cut import Cut, foresee_cut, gap_sizes
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import SparePolicy, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SparePolicy, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -69,6 +69,20 @@ class Removal:
     strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is to be removed from a library, read once for the gaps of all and for its result.
+
+    Attributes:
+        cut: for a library with a spare.
+        gaps: sizes in bytes of the gaps that it could have.
+    """
+
+    removal: Removal
+    cut: CutPlan | None = None
+    gaps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +256,22 @@ def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:
     return Removal()
 
 
+def plan_library(recipe: Recipe, path: Path) -> Planned:
+    """Find what a recipe removes from a library.
+
+    Raises:
+        CannotCompactError: it is left as it is.
+        NegativaError: it can't be done.
+    """
+    removal = recipe.plan(recipe, path)
+    if recipe.spare is None or removal.strips:
+        return Planned(removal)
+    planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
+    options = recipe.spare.options_for(path.name, recipe.source)
+    sizes = gap_sizes(path, planned.needed, options, planned.containers)
+    return Planned(removal, planned, tuple(sizes))
+
+
 def slim_library(
     recipe: Recipe,
     path: Path,
@@ -249,6 +279,8 @@ def slim_library(
     name: str,
     *,
     strip: bool,
+    planned: Planned | None = None,
+    min_gap: int = LEAST_GAP,
     unchecked: Path | None = None,
 ) -> Result:
     """Write what a recipe makes of a library.
@@ -259,16 +291,21 @@ def slim_library(
         target: the new file; nothing is left there on any failure.
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
+        planned: of the original, if it is known.
+        min_gap: with a spare, shorter gaps stay in the file; in bytes.
         unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    removal = recipe.plan(recipe, path)
-    if recipe.spare is not None and not removal.strips:
+    planned = planned or plan_library(recipe, path)
+    removal = planned.removal
+    if recipe.spare is not None and planned.cut is not None:
         assert unchecked is not None, "the folder of spares is held"
-        return _cut(recipe, recipe.spare, removal, path, target, name, unchecked)
+        options = recipe.spare.options_for(name, recipe.source, min_gap)
+        done = cut(path, target, planned.cut, recipe.spare, options, unchecked)
+        return _cut_result(removal, path, target, done)
     compacted = compact_library(
         path,
         target,
@@ -289,17 +326,7 @@ def slim_library(
     )
 
 
-def _cut(
-    recipe: Recipe,
-    spare: SparePolicy,
-    removal: Removal,
-    path: Path,
-    target: Path,
-    name: str,
-    unchecked: Path,
-) -> Result:
-    planned = plan_cut(path, removal.library_map, removal.plan, spare)
-    done = cut(path, target, planned, spare, name, recipe.source, unchecked)
+def _cut_result(removal: Removal, path: Path, target: Path, done: Cut) -> Result:
     expected = None if removal.plan is None else removal.plan.library.sha256
     changed = removal.state is not None and state_of(path) != removal.state
     if changed or expected not in (None, done.original_sha256):
@@ -322,18 +349,30 @@ def _cut(
     )
 
 
-def foresee_library(recipe: Recipe, path: Path, name: str, *, strip: bool) -> Result:
+def foresee_library(
+    recipe: Recipe,
+    path: Path,
+    name: str,
+    *,
+    strip: bool,
+    planned: Planned | None = None,
+    min_gap: int = LEAST_GAP,
+) -> Result:
     """What ``slim_library`` would write; loading is not tried.
+
+    Args:
+        recipe, path, name, strip, planned, min_gap: see there.
 
     Raises:
         CannotCompactError: it is left as it is.
         NegativaError: the library can't be read.
     """
-    removal = recipe.plan(recipe, path)
-    if recipe.spare is not None and not removal.strips:
-        planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
-        options = recipe.spare.options_for(name, recipe.source)
-        return Result(removal, foresee_cut(path, planned.needed, options, planned.containers))
+    planned = planned or plan_library(recipe, path)
+    removal = planned.removal
+    if recipe.spare is not None and planned.cut is not None:
+        options = recipe.spare.options_for(name, recipe.source, min_gap)
+        whole = planned.cut
+        return Result(removal, foresee_cut(path, whole.needed, options, whole.containers))
     compact = CompactOptions(strip=strip)
     size = foresee_compaction(path, removal.library_map, removal.plan, removal.edits, compact)
     return Result(removal, size)

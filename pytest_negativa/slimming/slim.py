@@ -16,6 +16,7 @@ from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
 from pytest_negativa.slimming.recipes import by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
+from pytest_negativa.slimming.spares import least_gap
 from pytest_negativa.slimming.tree import (
     ELF_MAGIC,
     MANIFEST_NAME,
@@ -80,10 +81,14 @@ class SlimReport:
     Attributes:
         rows: one for each library, by path.
         stopped: nothing was done, because a library of the lock is missing or another file.
+        gaps: how many the libraries of the folders have, for pages that lie in spares.
+        min_gap: bytes; shorter ones stayed in the libraries that were slimmed now.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
+    gaps: int = 0
+    min_gap: int = 0
 
     @property
     def failed(self) -> bool:
@@ -128,7 +133,7 @@ def slim_trees(
             missed = (*unmet, *(row for row in known if row.status in PROBLEMS | UNMET))
             if missed:
                 return SlimReport(missed, stopped=True)
-        return _run(slimmers, unmet, on_progress)
+        return _run(request, slimmers, unmet, on_progress)
 
 
 def scan(paths: Sequence[Path]) -> list[Tree]:
@@ -232,7 +237,10 @@ def _plan(request: SlimRequest, trees: Sequence[Tree]) -> tuple[list[Slimmer], l
 
 
 def _run(
-    slimmers: Sequence[Slimmer], unmet: Sequence[SlimRow], on_progress: OnProgress
+    request: SlimRequest,
+    slimmers: Sequence[Slimmer],
+    unmet: Sequence[SlimRow],
+    on_progress: OnProgress,
 ) -> SlimReport:
     total = sum(task.size for slimmer in slimmers for task in slimmer.work.tasks)
     total += sum(package.size for slimmer in slimmers for package in slimmer.work.packages)
@@ -244,9 +252,19 @@ def _run(
         on_progress(done, total)
 
     rows = list(unmet)
+    gaps = min_gap = 0
+    if (spare := request.options.spare) is not None:
+        gaps = sum(slimmer.count_gaps(without_tasks=True) for slimmer in slimmers)
+        sizes = [size for slimmer in slimmers for size in slimmer.foresee_gaps()]
+        min_gap = least_gap(sizes, spare.most_gaps - gaps)
+        gaps += sum(size >= min_gap for size in sizes)
+        for slimmer in slimmers:
+            slimmer.min_gap = min_gap
     for slimmer in slimmers:
         rows += slimmer.run(count)
-    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)))
+    if not request.options.dry_run:
+        gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
+    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
 
 
 def refuse_other_files(paths: Sequence[Path]) -> None:

@@ -13,17 +13,16 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.installed.origin import Origins
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
-    Origin,
     SlimmedFile,
     SlimRow,
     SlimStatus,
@@ -37,18 +36,22 @@ from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
+    Planned,
     Result,
     foresee_library,
     names_of,
+    plan_library,
     slim_library,
 )
 from pytest_negativa.slimming.replace import is_same_file, keep_original, replace_all
 from pytest_negativa.slimming.spares import (
+    LEAST_GAP,
     SparePolicy,
     clear_abandoned,
     discard_unchecked,
     find_spare,
     hold_folder,
+    note_of,
     publish,
     rebuild,
     release,
@@ -90,6 +93,7 @@ class Slimmer:
 
     Attributes:
         rows: what became of each library.
+        min_gap: bytes; shorter gaps stay in the libraries.
     """
 
     def __init__(self, journal: Journal, work: WorkList, options: SlimOptions) -> None:
@@ -97,17 +101,59 @@ class Slimmer:
         self.work = work
         self.options = options
         self.rows: list[SlimRow] = []
+        self.min_gap = LEAST_GAP
+        self._planned: dict[str, Planned | NegativaError] = {}
         self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
     @functools.cached_property
-    def _origins(self) -> Origins:
-        return Origins(self.journal.sites)
+    def _commands(self) -> ReinstallCommands:
+        return ReinstallCommands(self.journal.sites)
 
-    def _origin_of(self, names: Sequence[str]) -> Origin | None:
-        found = (self._origins.of(self.journal.root / name) for name in names)
-        return next(filter(None, found), None)
+    def foresee_gaps(self) -> Iterator[int]:
+        """Sizes in bytes of the gaps that the libraries of the work list could have."""
+        tasks = [task for task in self.work.tasks if task.recipe.spare is not None]
+        pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
+        try:
+            names = (task.name for task in tasks)
+            self._planned = dict(zip(names, pool.map(self._plan, tasks), strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        for planned in self._planned.values():
+            if isinstance(planned, Planned):
+                yield from planned.gaps
+
+    def _plan(self, task: Task) -> Planned | NegativaError:
+        try:
+            with self._at_hand(task) as source:
+                return plan_library(task.recipe, source)
+        except NegativaError as e:
+            return e
+
+    def _plan_of(self, task: Task) -> Planned | None:
+        """What is planned for a library; None: it has no spare, or is to be read again.
+
+        Raises:
+            NegativaError: nothing could be planned.
+        """
+        planned = self._planned.pop(task.name, None)
+        if isinstance(planned, NegativaError):
+            raise planned
+        # The original that is made again is another file.
+        return None if task.is_cut else planned
+
+    def count_gaps(self, *, without_tasks: bool = False) -> int:
+        """How many gaps the libraries of the folder have, or those that no task is to change."""
+        tasks = self.work.tasks if without_tasks else ()
+        changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
+        count = 0
+        for key, entry in self.journal.manifest.slimmed.items():
+            if entry.spare is not None and key not in changing:
+                with contextlib.suppress(FormatError):
+                    note = note_of(self.journal.root / entry.names[0])
+                    count += 0 if note is None else len(note.holes)
+        return count
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -223,6 +269,7 @@ class Slimmer:
     def _slim(self, task: Task, staged: Path) -> Result:
         root, options = self.journal.root, self.options
         self.journal.places(task.names)
+        planned = self._plan_of(task)
         original = self._original_of(task)
         if task.is_cut:
             rebuild(task.source, original)
@@ -232,17 +279,33 @@ class Slimmer:
             staged,
             (root / task.name).name,
             strip=options.strip,
+            planned=planned,
+            min_gap=self.min_gap,
             unchecked=self._unchecked,
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Result:
-        name, source = Path(task.name).name, task.source
-        # A dry run writes nothing into the folder.
-        with contextlib.ExitStack() as stack:
-            if task.is_cut:
-                source = Path(stack.enter_context(tempfile.TemporaryDirectory()), name)
-                rebuild(task.source, source)
-            return foresee_library(task.recipe, source, name, strip=self.options.strip)
+        name, planned = Path(task.name).name, self._plan_of(task)
+        with self._at_hand(task) as source:
+            return foresee_library(
+                task.recipe,
+                source,
+                name,
+                strip=self.options.strip,
+                planned=planned,
+                min_gap=self.min_gap,
+            )
+
+    @contextlib.contextmanager
+    def _at_hand(self, task: Task) -> Iterator[Path]:
+        """The original of a library, for reading; nothing is written into the folder."""
+        if not task.is_cut:
+            yield task.source
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, Path(task.name).name)
+            rebuild(task.source, source)
+            yield source
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.slimmed is not None:
@@ -302,6 +365,7 @@ class Slimmer:
             linked = keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
         status = staged.stat()
+        reinstall = next(filter(None, map(self._commands.of, places)), None)
         rows = journal.rows_before(task.names) if old is None else old.rows
         slimmed[task.name] = SlimmedFile(
             names=task.names,
@@ -318,7 +382,7 @@ class Slimmer:
             rows=rows,
             original=original,
             notes=notes,
-            origin=self._origin_of(task.names) if old is None else old.origin,
+            reinstall=reinstall if old is None else old.reinstall,
             spare=None if spare is None else str(spare),
             replaced=None if replaced == made.sha256 else replaced,
         )

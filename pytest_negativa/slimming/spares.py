@@ -50,6 +50,7 @@ from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAGIC,
+    MAX_COPIED,
     MAX_TRAILER,
     PAGE_SIZE,
     SPARE_FOLDER,
@@ -76,9 +77,10 @@ UNCHECKED = ".unchecked-"
 MIN_GAIN = 64 << 10
 """Bytes; a library that would lose less stays as it is."""
 _MAX_LOADS = 1600
-# Each gap costs two mappings. Of PyTorch's stack for one arch, gaps of less have a quarter of the
-# mappings and 2% of the bytes.
-_MIN_CODE = 32 << 10
+MOST_GAPS = 2500
+"""Of all libraries of an environment. Each costs two mappings, and fork copies each mapping."""
+LEAST_GAP = 16 << 10
+"""Bytes; what is shorter stays in the file."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -99,6 +101,7 @@ class SparePolicy:
         came_back: pages that came back to libraries that were not traced, by SHA-256.
         unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
             code and, if there is a trace, the CPU code.
+        most_gaps: how many gaps all libraries of the folders may have together.
     """
 
     folder: Path
@@ -107,22 +110,30 @@ class SparePolicy:
     loaded: tuple[HostLibrary, ...] | None = None
     came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     unneeded: bool = False
+    most_gaps: int = MOST_GAPS
 
     @classmethod
-    def of(cls, folder: Path, usage: HostUsage | None, *, by_arch: bool = False) -> SparePolicy:
+    def of(
+        cls,
+        folder: Path,
+        usage: HostUsage | None,
+        *,
+        by_arch: bool = False,
+        most_gaps: int = MOST_GAPS,
+    ) -> SparePolicy:
         """The policy for a trace of CPU code, if there is one.
 
         Raises:
             OptionError: processes may have touched more than the trace has.
         """
         if usage is None:
-            return cls(folder, by_arch=by_arch)
+            return cls(folder, by_arch=by_arch, most_gaps=most_gaps)
         if usage.incomplete:
             raise OptionError(
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, by_arch, loaded=usage.libraries)
+        return cls(folder, traced, by_arch, loaded=usage.libraries, most_gaps=most_gaps)
 
     def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
         """The policy that also keeps what came back.
@@ -137,7 +148,8 @@ class SparePolicy:
                 came_back[sha256] = union((*came_back.get(sha256, ()), *misses.ranges()))
             else:
                 touched = union((*one.touched, *misses.ranges()))
-                traced[one.sha256] = msgspec.structs.replace(one, touched=touched)
+                unread = tuple(minus(one.unread, misses.ranges()))
+                traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
     def for_unneeded(self) -> SparePolicy:
@@ -147,9 +159,10 @@ class SparePolicy:
     @property
     def key(self) -> tuple[str, ...]:
         """What the results depend on."""
-        rows = sorted((sha256, one.watched, one.touched) for sha256, one in self.traced.items())
+        rows = sorted((key, one.watched, one.touched, one.unread)
+                      for key, one in self.traced.items())  # fmt: skip
         digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-        common = str(self.folder), digest
+        common = str(self.folder), digest, str(self.most_gaps)
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
@@ -160,9 +173,13 @@ class SparePolicy:
         all_goes = self.unneeded and self.loaded is not None
         return all_goes or any(one.size == size for one in self.traced.values())
 
-    def options_for(self, name: str, source: str) -> CutOptions:
-        """How to cut a library of that file name; ``source`` told what stays."""
+    def options_for(self, name: str, source: str, min_gap: int = LEAST_GAP) -> CutOptions:
+        """How to cut a library of that file name; ``source`` told what stays.
+
+        ``min_gap`` in bytes.
+        """
         return CutOptions(
+            min_hole=min_gap,
             max_loads=_MAX_LOADS,
             min_gain=MIN_GAIN,
             name=name,
@@ -219,11 +236,7 @@ def plan_cut(
     with ByteSource(path) as source:
         containers: list[Range] = []
         if library_map is not None and plan is not None:
-            containers = [
-                (start, end)
-                for start, end in removable_code(source, library_map, plan)
-                if end - start >= _MIN_CODE
-            ]
+            containers = removable_code(source, library_map, plan)
         free = list(containers)
         if policy.unneeded:
             if policy.loaded is not None:
@@ -234,7 +247,21 @@ def plan_cut(
             traced = policy.traced.get(source.sha256())
             if traced is not None:
                 free += minus(traced.watched, traced.touched)
+                # What a lock keeps lies among constants of some libraries.
+                gpu_code = () if library_map is None else library_map.iter_code()
+                free += minus(traced.unread, union((one.start, one.end) for one in gpu_code))
         return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
+
+
+def least_gap(sizes: Iterable[int], most: int) -> int:
+    """The size in bytes from which on gaps leave: the largest ones, ``most`` of them.
+
+    Args:
+        sizes: of all gaps that libraries could have.
+        most: how many there may be.
+    """
+    stay = sorted(sizes, reverse=True)[max(most, 0) :]
+    return max([LEAST_GAP, *(size + PAGE_SIZE for size in stay[:1])])
 
 
 def cut(
@@ -242,8 +269,7 @@ def cut(
     target: Path,
     planned: CutPlan,
     policy: SparePolicy,
-    name: str,
-    source: str,
+    options: CutOptions,
     unchecked: Path,
 ) -> Cut:
     """Write a library without what may go, and its spare.
@@ -253,15 +279,13 @@ def cut(
         target: the new file.
         planned: what may go.
         policy: where the spare goes.
-        name: file name of the library.
-        source: what told what stays, for people.
+        options: as it has them.
         unchecked: see ``hold_folder``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         NegativaError: it can't be done.
     """
-    options = replace(policy.options_for(name, source), takes_place=True)
     with refusing(policy.folder, "written", ReconstructError):
         owner = policy.folder.stat().st_uid
         if owner not in (0, os.geteuid(), path.stat().st_uid):
@@ -545,6 +569,14 @@ def why_untrusted(library: Path, spare: Path) -> str | None:
     return None
 
 
+def _why_noexec(spare: Path, note: Note) -> str | None:
+    """Why the system refuses to map a spare that is too large to be copied; as fill_gaps does."""
+    size = sum(hole.end - hole.start for hole in note.holes)
+    if not os.statvfs(spare).f_flag & os.ST_NOEXEC or size <= MAX_COPIED:
+        return None
+    return f"{spare} lies on a file system mounted noexec, and is too large to be copied"
+
+
 def find_spare(library: Path, *, trusted: bool = False) -> Path:
     """The spare of a library, where it would find it.
 
@@ -567,7 +599,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         try:
             with ByteSource(spare) as source:
                 read_trailer(source, note)
-            reason = why_untrusted(library, spare) if trusted else None
+            reason = why_untrusted(library, spare) or _why_noexec(spare, note) if trusted else None
         except (FormatError, OSError) as e:
             if not isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
                 problem = str(e)

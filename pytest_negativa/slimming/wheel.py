@@ -95,8 +95,8 @@ def unpacked_wheel(
     ):
         archive = open_zip(source)
         infos = [info for info in _files_of(archive, source.path) if not info.is_dir()]
-        with damage(source.path):
-            _unpack(archive, infos, Path(temporary))
+        with damage(source.path), refusing(temporary, "filled", ReconstructError):
+            archive.extractall(temporary, infos)
         yield Path(temporary), infos
 
 
@@ -147,23 +147,6 @@ def _dist_info(infos: Sequence[zipfile.ZipInfo], path: Path) -> str:
             path, None, f"has {len(folders)} folders *.dist-info with RECORD, expected 1; no wheel"
         )
     return folders.pop()
-
-
-def _unpack(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo], folder: Path) -> None:
-    size, free = sum(info.file_size for info in infos), shutil.disk_usage(folder).free
-    if size > free:
-        raise ReconstructError(
-            f"{folder.parent}: the wheel's files take {size:,} bytes while they are unpacked, "
-            f"and {free:,} are free"
-        )
-    try:
-        for info in infos:
-            path = folder / info.filename
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(info) as packed, path.open("xb") as file:
-                shutil.copyfileobj(packed, file, _STEP)
-    except OSError as e:
-        raise ReconstructError(f"{path}: cannot be written: {e.strerror}") from e
 
 
 def _write(

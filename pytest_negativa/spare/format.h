@@ -4,8 +4,8 @@
 #include <stdint.h>
 
 typedef struct {
-    uint64_t start, end, offset; /* addresses as in the file; offset in the original */
-    uint32_t protection, reserved;
+    uint64_t start, end, offset;    /* addresses as in the file; offset in the original */
+    uint32_t protection, constants; /* constants: 1 if it has any */
 } Hole;
 
 typedef struct {

@@ -5,7 +5,7 @@ A cut library is the original without pages. The *note* lies in a segment of its
 
     Note      magic, version, 0, pair, original, original_size, 0,
               where the holes are, their number, where the strings are
-    Hole      start, end, offset, protection, 0              one for each gap, ascending
+    Hole      start, end, offset, protection, constants      one for each gap, ascending
     strings   name, name of the spare, folders of the spare, remedy
 
 The spare is a sparse file. It has the bytes that left the library, at their offsets in the
@@ -63,14 +63,21 @@ _MAX_ROWS = 65_536
 MAX_TRAILER = 2 << 20
 """Bytes at most."""
 
+MAX_COPIED = 16 << 20
+"""Bytes that the stub copies at most, from where no code can be mapped; see stub.c."""
+
 
 class Hole(NamedTuple):
-    """A gap: addresses as in the file, the offset in the original, ``PROT_`` bits of mmap(2)."""
+    """A gap: addresses as in the file, the offset in the original, ``PROT_`` bits of mmap(2).
+
+    ``constants``: it has any, so the tracer of staging must not make it inaccessible.
+    """
 
     start: int
     end: int
     offset: int
     protection: int
+    constants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Note:
     @property
     def pair(self) -> bytes:
         """Digest of the original and of what was taken out."""
-        rows = b"".join(_HOLE.pack(*hole, 0) for hole in self.holes)
+        rows = b"".join(_HOLE.pack(*hole) for hole in self.holes)
         return hashlib.sha256(self.original + rows).digest()
 
     @property
@@ -106,7 +113,7 @@ class Note:
 
     def pack(self) -> bytes:
         """The bytes of the note."""
-        holes = b"".join(_HOLE.pack(*hole, 0) for hole in self.holes)
+        holes = b"".join(_HOLE.pack(*hole) for hole in self.holes)
         folders = b"".join(folder.encode() + b"\0" for folder in self.folders)
         texts = (self.name.encode(), self.spare_name.encode(), folders, self.remedy.encode())
         places, position = [], _NOTE.size + len(holes)
@@ -142,7 +149,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
         note = Note(
             original=original,
             original_size=size,
-            holes=tuple(Hole(*row[:4]) for row in rows),
+            holes=tuple(Hole(*row) for row in rows),
             name=name,
             folders=tuple(folder.decode() for folder in folders.split(b"\0") if folder),
             remedy=remedy,

@@ -7,7 +7,6 @@ fixed. Messages name line and key. Digests in the file are checked when it is re
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 import yaml
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, LockedLibrary, digest_of
+from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url, read_input
@@ -36,6 +35,8 @@ _HEAD = """\
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
 _REMEDY = "restore the file from version control, or make it again with negativa lock"
+_CHANGED = "its lines don't match their digest: one was lost, added or changed"
+_OTHER_VERSION = "update pytest-negativa, or make the lock again (negativa lock)"
 _MAX_TEXT = 400
 _WIDTH = 1 << 24
 _CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
@@ -108,14 +109,9 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     found = root.value.get("format_version") if isinstance(root.value, dict) else None
     if found is None or type(found.value) is not int:
         raise StoreError(f"{origin}:{root.place.line}: not a lock file: it has no format_version")
-    version = found.value
-    if version != LOCK_VERSION:
-        raise _error(
-            origin,
-            found.place,
-            f"format_version {version}, this release reads {LOCK_VERSION}",
-            _remedy_for(version, root),
-        )
+    if found.value != LOCK_VERSION:
+        problem = f"format_version {found.value}, this release reads {LOCK_VERSION}"
+        raise _error(origin, found.place, problem, _OTHER_VERSION)
     try:
         lock = convert(root, Lock)
     except YamlError as e:
@@ -124,26 +120,17 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     return lock
 
 
-def _remedy_for(version: int, root: Node) -> str:
-    """What to do about a lock of another version."""
-    if version > LOCK_VERSION:
-        return "update pytest-negativa"
-    run = root.nearest(["proof", "run"]).value
-    name = f" --run {shlex.quote(_brief(run))}" if isinstance(run, str) else ""
-    return f"make the lock again (negativa lock{name}), or trace and prove again if the run is gone"
-
-
 def _check_digests(lock: Lock, root: Node, origin: str) -> None:
-    """Compare counts and digests with the lines.
+    """Compare digests with the lines.
 
     Raises:
         StoreError: a line was lost, added or changed.
     """
     for key, libraries in ("libraries", lock.libraries), ("files", lock.files):
         for index, library in enumerate(libraries):
-            if problem := _why_damaged(library):
+            if library.digest != digest_of(library):
                 where = root.nearest([key, index]).place
-                raise _error(origin, where, f"{_brief(library.path)}: {problem}")
+                raise _error(origin, where, f"{_brief(library.path)}: {_CHANGED}")
     if lock.digest != digest_of(lock):
         raise _error(
             origin,
@@ -151,17 +138,6 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
             "the lines outside of the libraries, or the list of libraries, don't match their "
             "digest",
         )
-
-
-def _why_damaged(library: LockedLibrary) -> str | None:
-    if len(library.kept) != library.kept_elements:
-        return f"kept_elements says {library.kept_elements:,}, and kept lists {len(library.kept):,}"
-    functions = sum(len(code.functions or ()) for code in library.kept)
-    if functions != library.kept_functions:
-        return f"kept_functions says {library.kept_functions:,}, and functions list {functions:,}"
-    if library.digest != digest_of(library):
-        return "its lines don't match their digest: one was lost, added or changed"
-    return None
 
 
 def save_lock(lock: Lock, path: Path | Url) -> None:

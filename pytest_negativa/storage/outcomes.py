@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 import time
@@ -20,7 +21,6 @@ from pytest_negativa.models.outcomes import (
     Aspect,
     CollectionFailed,
     Outcome,
-    OutcomeRecord,
     PhaseReported,
     SessionFinished,
     SessionKind,
@@ -37,6 +37,7 @@ _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
 # What pytest-xdist writes as the phase of a test whose worker crashed.
 _CRASHED_PHASE = "???"
+_LAST_PHASES = ("teardown", _CRASHED_PHASE)
 # If phases of a test disagree, the earlier of these outcomes counts.
 _GRAVEST = (
     Outcome.CRASHED,
@@ -87,6 +88,30 @@ def _read(path: Path) -> list[AnyOutcomeRecord]:
     return records
 
 
+class EndedTests:
+    """Follows an outcomes file that a session writes: which of its tests have ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._nodeids: set[str] = set()
+
+    def read(self) -> set[str]:
+        """Read on, and return the node ids of all tests that have ended."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # In the middle of a write.
+                self._read += len(line)
+                # It only shows progress: a round's end reads the file again.
+                with contextlib.suppress(*UNDECODABLE):
+                    record = _decode(line)
+                    if isinstance(record, PhaseReported) and record.when in _LAST_PHASES:
+                        self._nodeids.add(record.nodeid)
+        return self._nodeids
+
+
 def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
     """Copy an outcomes file without the tests that are not among ``nodeids``.
 
@@ -129,129 +154,104 @@ def _gravest(ends: Sequence[TestResult]) -> TestResult:
 
 
 def fold(
-    records: Iterable[OutcomeRecord], cut_short: Outcome, *, repeats: bool = False
+    records: Iterable[AnyOutcomeRecord], cut_short: Outcome, *, repeats: bool = False
 ) -> SessionResult:
     """Records of one session to its result; see ``read_outcomes``."""
-    session = _Session(repeats=repeats)
-    for record in records:
-        session.add(record)
-    return session.result(cut_short)
+    lines = tuple(records)
+    start = next((line for line in lines if isinstance(line, SessionStarted)), None)
+    end = next((line for line in reversed(lines) if isinstance(line, SessionFinished)), None)
+    runs = _runs_of_tests(lines, repeats=repeats)
+    results = [_result_of(run, cut_short, stopped=end is not None) for run in runs]
+    firsts: dict[str, TestResult] = {}
+    others = [one for one in results if firsts.setdefault(one.nodeid, one) is not one]
+    untimed = CollectionFailed | WorkerEnded
+    times = [line.time_ns for line in lines if not isinstance(line, untimed)] or [0]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    return SessionResult(
+        tests=tuple(firsts.values()),
+        repeats=tuple(others),
+        collection_errors=tuple(
+            f"{line.nodeid}: {line.text}" for line in lines if isinstance(line, CollectionFailed)
+        ),
+        command=() if start is None else start.command,
+        duration=(times[-1] - times[0]) / 1e9,
+        longest_silence=max(gaps, default=0) / 1e9,
+        exit_status=None if end is None else end.exit_status,
+        context_lost=end is not None and end.context_lost,
+        kind=SessionKind.PYTEST if start is None else start.kind,
+        workers=tuple(line for line in lines if isinstance(line, WorkerEnded)),
+        circumstances=None if end is None else end.circumstances,
+        running=tuple(run.nodeid for run in runs if end is None and not run.ended),
+    )
 
 
 @dataclass(slots=True)
-class _Test:
-    worker: str | None = None
-    phases: list[Outcome] = field(default_factory=list)
-    duration: float = 0.0
-    text: str | None = None
-    gpu_error: str | None = None
-    doubtful: bool = False
+class _Run:
+    """A run of a test, as far as lines tell of it."""
+
+    nodeid: str
+    starts: int = 0
+    phases: list[PhaseReported] = field(default_factory=list)
     ended: bool = False
-    markers: tuple[str, ...] = ()
-    keywords: tuple[str, ...] = ()
-    aspects: dict[Aspect, list[str]] = field(default_factory=lambda: defaultdict(list))
+    doubtful: bool = False
 
 
-class _Session:
-    def __init__(self, *, repeats: bool) -> None:
-        self._repeats = repeats
-        self._tests: dict[str, _Test] = {}
-        # Earlier runs of tests that began again.
-        self._past: list[tuple[str, _Test]] = []
-        # By worker: the test that lost its CUDA context.
-        self._lost: dict[str | None, str] = {}
-        self._collection_errors: list[str] = []
-        self._command: tuple[str, ...] = ()
-        self._kind = SessionKind.PYTEST
-        self._times: list[int] = []
-        self._workers: list[WorkerEnded] = []
-        self._end: SessionFinished | None = None
+def _runs_of_tests(lines: Sequence[AnyOutcomeRecord], *, repeats: bool) -> list[_Run]:
+    runs: list[_Run] = []
+    last: dict[str, _Run] = {}
+    # By worker: the test that lost its CUDA context.
+    lost: dict[str | None, str] = {}
+    for line in lines:
+        if not isinstance(line, TestStarted | PhaseReported):
+            continue
+        run, is_start = last.get(line.nodeid), isinstance(line, TestStarted)
+        if run is None or (repeats and is_start and run.ended):
+            run = last[line.nodeid] = _Run(line.nodeid)
+            runs.append(run)
+        if isinstance(line, TestStarted):
+            run.starts += 1
+            run.ended = False
+            continue
+        run.phases.append(line)
+        run.ended = line.when in _LAST_PHASES
+        run.doubtful = lost.get(line.worker, line.nodeid) != line.nodeid
+        if line.gpu_error is not None and _counted(line) is not None:
+            lost.setdefault(line.worker, line.nodeid)
+    return runs
 
-    def add(self, record: OutcomeRecord) -> None:
-        if isinstance(record, CollectionFailed):
-            self._collection_errors.append(f"{record.nodeid}: {record.text}")
-        elif isinstance(record, TestStarted):
-            self._times.append(record.time_ns)
-            test = self._tests.setdefault(record.nodeid, _Test())
-            if self._repeats and test.ended:
-                self._past.append((record.nodeid, test))
-                self._tests[record.nodeid] = test = _Test()
-            test.ended = False
-            test.aspects[Aspect.ATTEMPTS].append("start")
-        elif isinstance(record, PhaseReported):
-            self._times.append(record.time_ns)
-            self._add_phase(record)
-        elif isinstance(record, SessionStarted):
-            self._times.append(record.time_ns)
-            self._command = record.command
-            self._kind = record.kind
-        elif isinstance(record, WorkerEnded):
-            self._workers.append(record)
-        elif isinstance(record, SessionFinished):
-            self._times.append(record.time_ns)
-            self._end = record
 
-    def _add_phase(self, record: PhaseReported) -> None:
-        test = self._tests.setdefault(record.nodeid, _Test())
-        test.worker = record.worker
-        test.duration += record.duration
-        test.markers = record.markers or test.markers
-        test.keywords = record.keywords or test.keywords
-        test.ended = record.when in ("teardown", _CRASHED_PHASE)
-        test.doubtful = self._lost.get(record.worker, record.nodeid) != record.nodeid
-        outcome = _outcome(record)
-        for aspect, text in _aspects(record, outcome):
-            test.aspects[aspect].append(text)
-        # A subtest that fails makes its test fail. A skipped one does not make its test skipped.
-        if outcome is None or (record.subtest is not None and outcome is not Outcome.FAILED):
-            return
-        test.phases.append(outcome)
-        if outcome is not Outcome.PASSED:
-            test.text = test.text or record.text
-        if record.gpu_error is not None:
-            test.gpu_error = test.gpu_error or record.gpu_error
-            self._lost.setdefault(record.worker, record.nodeid)
+def _result_of(run: _Run, cut_short: Outcome, *, stopped: bool) -> TestResult:
+    """The result of a run of a test; ``stopped``: the session came to an end by itself."""
+    counted = [(p, outcome) for p in run.phases if (outcome := _counted(p)) is not None]
+    outcomes = [outcome for _, outcome in counted] + ([] if run.ended else [cut_short])
+    aspects: defaultdict[Aspect, list[str]] = defaultdict(list)
+    if run.starts:
+        aspects[Aspect.ATTEMPTS] += ["start"] * run.starts
+    for phase in run.phases:
+        for aspect, text in _aspects(phase, _outcome(phase)):
+            aspects[aspect].append(text)
+    return TestResult(
+        nodeid=run.nodeid,
+        outcome=min(outcomes, key=_GRAVEST.index, default=Outcome.PASSED),
+        duration=sum((phase.duration for phase in run.phases), 0.0),
+        text=next((p.text for p, found in counted if found is not Outcome.PASSED and p.text), None),
+        worker=run.phases[-1].worker if run.phases else None,
+        gpu_error=next((p.gpu_error for p, _ in counted if p.gpu_error), None),
+        # A session that ended by itself before the test did was stopped: no crash.
+        doubtful=run.doubtful or (stopped and not run.ended),
+        markers=next((p.markers for p in reversed(run.phases) if p.markers), ()),
+        keywords=next((p.keywords for p in reversed(run.phases) if p.keywords), ()),
+        aspects={aspect: tuple(sorted(texts)) for aspect, texts in aspects.items()},
+    )
 
-    def result(self, cut_short: Outcome) -> SessionResult:
-        firsts: dict[str, TestResult] = {}
-        repeats: list[TestResult] = []
-        for nodeid, test in (*self._past, *self._tests.items()):
-            phases = test.phases if test.ended else [*test.phases, cut_short]
-            found = TestResult(
-                nodeid=nodeid,
-                outcome=min(phases, key=_GRAVEST.index, default=Outcome.PASSED),
-                duration=test.duration,
-                text=test.text,
-                worker=test.worker,
-                gpu_error=test.gpu_error,
-                # A session that ended by itself before the test did was stopped: no crash.
-                doubtful=test.doubtful or (self._end is not None and not test.ended),
-                markers=test.markers,
-                keywords=test.keywords,
-                aspects={a: tuple(sorted(texts)) for a, texts in test.aspects.items()},
-            )
-            if firsts.setdefault(nodeid, found) is not found:
-                repeats.append(found)
-        times = self._times or [0]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        return SessionResult(
-            tests=tuple(firsts.values()),
-            repeats=tuple(repeats),
-            collection_errors=tuple(self._collection_errors),
-            command=self._command,
-            duration=(times[-1] - times[0]) / 1e9,
-            longest_silence=max(gaps, default=0) / 1e9,
-            exit_status=None if self._end is None else self._end.exit_status,
-            context_lost=self._end is not None and self._end.context_lost,
-            kind=self._kind,
-            workers=tuple(self._workers),
-            circumstances=None if self._end is None else self._end.circumstances,
-            running=tuple(
-                nodeid
-                for nodeid, test in self._tests.items()
-                if self._end is None and not test.ended
-            ),
-        )
+
+def _counted(record: PhaseReported) -> Outcome | None:
+    """What one phase says of its test.
+
+    A subtest that fails makes its test fail. A skipped one does not make its test skipped.
+    """
+    outcome = _outcome(record)
+    return outcome if record.subtest is None or outcome is Outcome.FAILED else None
 
 
 def _outcome(record: PhaseReported) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""Writes a file whose path or URL the user gave, or appends to it: a report or a lock.
+"""Writes a file whose path or URL the user gave: a report or a lock.
 
 In image builds the user is root, so what lies at the path decides: only a regular file is replaced.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError, refusing
@@ -19,26 +18,6 @@ STDOUT = "-"
 """The path that stands for standard output."""
 
 _DESCRIPTOR = re.compile(r"-|/dev/std(out|err)|(?:/dev|/proc/self|/proc/thread-self)/fd/([0-9]+)")
-
-
-def append_output(path: Path | Url, make: Callable[[int], bytes]) -> None:
-    """Write to the end of a regular file; anything else is written to as by ``write_output``.
-
-    Args:
-        path: see ``write_output``.
-        make: makes the data; its argument is the size of the file, in bytes.
-
-    Raises:
-        StoreError: see ``write_output``.
-    """
-    if isinstance(path, Url):
-        raise StoreError(f"{path}: a report can't be appended to a file at a URL; name a path")
-    if _DESCRIPTOR.fullmatch(str(path)) or (path.exists() and not path.is_file()):
-        write_output(path, make(0))
-        return
-    _require_place(path)
-    with refusing(path, "written"), path.open("ab") as file:
-        file.write(make(os.fstat(file.fileno()).st_size))
 
 
 def write_output(path: Path | Url, data: bytes) -> None:

@@ -19,7 +19,6 @@ from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
 from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
-from pytest_negativa.storage.atomic import remove_file
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map, save_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
@@ -40,8 +39,8 @@ _NEGATIVA_ML_VERSION = 1
 _SPANS_VERSION = 2
 """Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
 
-_HEALED_VERSION = 1
-"""Of ``healed.json`` and ``unhealed.json``. History: 1 is the first."""
+_HEALED_VERSION = 2
+"""Of ``healed.json``. History: 2 has no parts of an unfinished search; 1 is the first."""
 
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
@@ -215,32 +214,16 @@ def load_healed(run: Run) -> tuple[NeededSpan, ...]:
     return load_rows(run.healed_file, NeededSpan, _HEALED_VERSION, what, _REMOVE)
 
 
-def save_healed(run: Run, spans: Iterable[NeededSpan], unhealed: Sequence[LibraryPlan]) -> None:
+def save_healed(run: Run, spans: Iterable[NeededSpan]) -> None:
     """Note what healing gave back, so that planning the run again keeps it.
 
     Args:
         spans: all that was given back, by earlier healing, too.
-        unhealed: plans without what an unfinished search gave back; empty if none is unfinished.
 
     Raises:
-        StoreError: a file can't be written.
+        StoreError: the file can't be written.
     """
-    path = run.unhealed_file
-    if unhealed:
-        write_rows(path, unhealed, _HEALED_VERSION)
     write_rows(run.healed_file, dict.fromkeys(spans), _HEALED_VERSION, indent=1)
-    if not unhealed:
-        remove_file(path)
-
-
-def load_unhealed(run: Run) -> tuple[LibraryPlan, ...]:
-    """Plans without what an unfinished search gave back; none if every search is finished.
-
-    Raises:
-        StoreError: the file can't be read.
-    """
-    what = "a list of plans"
-    return load_rows(run.unhealed_file, LibraryPlan, _HEALED_VERSION, what, _REMOVE)
 
 
 def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:

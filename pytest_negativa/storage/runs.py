@@ -20,11 +20,11 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
 - ``verdict.json``: the last verdict; ``cpu-verdict.json``: that on CPU code.
-- ``healed.json``: what healing gave back; ``unhealed.json``: the plans before a search that is
-  not finished; ``healing.jsonl``: the answers of that search so far.
+- ``healed.json``: what healing gave back.
 
 The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run; ``round.json``, which
-tells its program what to do; ``redirect/``, a log for each of its processes; and ``reports/``.
+tells its program what to do; ``redirect/``, a log for each of its processes; ``output.txt``, if its
+program's output was not shown; and ``reports/``.
 ``.negativa/latest`` leads to the last run, and ``.negativa/reconstructed`` holds the copies of
 libraries.
 
@@ -40,7 +40,7 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
@@ -104,6 +104,26 @@ class _Place:
         return path
 
 
+MarkKind = Literal["failed", "failed-tests", "incomplete", "partial", "samples"]
+"""Marks of runs: files with a reason."""
+
+
+class _Mark:
+    """The reason for a mark, in one line; None if the run has no such mark."""
+
+    def __init__(self, kind: MarkKind) -> None:
+        self._kind = kind
+
+    def __get__(self, run: Run, owner: object) -> str | None:
+        try:
+            reason = (run.folder / self._kind).read_text("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            reason = f"{self._kind} cannot be read: {e.strerror}"
+        return " ".join(reason.split()) or f"it is marked as {self._kind}"
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A traced run, or a round of a verification, by its folder."""
@@ -118,7 +138,6 @@ class Run:
     page_logs = _Place("cpu")
     page_log_files = _Place("cpu/files.json")
     host_usage_file = _Place("cpu.json")
-    host_tests_file = _Place("cpu-tests.json")
     page_verdict_file = _Place("cpu-verdict.json")
     map_dir = _Place("map")
     plan_dir = _Place("plan")
@@ -127,17 +146,21 @@ class Run:
     report_file = _Place("report.json")
     verdict_file = _Place("verdict.json")
     healed_file = _Place("healed.json")
-    unhealed_file = _Place("unhealed.json")
-    answers_file = _Place("healing.jsonl")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
     touch_logs = _Place("touches")
-    _partial_file = _Place("partial")
-    _samples_file = _Place("samples")
+    output_file = _Place("output.txt")
     report_files = _Place("reports")
-    _failed_file = _Place("failed")
-    _failed_tests_file = _Place("failed-tests")
-    _incomplete_file = _Place("incomplete")
+
+    failure = _Mark("failed")
+    """Why the run failed."""
+    failed_tests = _Mark("failed-tests")
+    """How many tests of a trace of CPU code failed: they may need code that they did not reach."""
+    incomplete_reason = _Mark("incomplete")
+    """Why the plans may lack code that the run's processes use."""
+    partial_reason = _Mark("partial")
+    """Why the plans must not make anything smaller: a part of a combined run is missing, or old."""
+    _samples = _Mark("samples")
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -307,96 +330,27 @@ class Run:
         return bool(self.plan_files())
 
     @property
-    def is_failed(self) -> bool:
-        """Whether the run is marked as failed; ``failure`` says why."""
-        return self._failed_file.exists()
-
-    @property
-    def failure(self) -> str | None:
-        """Why the run failed, in one line; None if it didn't."""
-        return _read_mark(self._failed_file)
-
-    @property
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
         marks = (self.failure, self.incomplete_reason, self.partial_reason)
         return not any(marks) and not self.has_samples and bool(self.plan_files())
 
-    @property
-    def failed_tests(self) -> str | None:
-        """How many tests of a trace of CPU code failed, in words; None if none did."""
-        return _read_mark(self._failed_tests_file)
-
-    def note_failed_tests(self, text: str) -> None:
-        """Note that tests failed, which may need code that they did not reach.
+    def mark(self, kind: MarkKind, reason: str | None) -> None:
+        """Note the reason for a mark; None takes the mark away.
 
         Raises:
-            StoreError: the note can't be written.
+            StoreError: it can't be noted.
         """
-        _write_mark(self._failed_tests_file, text)
-
-    def mark_failed(self, reason: str) -> None:
-        """Note that the run was interrupted, or left tests out.
-
-        Raises:
-            StoreError: the note can't be written.
-        """
-        _write_mark(self._failed_file, reason)
-
-    @property
-    def incomplete_reason(self) -> str | None:
-        """Why the plans may lack used code, in one line; None if they are of the whole trace."""
-        return _read_mark(self._incomplete_file)
-
-    def mark_incomplete(self, reason: str) -> None:
-        """Note that the run's processes may use code that its plans don't know of.
-
-        Raises:
-            StoreError: the note can't be written.
-        """
-        _write_mark(self._incomplete_file, reason)
-
-    def mark_complete(self) -> None:
-        """Note that the plans are of the whole trace.
-
-        Raises:
-            StoreError: the note can't be removed.
-        """
-        remove_file(self._incomplete_file)
-
-    @property
-    def partial_reason(self) -> str | None:
-        """Why the plans must not make anything smaller, in one line; None if they may."""
-        return _read_mark(self._partial_file)
-
-    def mark_partial(self, reason: str | None) -> None:
-        """Note that a part of a combined run is missing, or an older one stands in for it.
-
-        Args:
-            reason: None removes the note.
-
-        Raises:
-            StoreError: the note can't be written or removed.
-        """
+        path = self.folder / kind
         if reason is None:
-            remove_file(self._partial_file)
+            remove_file(path)
         else:
-            _write_mark(self._partial_file, reason)
+            write_atomically(path, f"{reason}\n".encode(errors="backslashreplace"))
 
     @property
     def has_samples(self) -> bool:
         """Whether its traces are of processes outside of any session."""
-        return self._samples_file.exists()
-
-    def mark_samples(self) -> None:
-        """Note that its traces will be of processes outside of any session.
-
-        The note lies beside the folder of traces, to which these processes may write.
-
-        Raises:
-            StoreError: the note can't be written.
-        """
-        _write_mark(self._samples_file, "made by negativa trace --attach-env")
+        return self._samples is not None
 
     def make_latest(self) -> None:
         """Make ``latest``, beside the run's folder, lead to it.
@@ -657,21 +611,6 @@ def run_at(folder: Path) -> Run:
     marks = (above.failure, above.incomplete_reason, above.partial_reason, above.has_samples)
     is_run = _RUN_ID.fullmatch(above.run_id) or any(marks) or above.healed_file.exists()
     return above if is_run else Run(folder)
-
-
-def _read_mark(path: Path) -> str | None:
-    """What a mark says, in one line; None if there is no mark."""
-    try:
-        reason = path.read_text("utf-8", "replace")
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        reason = f"{path.name} cannot be read: {e.strerror}"
-    return " ".join(reason.split()) or f"it is marked as {path.name}"
-
-
-def _write_mark(path: Path, reason: str) -> None:
-    write_atomically(path, f"{reason}\n".encode(errors="backslashreplace"))
 
 
 def holds_samples(folder: Path) -> bool:

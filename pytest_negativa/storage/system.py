@@ -7,7 +7,6 @@ once, at import. A class holds them, for such tools replace functions of modules
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -62,65 +61,28 @@ def process_mark() -> tuple[int, int]:
     return System.getpid(), len(_forks)
 
 
-class _IoVec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
 class ProcessMemory:
     """Reads this process's memory at any address; a bad address yields no bytes, and no crash.
 
-    ``process_vm_readv`` on oneself needs no privilege. Pages of GPU code that are watched are not
-    readable: ``/proc/self/mem`` reads them, too, and touches nothing.
+    ``/proc/self/mem`` has watched pages of GPU code, too, which the process itself may not read.
+    Reading them touches nothing.
     """
-
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._readv = getattr(libc, "process_vm_readv", None)
-        if self._readv is not None:
-            self._readv.restype = ctypes.c_ssize_t
-            self._readv.argtypes = [
-                ctypes.c_int,
-                ctypes.POINTER(_IoVec),
-                ctypes.c_ulong,
-                ctypes.POINTER(_IoVec),
-                ctypes.c_ulong,
-                ctypes.c_ulong,
-            ]
 
     def read(self, address: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer where readable memory ends, none at a bad address."""
         if address <= 0 or length <= 0 or address + length >= 1 << 63:
             return b""
-        buffer = ctypes.create_string_buffer(length)
-        if self._readv is not None:
-            local = _IoVec(ctypes.addressof(buffer), length)
-            remote = _IoVec(address, length)
-            got = self._readv(System.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-            if got == length:
-                return buffer.raw
-        return self._read_mem(address, length)
-
-    @staticmethod
-    def _read_mem(address: int, length: int) -> bytes:
         try:
             fd = System.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
-            # In pieces up to page ends: a read that crosses into unmapped memory may fail whole.
-            data = b""
-            while len(data) < length:
-                start = address + len(data)
-                size = min(length - len(data), 4096 - start % 4096)
-                part = System.pread(fd, size, start)
-                data += part
-                if len(part) < size:
-                    break
+            # The kernel copies page by page, and ends before the first that is not there.
+            return System.pread(fd, length, address)
         except OSError:
-            pass
+            return b""
         finally:
             System.close(fd)
-        return data
 
     def read_exactly(self, address: int, length: int) -> bytes | None:
         """``length`` bytes, or None."""

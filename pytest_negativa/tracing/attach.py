@@ -47,7 +47,7 @@ def attach_environment(
         StoreError: the folder can't be made.
     """
     changes = traced_changes(environ, run, Path())
-    run.mark_samples()
+    run.mark("samples", "made by negativa trace --attach-env")
     # No session listens, and the folder of the project is nothing that a service should tell.
     for name in (LACKS, ROOT_VARIABLE):
         del changes[name]

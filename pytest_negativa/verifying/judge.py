@@ -13,12 +13,11 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, SessionKind, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
-from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     NEEDS,
     TESTS_DIFFER,
@@ -40,7 +39,9 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
 from pytest_negativa.verifying.originals import (
+    MOST_RERUNS,
     OriginalRound,
+    hurried_tests,
     is_sound,
     known_of_originals,
     undecided_tests,
@@ -57,6 +58,11 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
+)
+
+_UNWATCHED = (
+    "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
+    "the program chooses anew in each run, trace and prove in one command, which watches"
 )
 
 # Outcomes of a test that make a session end with status 1.
@@ -88,6 +94,8 @@ def judge(attempt: Attempt) -> Verdict:
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
+    elif work and not traced.usage.is_witness and all(d.kind not in NEEDS for d in work):
+        reasons += [_UNWATCHED] if any(d.tolerance is None for d in work) else []
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -144,7 +152,18 @@ def _compare_work(
         tests.before, found, flaky, tests.tolerate, tests.on_originals
     ):
         originals = [Work.of(usage, places) for usage in found.usages]
-    work = work_of_rounds(attempt, attempt.usage, attempt.reconstruction, originals, flaky)
+    traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    work = (
+        *compare_work(
+            traced,
+            copies,
+            originals,
+            flaky,
+            _outside_of_part(attempt),
+            launches=attempt.compare_launches,
+        ),
+        *refused_work(traced, copies, originals),
+    )
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
@@ -156,38 +175,33 @@ def _compare_work(
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
-def work_of_rounds(
-    attempt: Attempt,
-    usage: Usage,
-    reconstruction: Reconstruction,
-    originals: Sequence[Work] = (),
-    flaky: Collection[str] = (),
-) -> tuple[WorkDifference, ...]:
-    """How the work of some rounds differs from the traced run's; see ``compare_work``.
+def _outside_of_part(attempt: Attempt) -> set[str | None]:
+    """What the contexts of a plan for some tests are called that belong to none of these tests.
 
-    Args:
-        usage: what the rounds used.
-        reconstruction: the copies that they ran on.
+    Fixtures of the other tests are among them.
     """
-    places = Places(reconstruction)
-    traced, copies = Work.of(attempt.traced.usage, places), Work.of(usage, places)
-    return (
-        *compare_work(traced, copies, originals, flaky, launches=attempt.compare_launches),
-        *refused_work(traced, copies, originals),
-    )
+    session = attempt.traced.session
+    if session.kind is not SessionKind.PYTEST or session.circumstances is not None:
+        return set()
+    names = {name for c in attempt.traced.usage.contexts for name in (c.nodeid, c.place)}
+    return names.difference(test.nodeid for test in session.tests)
 
 
 def needs_all_tests(attempt: Attempt) -> bool:
-    """Whether only a run of all tests on the originals can excuse the work that is missing.
+    """Whether only flaky tests, or none, may use the work that is missing: the originals tell.
 
     The tests that differ are taken for flaky: the same run tells whether they are.
     """
     before, after = by_nodeid(attempt.traced.session.tests), attempt.after
-    differing = undecided_tests(before, after, attempt.settings.tolerate)
+    differing = tuple(undecided_tests(before, after, attempt.settings.tolerate))
     both = OriginalRound({nodeid: (before[nodeid], after[nodeid]) for nodeid in differing})
     verdict = judge(dataclasses.replace(attempt, originals=both))
-    kinds = {work.kind for work in verdict.other_work}
-    return bool(kinds) and not kinds & NEEDS and not verdict.changes
+    missing, excused = verdict.other_work, {*differing, *_outside_of_part(attempt)}
+    return (
+        bool(missing)
+        and not verdict.changes
+        and all(work.kind not in NEEDS and work.nodeid in excused for work in missing)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +217,7 @@ class TestEvidence:
         problems: what else speaks against the run, such as a collection error.
         statuses: exit status of the session when traced, and on the copies; None if it died.
         tolerate: what two equal outcomes may differ in.
+        hurried: tests that ran on the originals for too short a time to show both outcomes.
     """
 
     __test__ = False
@@ -217,6 +232,7 @@ class TestEvidence:
     problems: tuple[str, ...] = ()
     statuses: tuple[int | None, int | None] = (None, None)
     tolerate: Collection[Aspect] = ()
+    hurried: Collection[str] = ()
 
 
 def _test_evidence(attempt: Attempt) -> TestEvidence:
@@ -237,6 +253,7 @@ def _test_evidence(attempt: Attempt) -> TestEvidence:
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
         statuses=(traced.session.exit_status, session_status(attempt.rounds)),
         tolerate=tolerate,
+        hurried=() if attempt.settings.rerun is not None else hurried_tests(ends),
     )
 
 
@@ -309,6 +326,13 @@ def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) 
         yield (
             f"{_count(changed, 'test')} ended with the same outcome as in the traced run, but not "
             f"alike; if that is no fault, set verify.tolerate: [{_list(set(chain(*changed)))}]"
+        )
+    hurried = [v for v in both if v.differs and v.gpu_error is None and v.nodeid in tests.hurried]
+    if hurried:
+        yield (
+            f"{_count(hurried, 'test')} of these ran fewer than {MOST_RERUNS} times on the "
+            "originals, for lack of time: perhaps it is chance; run as often as you like with "
+            "--negativa-rerun"
         )
     if missing:
         yield f"{_count(missing, 'test')} of the traced run did not run"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import same_outcome
+
+MOST_RERUNS = 20
+"""How often a test is repeated if the user gives no number, and no time limit ends it."""
 
 Results = Mapping[str, TestResult]
 Ends = Mapping[str, tuple[TestResult, ...]]
@@ -38,6 +41,16 @@ def ends_of(rounds: Iterable[RoundResult]) -> Ends:
         if not test.doubtful:
             ends[test.nodeid] += (test,)
     return ends
+
+
+def hurried_tests(ends: Ends) -> frozenset[str]:
+    """Tests that ran less often than they may, and did not show by it that they are flaky."""
+    return frozenset(
+        nodeid
+        for nodeid, tests in ends.items()
+        if len(tests) < MOST_RERUNS
+        and sum(test.outcome is not behind.outcome for test, behind in pairwise(tests)) < 2
+    )
 
 
 def undecided_tests(

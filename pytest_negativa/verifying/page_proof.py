@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,14 +33,14 @@ from pytest_negativa.hostcode.usage import (
     key_of,
 )
 from pytest_negativa.models.hostcode import HostFile, Processor
-from pytest_negativa.models.outcomes import SessionResult, TestResult
+from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file
-from pytest_negativa.storage.outcomes import by_nodeid, read_outcomes
+from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
@@ -56,15 +56,9 @@ from pytest_negativa.verifying.judge import (
 )
 from pytest_negativa.verifying.originals import ends_of, known_of_originals, undecided_tests
 from pytest_negativa.verifying.process_ends import reasons_of_ends
-from pytest_negativa.verifying.rounds import (
-    Program,
-    RoundResult,
-    conclusive_tests,
-    run_all,
-    run_round,
-)
+from pytest_negativa.verifying.round_runner import RoundRunner
+from pytest_negativa.verifying.rounds import RoundResult, conclusive_tests, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.verification import repeating_seconds, silence_limit
 
 # Tests that are scheduled otherwise in each run may need more pages each time.
 _MOST_HEALINGS = 3
@@ -175,11 +169,7 @@ def _judge_library(library: TracedPages) -> ProvedPages:
 
 
 def prove_pages(
-    run: Run,
-    program: Program,
-    settings: Settings,
-    say: Callable[[str], None],
-    status: int | None = None,
+    run: Run, settings: Settings, runner: RoundRunner, status: int | None = None
 ) -> PageVerdict:
     """Trace the tests of a traced run once more, and judge.
 
@@ -188,21 +178,21 @@ def prove_pages(
     more often.
 
     Args:
-        say: shows a line of progress.
+        runner: runs the rounds.
         status: exit status of the traced process; None if no supervisor saw it.
 
     Raises:
         NegativaError: files of the run can't be read or written.
         Interrupted: a signal asked this process to end.
     """
-    proof = PageProof(run, program, settings, say)
+    proof = PageProof(run, settings, runner)
     verdict = proof.prove(status)
     for _ in range(_MOST_HEALINGS if settings.healing else 1):
         if not any(row.missed for row in verdict.libraries):
             break
-        say("negativa: the trace of CPU code gets what the tests needed, too")
+        runner.say("negativa: the trace of CPU code gets what the tests needed, too")
         proof.add_to_trace()
-        proof = PageProof(run, program, settings, say)
+        proof = PageProof(run, settings, runner)
         verdict = proof.prove(status)
     return verdict
 
@@ -217,17 +207,14 @@ class PageProof:
     """One proof: runs the tests, and reads what they touched.
 
     Args:
-        say: shows a line of progress.
+        runner: runs its rounds.
     """
 
-    def __init__(
-        self, run: Run, program: Program, settings: Settings, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, settings: Settings, runner: RoundRunner) -> None:
         self._run = run
-        self._program = program
         self._settings = settings
-        self._say = say
-        self._session: SessionResult = read_outcomes(run.outcomes_file)
+        self._runner = runner
+        self._session = runner.session
         self._folder = run.new_verification()
         self._rounds: list[RoundResult] = []
 
@@ -245,7 +232,6 @@ class PageProof:
         remove_file(self._run.page_verdict_file)
         incomplete = require_usage(self._run).incomplete
         loaded = traced_pages(self._run)
-        self._say("negativa: tracing the CPU code of the tests once more")
         rounds = self._run_all(RoundKind.VERIFY, None)
         before, after = by_nodeid(self._session.tests), conclusive_tests(rounds)
         found, unknown = _by_content(rounds, [file for file, _ in loaded])
@@ -306,11 +292,10 @@ class PageProof:
         """Rerun tests that differ on all pages: which of them are flaky?"""
         verify = self._settings.verify
         differing = tuple(undecided_tests(before, after, verify.tolerate))
-        if not (differing and verify.rerun and self._program.is_pytest):
+        if not (differing and verify.rerun != 0 and self._runner.program.is_pytest):
             return frozenset()
-        tests = format_items(len(differing), "test differs", "tests differ")
-        self._say(f"negativa: {tests}; running them on the originals")
-        ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing))
+        why = format_items(len(differing), "test differs", "tests differ")
+        ends = ends_of(self._run_all(RoundKind.ORIGINAL, differing, repeated=differing, why=why))
         return known_of_originals(before, after, ends, verify.tolerate)
 
     def _run_all(
@@ -318,34 +303,30 @@ class PageProof:
         kind: RoundKind,
         tests: Sequence[str] | None,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> tuple[RoundResult, ...]:
         expected = [test.nodeid for test in self._session.tests]
-        once = partial(self._run_once, kind, repeated=repeated)
+        once = partial(self._run_once, kind, repeated, why)
         return tuple(run_all(once, tests, expected))
 
     def _run_once(
         self,
         kind: RoundKind,
-        tests: Sequence[str] | None,
         repeated: Sequence[str],
+        why: str,
+        tests: Sequence[str] | None,
     ) -> RoundResult:
         run = self._folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        environ = dict(self._program.environ)
+        environ = dict(self._runner.program.environ)
+        where = "on the originals"
         if kind is RoundKind.VERIFY:
+            where = "tracing CPU code"
             make_logs_folder(run.page_logs, Path(self._settings.directory))
             begin_logs(run)
             environ |= watch_environment(environ, run.page_logs)
-        round_spec = self._program.new_round(
-            kind,
-            run,
-            tests=tests,
-            repeated=repeated,
-            most=self._settings.verify.rerun,
-            seconds=repeating_seconds(self._session),
-            expected=self._run.outcomes_file,
+        result = self._runner.run(
+            kind, run, environ, where, tests=tests, repeated=repeated, why=why
         )
-        limit = silence_limit(self._settings, self._session)
-        result = run_round(self._program, round_spec, environ, limit)
         self._rounds.append(result)
         return result
 

@@ -7,12 +7,14 @@ Its outcomes file tells which test was running.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.models.environment import ROUND_VARIABLE
@@ -45,6 +47,7 @@ class Program:
         environ: its environment.
         is_pytest: it traces itself and writes its outcomes; else its exit status is its outcome.
         interactive: a person is debugging it, so there is no time limit.
+        folds: its output may go to a file: pytest captures what tests write, so they can't tell.
     """
 
     command: tuple[str, ...]
@@ -54,6 +57,7 @@ class Program:
     environ: Mapping[str, str]
     is_pytest: bool
     interactive: bool = False
+    folds: bool = False
 
     def new_round(
         self,
@@ -63,15 +67,14 @@ class Program:
         tests: Sequence[str] | None = None,
         repeated: Sequence[str] = (),
         most: int = 1,
-        seconds: float = 0.0,
+        seconds: float | None = None,
         expected: Path | None = None,
-        stop_at_failure: bool = False,
     ) -> Round:
         """A round of this program that this process supervises.
 
         Args:
             run: its folder.
-            tests, repeated, most, seconds, expected, stop_at_failure: see ``Round``.
+            tests, repeated, most, seconds, expected: see ``Round``.
         """
         return Round(
             kind=kind,
@@ -84,7 +87,6 @@ class Program:
             most=most,
             seconds=seconds,
             expected=None if expected is None else str(expected),
-            stop_at_failure=stop_at_failure,
         )
 
 
@@ -122,7 +124,13 @@ class RoundResult:
 
 
 def run_round(
-    program: Program, round_spec: Round, environ: Mapping[str, str], silence_limit: float | None
+    program: Program,
+    round_spec: Round,
+    environ: Mapping[str, str],
+    silence_limit: float | None,
+    *,
+    output: Path | None = None,
+    follow: Callable[[], object] = lambda: None,
 ) -> RoundResult:
     """Run ``program`` once.
 
@@ -130,6 +138,8 @@ def run_round(
         round_spec: what the round is.
         environ: the program's environment; the round's own variable is added.
         silence_limit: seconds within which a test must begin or end; None: no limit.
+        output: a new file for its standard output and error; None: those of this process.
+        follow: called when the outcomes file has grown.
 
     Raises:
         Interrupted: a signal asked this process to end; the program has ended.
@@ -142,11 +152,13 @@ def run_round(
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
     begin = time.monotonic()
-    with ChildWatch() as watch:
+    with ChildWatch() as watch, _opened(output) as file:
         with refusing(command[0], "started", NegativaError):
-            process = subprocess.Popen(command, cwd=program.cwd, env=environ)
+            process = subprocess.Popen(
+                command, cwd=program.cwd, env=environ, stdout=file, stderr=file
+            )
         limit = None if program.interactive else silence_limit
-        silent = watch.wait(process, outcomes, limit)
+        silent = watch.wait(process, outcomes, limit, follow)
         status = process.returncode
         # A session that came to its end was not interrupted: Ctrl-C went to its debugger.
         interrupted = watch.signal is not None and not (program.is_pytest and status in (0, 1))
@@ -172,6 +184,13 @@ def run_round(
         silent=silent,
         seconds=time.monotonic() - begin,
     )
+
+
+def _opened(output: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    if output is None:
+        return contextlib.nullcontext()
+    with refusing(output, "created"):
+        return output.open("xb")
 
 
 def _read(path: Path, cut_short: Outcome, *, repeats: bool) -> SessionResult:

@@ -209,6 +209,7 @@ def compare_work(
     copies: Work,
     originals: Sequence[Work],
     flaky: Collection[str],
+    of_none: Collection[str | None] = (),
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
@@ -217,24 +218,31 @@ def compare_work(
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
         flaky: tests whose own work is not asked for.
+        of_none: contexts whose work the originals may leave out, too.
         launches: compare launched kernels, too.
     """
-    found = list(_left_out(traced, copies, originals, flaky))
+    found = list(_left_out(traced, copies, originals, flaky, of_none))
     if launches:
-        found += _not_launched(traced, copies, originals, flaky)
+        found += _not_launched(traced, copies, {*flaky, *of_none})
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 
 def _left_out(
-    traced: Work, copies: Work, originals: Sequence[Work], flaky: Collection[str]
+    traced: Work,
+    copies: Work,
+    originals: Sequence[Work],
+    flaky: Collection[str],
+    of_none: Collection[str | None],
 ) -> Iterator[WorkDifference]:
     for use, context in traced.used.items():
         if copies.first(use):
             continue
-        # Flaky tests came last in each process of the originals.
+        # Flaky tests came last in each process of the originals. What the originals leave out, too,
+        # shows no choice: the program may no longer be the one that was traced.
         firsts = filter(None, (work.first(use) for work in originals))
         again = [first for first in firsts if first.nodeid not in flaky]
-        if again and context.nodeid in flaky:
+        may_vary = context.nodeid in flaky or context.nodeid in of_none
+        if again and may_vary:
             context = again[0]
         yield WorkDifference(
             kind=WorkKind.NOT_USED,
@@ -243,23 +251,21 @@ def _left_out(
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=Tolerance.CHOICE if originals and not again else None,
+            tolerance=Tolerance.CHANCE if may_vary and originals and not again else None,
         )
 
 
 def _not_launched(
-    traced: Work, copies: Work, originals: Collection[Work], flaky: Collection[str]
+    traced: Work, copies: Work, may_vary: Collection[str | None]
 ) -> Iterator[WorkDifference]:
     for test, kernels in traced.launched.items():
-        again = {name for work in originals for name in work.launched.get(test, ())}
         for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
-            is_chance = test in flaky or (originals and kernel not in again)
             yield WorkDifference(
                 kind=WorkKind.NOT_LAUNCHED,
                 kernel=kernel,
                 test=test,
                 nodeid=test,
-                tolerance=Tolerance.CHOICE if is_chance else None,
+                tolerance=Tolerance.CHANCE if test in may_vary else None,
             )
 
 

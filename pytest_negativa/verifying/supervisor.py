@@ -24,6 +24,7 @@ from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
+from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, exit_code, shell_status
@@ -72,15 +73,18 @@ def verify_program(
         Interrupted: a signal asked this process to end.
     """
     status, own_status = 0, None
+    traces = run is None
     if run is None:
         result = _trace(program, settings)
         status = shell_status(result.status)
         run = result.run
         own_status = result.status
+    runner = RoundRunner(program, settings, run, _say, has_shown=traces)
+    if traces:
         reason = why_no_page_proof(run) if settings.cpu else None
         if not run.plan_files() and settings.cpu and reason is None:
-            return _prove_only_pages(run, program, settings, own_status) or status
-        if not run.plan_files() or run.is_failed:
+            return _prove_only_pages(run, settings, runner, own_status) or status
+        if not run.plan_files() or run.failure is not None:
             if reason is not None:
                 _say_unproved(reason)
             _say("negativa: nothing to verify: the traced run has no plan")
@@ -89,11 +93,11 @@ def verify_program(
                 run.remove_untraced()
             return status or 1
         # A crossed limit changes the status of the traced session alone.
-        own_status = None if settings.has_limits else result.status
+        own_status = None if settings.has_limits else own_status
     elif settings.cpu and run.has_pages and not run.plan_files() and not run.is_unlocated:
-        return _prove_only_pages(run, program, settings, None)
+        return _prove_only_pages(run, settings, runner, None)
     run.hold()
-    verification = Verification(load_traced_run(run, settings, own_status), program, settings, _say)
+    verification = Verification(load_traced_run(run, settings, own_status), settings, runner)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
@@ -101,7 +105,7 @@ def verify_program(
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
     try:
-        pages = _prove_pages(run, program, settings, own_status) if settings.cpu else 0
+        pages = _prove_pages(run, settings, runner, own_status) if settings.cpu else 0
     finally:
         report(run)  # Its page shows both verdicts.
     _say(next_line(run))
@@ -122,20 +126,20 @@ def why_no_page_proof(run: Run) -> str | None:
     return None
 
 
-def _prove_only_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
+def _prove_only_pages(run: Run, settings: Settings, runner: RoundRunner, status: int | None) -> int:
     """Prove a run that traced no GPU code; the status."""
-    status = _prove_pages(run, program, settings, status)
+    status = _prove_pages(run, settings, runner, status)
     _say(next_line(run))
     return status
 
 
-def _prove_pages(run: Run, program: Program, settings: Settings, status: int | None) -> int:
+def _prove_pages(run: Run, settings: Settings, runner: RoundRunner, status: int | None) -> int:
     """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved."""
     if (reason := why_no_page_proof(run)) is not None:
         _say_unproved(reason)
         return 1
     run.hold()
-    verdict = prove_pages(run, program, settings, _say, status)
+    verdict = prove_pages(run, settings, runner, status)
     _show(render_page_verdict(verdict), proved=verdict.proved)
     return shell_status(verdict.rounds[0].status) if verdict.proved else 1
 

@@ -130,7 +130,10 @@ def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
         if lack.code in PROCESS_UNTRACED:
             return f"{run}: not verified: this session was not traced: {lack.text}"
     if usage is not None and len(usage.run_ids) > 1:
-        return f"{run}: not verified: it unites several runs; verify each of them"
+        return (
+            f"{run}: not verified: it unites several runs; verify each of them, and combine them "
+            "again"
+        )
     return (
         f"{run}: no {run.outcomes_file.name}, so nothing says how this run ended (combined runs "
         "have none); trace again"
@@ -139,5 +142,5 @@ def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
 
 def _refuse_failed(run: Run) -> None:
     """Raise ``StoreError`` for a run that failed."""
-    if run.is_failed:
+    if run.failure is not None:
         raise StoreError(run.why_unplanned())

@@ -16,12 +16,11 @@ from pathlib import Path
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.outcomes import SessionResult, TestResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.file_users import (
     FileUser,
@@ -40,7 +39,7 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
-from pytest_negativa.reporting.progress import ByteProgress
+from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
@@ -51,7 +50,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_plans,
-    load_unhealed,
     save_healed,
     save_plans,
 )
@@ -65,7 +63,7 @@ from pytest_negativa.verifying.evidence import (
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import needs_all_tests
+from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
@@ -78,40 +76,26 @@ from pytest_negativa.verifying.originals import (
     ends_of,
     undecided_tests,
 )
-from pytest_negativa.verifying.rounds import (
-    Program,
-    RoundResult,
-    run_all,
-    run_round,
-)
-from pytest_negativa.verifying.same_outcome import same_outcome
+from pytest_negativa.verifying.round_runner import RoundRunner
+from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.twins import find_twins
-
-# A program that starts or ends no test for five times the longest pause of the traced run hangs.
-_LEAST_SILENCE = 60.0
-_TIMES_SILENCE = 5.0
-
-# Tests that differ are repeated for a tenth of the traced session's time, or of a minute.
-_REPEATING = 0.1
-_LEAST_REPEATING = 6.0
-
-Say = Callable[[str], None]
 
 
 class Verification:
     """One verification of a traced run.
 
     Args:
-        say: shows a line of progress.
+        runner: runs its rounds.
     """
 
-    def __init__(self, traced: TracedRun, program: Program, settings: Settings, say: Say) -> None:
+    def __init__(self, traced: TracedRun, settings: Settings, runner: RoundRunner) -> None:
         self.traced = traced
-        self.program = program
+        self.program = runner.program
         self.settings = settings
-        self.say = say
+        self.say = say = runner.say
+        self._runner = runner
         self.folder = traced.run.new_verification()
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._rounds: list[RoundResult] = []
@@ -190,6 +174,7 @@ class Verification:
         """Run tests on the originals, once at most: those that differ, or all if work is missing.
 
         What the originals do, too, is chance: unseeded data, or a kernel that autotuning chooses.
+        It excuses no need of removed code.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
@@ -199,15 +184,18 @@ class Verification:
             if self.program.is_pytest and nodeid not in known.ends
         )
         every = not known.usages and needs_all_tests(attempt)
-        if not verify.rerun or not (differing or every):
+        if verify.rerun == 0 or not (differing or every):
+            return attempt
+        if any(work.kind in NEEDS for work in judge(attempt).other_work):
             return attempt
         why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
         why += ["the copies left out work of the traced run"] if every else []
-        what = "all tests" if every else format_items(len(differing), "test", "tests")
-        took = f", {self.traced.session.duration:.0f} s when traced" if every else ""
-        self.say(f"negativa: {' and '.join(why)}; running {what} on the originals{took}")
         rounds = self.run(
-            RoundKind.ORIGINAL, None if every else differing, None, repeated=differing
+            RoundKind.ORIGINAL,
+            None if every else differing,
+            None,
+            repeated=differing,
+            why=" and ".join(why),
         )
         self._originals = OriginalRound(
             ends={**known.ends, **ends_of(rounds)},
@@ -231,19 +219,14 @@ class Verification:
         return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
 
     def write_copies(
-        self, planned: Sequence[AnalyzedLibrary], *, copy_all: bool = False
+        self, planned: Sequence[AnalyzedLibrary]
     ) -> tuple[Reconstruction, Path | None]:
-        """Write the copies and the table that redirects to them; no table if there are none.
-
-        Args:
-            copy_all: copy libraries without unused code, too.
-        """
-        with ByteProgress("writing copies") as progress:
+        """Write the copies and the table that redirects to them; no table if there are none."""
+        with Progress("writing copies") as progress:
             reconstruction = reconstruct(
                 [p for p in planned if p.plan.library.path not in self._unsubstituted],
                 self.copies,
                 compact=compact_options(self.settings),
-                copy_all=copy_all,
                 on_done=progress.update,
             )
         if not reconstruction.libraries:
@@ -260,6 +243,7 @@ class Verification:
         table: Path | None,
         armed: Path | None = None,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> tuple[RoundResult, ...]:
         """Run rounds of a kind until all tests have an outcome; see ``run_all``.
 
@@ -268,10 +252,11 @@ class Verification:
             table: what to redirect; None: nothing.
             armed: removed code, see ``tripwire``.
             repeated: tests that run last, and again and again, see ``Round``.
+            why: the reason, for people.
         """
         expected = [test.nodeid for test in self.traced.session.tests]
         once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
-            kind, t, table, armed, repeated
+            kind, t, table, armed, repeated, why
         )
         return tuple(run_all(once, tests, expected))
 
@@ -282,23 +267,14 @@ class Verification:
         table: Path | None,
         armed: Path | None = None,
         repeated: Sequence[str] = (),
+        why: str = "",
     ) -> RoundResult:
         """Run a single round; see ``run``."""
-        if kind is not RoundKind.PROBE:
-            users = wait_for_users(self._copy_files, self._since)
-            self._leftover += tuple(user.who for _, user in users)
-            self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
+        where = "on the copies" if kind is RoundKind.VERIFY else "on the originals"
+        users = wait_for_users(self._copy_files, self._since)
+        self._leftover += tuple(user.who for _, user in users)
+        self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        round_spec = self.program.new_round(
-            kind,
-            run,
-            tests=tests,
-            repeated=repeated,
-            most=self.settings.verify.rerun,
-            seconds=repeating_seconds(self.traced.session),
-            expected=self.traced.run.outcomes_file,
-            stop_at_failure=kind is RoundKind.PROBE,
-        )
         environ = self._environment(run, table)
         if armed is not None:
             make_logs_folder(run.touch_logs, Path(self.settings.directory))
@@ -311,12 +287,13 @@ class Verification:
             watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
             used = self._copy_files if kind is RoundKind.VERIFY else ()
             copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
-            limit = silence_limit(self.settings, self.traced.session)
             with watch, copies:
                 # What begins to use an original from now on is seen by the watch.
                 if kind is RoundKind.VERIFY:
                     self._held += wait_for_users([*originals, *self._twins], self._since)
-                result = run_round(self.program, round_spec, environ, limit)
+                result = self._runner.run(
+                    kind, run, environ, where, tests=tests, repeated=repeated, why=why
+                )
         if kind is RoundKind.VERIFY:
             self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
@@ -328,17 +305,13 @@ class Verification:
         self._rounds.append(result)
         return result
 
-    def is_same(self, before: TestResult, after: TestResult) -> bool:
-        """Whether a test ended alike, but for what the settings tolerate."""
-        return same_outcome(before, after, self.settings.verify.tolerate)
-
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self._record, verdict, indent=1)
         if verdict.proved and verdict.kept:
             run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept), load_unhealed(run))
+            save_healed(run, (*load_healed(run), *verdict.kept))
             save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
 
     @property
@@ -382,19 +355,6 @@ class Verification:
         if self.program.is_pytest:
             return environ
         return traced_environment(environ, run, self.program.root)
-
-
-def silence_limit(settings: Settings, traced: SessionResult) -> float | None:
-    """For how many seconds no test may begin or end; None: no limit."""
-    given = settings.verify.timeout
-    if given is not None:
-        return float(given) or None
-    return max(_LEAST_SILENCE, _TIMES_SILENCE * traced.longest_silence)
-
-
-def repeating_seconds(traced: SessionResult) -> float:
-    """For how many seconds tests that differ are repeated, all together."""
-    return max(_LEAST_REPEATING, _REPEATING * traced.duration)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.combine import at_all_paths, choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.runs import Run, find_traces
+from pytest_negativa.storage.runs import MarkKind, Run, find_traces
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.traces import header, records, write
 
@@ -33,21 +33,21 @@ def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
     assert target.partial_reason == "negativa combine did not copy all traces"
 
 
-@pytest.mark.parametrize("mark", [Run.mark_failed, Run.mark_partial, Run.mark_incomplete])
-def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: object) -> None:
+@pytest.mark.parametrize("mark", ["failed", "partial", "incomplete"])
+def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: MarkKind) -> None:
     write(tmp_path / "shard" / "trace", header(), records("k"))
     assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard" / "trace")
-    mark(Run(tmp_path / "shard"), "why")  # type: ignore[operator]
+    Run(tmp_path / "shard").mark(mark, "why")
     assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard")
 
 
-@pytest.mark.parametrize("mark", [Run.mark_failed, Run.mark_incomplete])
+@pytest.mark.parametrize("mark", ["failed", "incomplete"])
 def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
-    tmp_path: Path, mark: object
+    tmp_path: Path, mark: MarkKind
 ) -> None:
     """An error that ends pytest in a test leaves a trace with an end."""
     write(tmp_path / "shard" / "trace", header(), records("k"))
-    mark(Run(tmp_path / "shard"), "an error ended the session in test_a")  # type: ignore[operator]
+    Run(tmp_path / "shard").mark(mark, "an error ended the session in test_a")
     part = read_part(str(tmp_path / "shard"))
     assert part.failure == "an error ended the session in test_a"
     taken, [line] = choose_parts([part], FailureMode.WARN)
@@ -63,7 +63,7 @@ def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Pa
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
     ]
     usage = replace(usage, libraries=tuple(libraries))
-    span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a")
+    span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a", found_by=FoundBy.TOUCH)
     gone = replace(span, library="/gone")
     found = at_all_paths([gone, span, span], usage)
     assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]

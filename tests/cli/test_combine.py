@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.trace import DIGESTS_VERSION
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
@@ -22,6 +22,7 @@ from tests.support.faults import PlantedFault
 from tests.support.libraries import ROOT
 from tests.support.recordings import Lines, rewrite
 from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
+from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
 
 TRACES = ROOT / "tests" / "data" / "traces"
@@ -148,8 +149,15 @@ def test_code_that_healing_gave_back_stays(shards: Project) -> None:
     digest = hashlib.sha256(here.read_bytes()).hexdigest()
     machine(shards, "a", digest)
     elsewhere = "/builds/a/site/libquickstart.so"
-    span = NeededSpan(library=elsewhere, region=0, start=start, end=end, test="test_hidden")
-    save_healed(Run(shards.folder / "a"), [span], ())
+    span = NeededSpan(
+        library=elsewhere,
+        region=0,
+        start=start,
+        end=end,
+        test="test_hidden",
+        found_by=FoundBy.TOUCH,
+    )
+    save_healed(Run(shards.folder / "a"), [span])
     shutil.copytree(shards.folder / "a", shards.folder / "b")
     (shards.folder / "b" / "healed.json").unlink()
 
@@ -284,7 +292,7 @@ def test_an_older_run_in_place_of_a_missing_one(shards: Project) -> None:
 def test_bad_runs_by_failure_mode(shards: Project) -> None:
     """A failed run is bad, too, and so is one whose pytest process did not end."""
     rewrite(shards, "endless/h200.jsonl", lambda lines: lines[:-1])
-    Run(shards.folder / "first").mark_failed("2 tests failed")
+    Run(shards.folder / "first").mark("failed", "2 tests failed")
     done = shards.negativa("combine", "first", "second", "endless", "--failure-mode=warn")
     assert "first: 2 tests failed: left out" in done.stderr
     assert "did not end by itself: left out" in done.stderr
@@ -374,3 +382,82 @@ def test_a_trace_that_is_a_link_is_not_copied(project: Project) -> None:
     assert "a link, which is not followed" in done.stderr
     files = (path for path in project.results.rglob("*") if path.is_file())
     assert not [p for p in files if "wJalr" in p.read_text("latin-1") and not p.is_symlink()]
+
+
+SUITES = {
+    "a": "    use(LIB, 0)",
+    "b": "    use(LIB, 0, 1)",
+    "plain": "    pass",
+}
+# What an A100 loads of the regions.
+SM_80 = (14992, 28280, 48872, 68256)
+
+
+def sharded(folder: Path) -> VerifiedProject:
+    """A project with a folder of tests for each shard."""
+    project = VerifiedProject(folder, "")
+    for name, body in SUITES.items():
+        text = f"from standin_gpu import use\nLIB = 'lib.so'\ndef test_{name}():\n{body}\n"
+        project.write(f"{name}/test_{name}.py", text)
+    device = f"import os, standin_gpu\nif 'A100' in os.environ:\n    standin_gpu.USED = {SM_80}\n"
+    project.write("conftest.py", device)
+    return project
+
+
+def prove(project: VerifiedProject, shard: str) -> Path:
+    project.trace("--negativa-verify", shard)
+    return project.run_folder
+
+
+@pytest.mark.slow
+def test_shards_that_were_proved_apart(tmp_path: Path) -> None:
+    """Their common plan is proved: each shard ran without what it removes, and more."""
+    project = sharded(tmp_path / "project")
+    first, second = (prove(project, shard) for shard in "ab")
+    project.pytest("-q", "--negativa", "plain")
+    third = next(run for run in project.runs() if run not in (first, second, project.results))
+
+    refused = project.negativa("combine", first, second, "--expect=3", status=1).stderr
+    assert "2 runs are here, expected 3; name the run of each shard" in refused
+    latest = project.results / "latest"
+    done = project.negativa("combine", first, second, third, latest, "--expect=3")
+    assert "Proved: the tests end as before without 63.1 kB of GPU code" in done.stdout
+    assert "Next: negativa lock" in done.stderr
+    project.negativa("lock")
+    made = load_lock(project.folder / "negativa.lock")
+    assert made.proof.proved and made.proof.parts == tuple(sorted((first.name, second.name)))
+    assert made.proof.tests == {"passed": 2}
+    [library] = made.libraries
+    assert {code.offset for code in library.kept} == {USED[0], USED[1]}
+    done = project.negativa("slim", ".", "--dry-run")
+    assert "NOT PROVED" not in done.stderr and "lib.so: left as it is: saves only" in done.stdout
+
+    # The same runs on another machine, of another GPU.
+    verdict = second / "verdict.json"
+    verdict.write_bytes((first / "verdict.json").read_bytes())
+    done = project.negativa("combine", first, second)
+    assert f"{second.name}: its verdict is on another run, {first.name}" in done.stdout
+    assert "for each run that is not proved, then negativa combine" in done.stderr
+    verdict.unlink()
+    project.negativa("combine", first, second)
+    refused = project.negativa("lock", status=1).stderr
+    assert f"{second.name}: it was not verified; next: pytest --negativa-verify for each" in refused
+
+
+@pytest.mark.slow
+def test_machines_that_proved_a_shard_each(tmp_path: Path) -> None:
+    """Each has its GPU, and the library at a path of its own. What either GPU loads stays."""
+    here, there = sharded(tmp_path / "here"), sharded(tmp_path / "there")
+    first = prove(here, "a")
+    there.environ |= {"STANDIN_DEVICE": "8.0", "A100": "1"}
+    second = prove(there, "b")
+    shutil.move(second, here.folder / "second")
+    shutil.rmtree(there.folder)
+    done = here.negativa("combine", first, "second", f"--path={there.folder}={here.folder}")
+    assert "Proved: " in done.stdout
+    here.negativa("lock")
+    made = load_lock(here.folder / "negativa.lock")
+    assert [d.compute_capability for d in made.proof.devices] == ["8.0", "9.0"]
+    [library] = made.libraries
+    assert library.path == "lib.so" and not library.not_proved
+    assert {code.offset for code in library.kept} == {*SM_80[:2], *USED[:2]}

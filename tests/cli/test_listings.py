@@ -43,6 +43,8 @@ def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> Non
     how = "this run replays a recording, so make a new recording with --negativa-level="
     assert f"{how}launch" in project.negativa("needs", "-k", "passes", status=1).stderr
     assert f"{how}launch" in " ".join(project.negativa("tests").stdout.split())
+    ways = "; next: pytest --negativa, on a machine with a GPU, or negativa lock --unproved\n"
+    assert project.negativa("lock", status=1).stderr.endswith(ways)
 
 
 @pytest.mark.slow

@@ -89,6 +89,11 @@ def test_an_option_of_the_group_after_the_command() -> None:
     assert done.stderr == "negativa: error: --dir goes before the command (see negativa --help)\n"
 
 
+def test_an_option_as_pytest_has_it() -> None:
+    done = CliRunner().invoke(main, ["report", "--negativa-run=x"], prog_name="negativa")
+    assert done.exit_code == 2 and "'--negativa-run'; did you mean --run?" in done.stderr
+
+
 def test_a_mistyped_command() -> None:
     done = CliRunner().invoke(main, ["inspct"])
     assert done.exit_code == 2

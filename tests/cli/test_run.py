@@ -134,7 +134,7 @@ def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
 def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
     trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
     run = Run(trace.parents[1].resolve())
-    run.mark_failed("2 tests failed")
+    run.mark("failed", "2 tests failed")
     run.make_latest()
 
     done = recorded.negativa("locate", status=1)
@@ -181,7 +181,7 @@ def test_a_failed_last_run_leads_to_the_last_good_one(recorded: Project, command
     for name in ("20260101T000001Z-0123ab", "20260101T000002Z-0123ab"):
         recorded.negativa("locate", "--run", f".negativa/{name}")
     bad = recorded.results / "20260101T000003Z-0123ab"
-    Run(bad).mark_failed("2 tests failed")
+    Run(bad).mark("failed", "2 tests failed")
     recorded.negativa("locate", "--run", bad, status=1)
     assert (recorded.results / "latest").resolve() == bad
 
@@ -295,7 +295,7 @@ def test_limits_do_not_pass_where_nothing_is_counted(recorded: Project, limit: s
 
 def test_limits_do_not_pass_without_a_plan(recorded: Project) -> None:
     trace = rewrite(recorded, ".negativa/run/trace/h200.jsonl")
-    Run(trace.parents[1].resolve()).mark_failed("2 tests failed")
+    Run(trace.parents[1].resolve()).mark("failed", "2 tests failed")
     recorded.negativa("locate", "--run", ".negativa/run", status=1)
 
     recorded.negativa("report", "--run", ".negativa/run")

@@ -23,9 +23,9 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import find_declarations, parse_ptx
-from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS, MagicFinder
-from pytest_negativa.gpucode.search import load_search
+from pytest_negativa.gpucode.ptx import DIRECTIVE, find_declarations, parse_ptx
+from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
+from pytest_negativa.gpucode.search import Find, any_of, load_search, search_by
 from pytest_negativa.models.library import Compression, Cubin, Element, LtoIr, Ptx, Scope
 from pytest_negativa.models.spans import Span
 from tests.support import builders
@@ -378,12 +378,9 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
 
 @given(st.lists(PTX_WORDS | st.sampled_from("\v\f\r._x")).map("".join))
 def test_both_searches_find_the_same_declarations(text: str) -> None:
-    find = load_search("declaration")
-    if find is None:
-        pytest.skip("no compiler built gpucode/_search.so")
     found, expected = (
         [match.span() for match in find_declarations(text.encode(), search)]
-        for search in (find, None)
+        for search in (load_search("declaration", DIRECTIVE), search_by(DIRECTIVE))
     )
     assert found == expected
 
@@ -400,23 +397,15 @@ def test_both_searches_find_the_same_magic_numbers(
     data: bytes, search: tuple[str, tuple[bytes, ...]], start: int
 ) -> None:
     name, magics = search
-    if (find := load_search(name)) is None:
-        pytest.skip("no compiler built gpucode/_search.so")
 
-    def hits(finder: MagicFinder) -> Iterator[tuple[int, bytes]]:
-        at = start
-        while (hit := finder.first(data, at)) is not None:
-            yield hit
-            at = hit[0] + 1
+    def hits(find: Find) -> Iterator[int]:
+        at = start - 1
+        while (at := find(data, len(data), at + 1)) >= 0:
+            yield at
 
-    expected = [
-        (at, magic)
-        for at in range(start, len(data))
-        for magic in magics
-        if data.startswith(magic, at)
-    ]
-    assert list(hits(MagicFinder(magics, find))) == expected
-    assert list(hits(MagicFinder(magics, None))) == expected
+    expected = [at for at in range(start, len(data)) if data.startswith(magics, at)]
+    assert list(hits(load_search(name, b""))) == expected
+    assert list(hits(search_by(any_of(magics)))) == expected
 
 
 CAPABILITIES = st.builds(ComputeCapability, st.integers(5, 13), st.integers(0, 9))

@@ -289,7 +289,7 @@ def test_a_used_function_is_missed(project: Project, fault: PlantedFault) -> Non
 
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
-    assert verdict["proved"] and verdict["healing"]["complete"]
+    assert verdict["proved"]
     [needed] = verdict["healing"]["needed"]
     assert (Path(needed["library"]).name, needed["function"]) == ("libmany1.so", name)
     assert needed["code"] is not None
@@ -464,8 +464,7 @@ def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
     healing = verdict["healing"]
-    print(f"healed {count}: {healing['runs']} runs, {healing['seconds']:.0f} s")
-    assert verdict["proved"] and healing["complete"]
+    assert verdict["proved"]
     assert {(span["library"], span["start"]) for span in healing["needed"]} == planted
     assert {span["found_by"] for span in healing["needed"]} == {"refusal"}
     found = "the driver refused it to test_many.py::test_kernel"

@@ -17,8 +17,7 @@ from pytest_negativa.gpucode.search import load_search
     ],
 )
 def test_each_place_is_found(name: str, word: bytes) -> None:
-    if (find := load_search(name)) is None:
-        pytest.skip("no compiler built gpucode/_search.so")
+    find = load_search(name, b"[^\0]")
     # The searches look at 64 bytes at a time as long as these hold no candidate.
     size = 300
     for at in range(size - len(word) + 1):

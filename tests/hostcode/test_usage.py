@@ -10,18 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.by_tests import PagesOfTest, iter_pages, unite_tests
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
-from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.processor import read_processor
-from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite
 from pytest_negativa.models.hostcode import (
@@ -34,12 +30,10 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.spans import Span, union
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.models.trace import FileState
 from pytest_negativa.reporting.host_pages import render_host_report
-from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.runs import RunsFolder
 from tests.support.compiling import compile_shared, needs_compiler
-from tests.support.paged import compile_paged, needs_page_watch, symbols_of
+from tests.support.paged import compile_paged, symbols_of
 
 PAGES = st.frozensets(st.integers(0, 20), max_size=10)
 
@@ -87,35 +81,6 @@ def test_a_union_counts_the_processes_of_a_run_once() -> None:
     )
     other = replace(usage, processes={"a": 1})
     assert summarize(unite([usage, other, unite([usage, other])])).processes == 3
-
-
-PAGES_OF_TESTS = st.lists(
-    st.builds(
-        PagesOfTest,
-        test=st.sampled_from(("t1", "t2")),
-        sha256=st.sampled_from("ab"),
-        size=st.just(100),
-        build_id=st.none(),
-        paths=st.sampled_from((("/x/lib.so",), ("/y/lib.so",))),
-        ranges=st.sampled_from((((0, 4 * PAGE),), ((PAGE, 3 * PAGE),))),
-        pages=st.integers(1, 15),
-    ),
-    max_size=6,
-)
-
-
-@given(PAGES_OF_TESTS, PAGES_OF_TESTS)
-def test_pages_by_test_are_united_in_any_order(
-    first: list[PagesOfTest], second: list[PagesOfTest]
-) -> None:
-    rules = PathRules({"/y": "/x"})
-    whole = unite_tests([*first, *second], rules)
-    parts = [iter_pages(unite_tests(part, rules)) for part in (second, first, second)]
-    assert unite_tests(itertools.chain(*parts), rules) == whole
-    found = {(one.test, one.sha256, one.ranges): one.pages for one in iter_pages(whole)}
-    for one in (*first, *second):
-        assert found[one.test, one.sha256, one.ranges] & one.pages == one.pages
-    assert {path for one in whole.rows for path in one.paths} <= {"/x/lib.so"}
 
 
 @given(usages(), usages())
@@ -223,70 +188,26 @@ def test_a_file_that_was_replaced_has_no_content(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@needs_page_watch
-def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
-    library = compile_paged(tmp_path)
-
-    def trace() -> HostUsage:
-        """What a new run touched; its file of digests then has others."""
-        run = RunsFolder(tmp_path).new_run()
-        run.page_logs.mkdir(parents=True)
-        begin_logs(run)
-        code = f"import ctypes; ctypes.CDLL({str(library)!r})"
-        environ = {**os.environ, **watch_environment(os.environ, run.page_logs)}
-        subprocess.run([sys.executable, "-c", code], env=environ, check=True)
-        usage = gather(run)
-        assert usage is not None
-        files = msgspec.json.decode(run.page_log_files.read_bytes())
-        for file in files["files"]:
-            file["sha256"] = f"first {file['sha256']}"
-        run.page_log_files.write_bytes(msgspec.json.encode(files))
-        return usage
-
-    first = trace()
-    # A run that has just begun knows no file.
-    running = RunsFolder(tmp_path).new_run()
-    running.page_logs.mkdir(parents=True)
-    begin_logs(running)
-    second = trace()
-    real = {one.paths[0]: one.sha256 for one in first.libraries}
-    assert all(sha256_of(path) == digest for path, digest in real.items())
-    for one in second.libraries:
-        # This one has changed just before: a second change might not show in its times.
-        known = one.paths[0] != str(library)
-        assert one.sha256 == ("first " if known else "") + real[one.paths[0]]
-    assert any(one.sha256.startswith("first") for one in second.libraries)
-
-
 @needs_compiler
 @pytest.mark.parametrize("flags", [(), ("-Wl,--build-id=none",)], ids=["build-id", "none"])
-def test_a_digest_of_before_holds_until_the_file_changes(
-    tmp_path: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_known_digest_holds_until_the_file_changes(
+    tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     library = compile_shared("pages/library.c", tmp_path / "libpaged.so", *flags)
     key = key_of(library)
-    # A file that has changed just before may change again without a trace in its times.
-    found = identify(key)
-    assert isinstance(found, HostFile) and found.ctime_ns is None
-    monkeypatch.setattr("pytest_negativa.hostcode.usage._SETTLED_AFTER_NS", -1)
     found = identify(key)
     assert isinstance(found, HostFile) and (found.build_id is None) == bool(flags)
-    before = replace(found, sha256="before")
-    assert identify(key, before) == before
-    for other in (
-        replace(before, ctime_ns=0),
-        replace(before, ctime_ns=None),
-        replace(before, build_id="00"),
-        replace(before, segments=before.segments[1:]),
-    ):
-        assert identify(key, other) == found
+    ctime_ns = library.stat().st_ctime_ns
+    digests: dict[tuple[str, FileState], str | None]
+    digests = {(key.path, (*key[1:], ctime_ns)): "known"}
+    assert identify(key, digests) == replace(found, sha256="known")
     # The same size and modification time.
     data = library.read_bytes()
     library.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     os.utime(library, ns=(key.mtime_ns, key.mtime_ns))
-    while library.stat().st_ctime_ns == found.ctime_ns:  # the kernel's clock ticks
+    while library.stat().st_ctime_ns == ctime_ns:  # the kernel's clock ticks
         os.utime(library, ns=(key.mtime_ns, key.mtime_ns))
-    changed = identify(key, before)
+    changed = identify(key, digests)
     assert isinstance(changed, HostFile) and changed.sha256 == sha256_of(str(library))
 
 

@@ -111,8 +111,6 @@ def reports(box: Box, at: dict[str, Any]) -> None:
         found = sorted((box.folder / at["cwd"] / ".negativa").glob(f"*{Path(name).suffix}"))
         for path in found:
             box.file(f"{name} report", path)
-    box.negativa("report", "markdown-append:summary.md", **at)
-    box.file("summary.md", box.folder / at["cwd"] / "summary.md")
 
 
 def recording(box: Box, name: str, **changes: str) -> str:

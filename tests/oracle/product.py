@@ -83,6 +83,7 @@ class Rules:
             (re.compile(r"\btimestamp=\"\d+\""), 'timestamp="~"'),
             (re.compile(r"(process|pid) \d+"), r"\1 PID"),
             (re.compile(r" in \d+(\.\d+)? ?s\b"), " in TIME"),
+            (re.compile(r", \d+ s (when traced|last time)$", re.M), r", TIME \1"),
             (re.compile(r"[\d.]+ [kMG]?B on disk"), "SIZE on disk"),
             # As zlib packed it.
             (re.compile(r"(\.whl: .* ->) [\d.]+ [kMG]?B"), r"\1 SIZE"),

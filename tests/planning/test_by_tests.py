@@ -235,6 +235,12 @@ def test_tests_without_keywords_cannot_be_selected_by_them() -> None:
     assert select_tests([result("t.py::f", ("gpu",))], markers="gpu")
 
 
+@pytest.mark.parametrize(("markers", "known"), [(("slow", "gpu"), "gpu, slow"), ((), "none")])
+def test_markers_that_no_test_has(markers: tuple[str, ...], known: str) -> None:
+    with pytest.raises(OptionError, match=f"1 tests matches; the run's markers: {known}$"):
+        select_tests([result("t.py::f", markers)], markers="nope")
+
+
 def test_jaccard_similarity() -> None:
     found = compare_groups({"c": {"x"}, "a": {"x", "y"}, "b": {"x", "y", "z"}, "none": set()})
     assert [(one.left, one.right, one.shared, one.either) for one in found] == [

@@ -14,7 +14,7 @@ from pytest_negativa.models.library import LibraryMap, Problem, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around
 from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
@@ -185,6 +185,7 @@ def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
         start=element.payload.start,
         end=element.payload.end,
         test="tests/test_a.py::test_b",
+        found_by=FoundBy.REFUSAL,
     )
     usage = usage_of(library_usage(multiarch, {}))
 
@@ -365,19 +366,17 @@ def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -
 
 
 @pytest.mark.parametrize(
-    ("policy", "device", "is_empty", "kept_relocatable"),
+    ("is_empty", "kept_relocatable"),
     [
-        ("auto", "9.0", False, 0),
-        ("auto", "9.0", True, 2),
-        ("keep", "9.0", False, 2),
-        ("drop", "9.0", True, 0),
+        (False, 0),
+        (True, 2),
     ],
 )
 def test_relocatable_code_is_kept_where_the_driver_may_link_it(
-    policy: str, device: str, is_empty: bool, kept_relocatable: int
+    is_empty: bool, kept_relocatable: int
 ) -> None:
     """The linked region names it, also if it has no code at all."""
-    library_map = read("librdc_linked.so", device)
+    library_map = read("librdc_linked.so", "9.0")
     linked = [
         r
         for s in library_map.sections
@@ -405,7 +404,7 @@ def test_relocatable_code_is_kept_where_the_driver_may_link_it(
         )
         library_map = replace(library_map, sections=sections)
 
-    found = plan(library_map, usage_of(used), KeepPolicy(relocatable=policy))
+    found = plan(library_map, usage_of(used))
 
     assert reasons(found)[KeepReason.RELOCATABLE.value] == kept_relocatable
 

@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -386,12 +385,6 @@ def test_a_process_notes_what_no_earlier_one_has_noted(
     assert touch(logs, library, range(50), **watcher) == {*range(50)}
 
 
-def test_pages_of_tests_do_not_depend_on_earlier_processes(tmp_path: Path, logs: Path) -> None:
-    library = compile_many(tmp_path)
-    touch(logs, library, range(100))
-    assert touch(logs, library, range(20), NEGATIVA_PAGES_TEST="a test") == {*range(20)}
-
-
 def test_guarded_pages_take_no_mappings(tmp_path: Path, logs: Path) -> None:
     if not has_file_guards():
         pytest.skip("needs guard pages for files (Linux 6.15)")
@@ -482,191 +475,6 @@ def test_no_undefined_behaviour(
     assert find(read_page_logs(logs), library).pages
 
 
-# ---- tests ----
-
-TELLING = """
-import ctypes, os, subprocess, sys
-from pytest_negativa.processes.page_watch import TestTeller
-
-tell = TestTeller().tell
-LIBRARY = {library!r}
-library = ctypes.CDLL(LIBRARY)
-library.in_main()
-library.at_exit()
-"""
-
-
-def touched_by_test(logs: Path, library: Path) -> dict[str, set[str]]:
-    """The functions of the library that each test touched."""
-    names = symbols_of(library)
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    for process in read_page_logs(logs):
-        for one in process.tests:
-            if one.library.path == str(library):
-                pages = [page for s, end in one.library.ranges for page in range(s, end, 4096)]
-                touched = {page for bit, page in enumerate(pages) if one.pages >> bit & 1}
-                found[one.name] |= {names[page] for page in touched & names.keys()}
-    return {name: functions for name, functions in found.items() if functions}
-
-
-def watched_functions(logs: Path, library: Path) -> set[str]:
-    spans = find(read_page_logs(logs), library).ranges
-    return {name for at, name in symbols_of(library).items() if any(s <= at < e for s, e in spans)}
-
-
-def tell_tests(logs: Path, library: Path, code: str, **more: str) -> dict[str, set[str]]:
-    """The same of a program that calls ``tell`` and functions of ``library``."""
-    environ = unmeasured_environ()
-    subprocess.run(
-        [sys.executable, "-c", TELLING.format(library=str(library)) + code],
-        env={**environ, **watch_environment(environ, logs, by_test=True), **more},
-        check=True,
-    )
-    return touched_by_test(logs, library)
-
-
-def test_pages_of_each_test(library: Path, logs: Path) -> None:
-    found = tell_tests(
-        logs,
-        library,
-        """
-assert tell("first")
-library.in_main()
-assert tell("")
-library.in_handler()
-assert tell("second")
-library.in_main()
-library.in_thread()
-assert tell("first")  # once more, such as after a fixture
-library.in_handler()
-assert tell("")
-library.at_exit()
-""",
-    )
-    assert found == {"first": {"in_main", "in_handler"}, "second": {"in_main", "in_thread"}}
-    # The process as a whole has touched the pages that it touched without tests, too.
-    pages = find(read_page_logs(logs), library).pages
-    assert {symbols_of(library).get(page) for page in pages} >= {"in_constructor", "at_exit"}
-
-
-def test_children_and_libraries_of_a_test(library: Path, logs: Path, tmp_path: Path) -> None:
-    later = Path(shutil.copy(library, tmp_path / "later.so"))
-    code = f"""
-CHILD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_child()"
-tell("é [" + chr(0) + "]")
-ctypes.CDLL({str(later)!r}).in_main()
-subprocess.run([sys.executable, "-c", CHILD, LIBRARY], check=True)
-if os.fork() == 0:
-    ctypes.CDLL({str(later)!r}).in_thread()
-    library.in_handler()
-    os._exit(0)
-os.wait()
-tell("")
-ctypes.CDLL({str(later)!r}).at_exit()
-subprocess.run([sys.executable, "-c", CHILD, LIBRARY], check=True)
-"""
-    name = r"é [\0]"
-    assert tell_tests(logs, library, code) == {name: {"in_constructor", "in_child", "in_handler"}}
-    assert touched_by_test(logs, later) == {name: {"in_constructor", "in_main", "in_thread"}}
-
-
-def test_a_forked_child_that_runs_tests_itself(library: Path, logs: Path, tmp_path: Path) -> None:
-    later = Path(shutil.copy(library, tmp_path / "later.so"))
-    code = f"""
-later = ctypes.CDLL({str(later)!r})
-if os.fork() == 0:
-    tell("forked")
-    library.in_thread()
-    later.in_thread()
-    os._exit(0)
-os.wait()
-tell("own")
-later.in_main()
-"""
-    assert tell_tests(logs, library, code) == {"forked": {"in_thread"}}
-    assert touched_by_test(logs, later) == {"forked": {"in_thread"}, "own": {"in_main"}}
-    assert len(read_page_logs(logs)) == 2
-
-
-def test_pages_that_a_program_has_made_writable_stay_writable(library: Path, logs: Path) -> None:
-    code = """
-page = ctypes.c_void_p(ctypes.cast(library.never, ctypes.c_void_p).value)
-assert ctypes.CDLL(None).mprotect(page, 4096, 7) == 0
-tell("writes")
-ctypes.memmove(page, page, 16)
-"""
-    # Which pages the test touched is no longer known.
-    found = tell_tests(logs, library, code)
-    assert found == {"writes": watched_functions(logs, library)}
-
-
-def test_many_tests_take_few_mappings(library: Path, logs: Path) -> None:
-    code = """
-for number in range(200):
-    tell(f"{number} " + "x" * 30_000)
-with open("/proc/self/maps") as maps:
-    assert sum(".pages" in line for line in maps) < 20
-"""
-    tell_tests(logs, library, code)
-    assert len({one.name for [process] in [read_page_logs(logs)] for one in process.tests}) == 200
-
-
-def test_a_process_that_is_not_told_apart_refuses(library: Path, logs: Path) -> None:
-    code = TELLING.format(library=str(library)) + "assert not tell('x'); library.in_main()"
-    run(logs, sys.executable, "-c", code)
-    assert touched_by_test(logs, library) == {}
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_tests_get_whole_blocks_where_mappings_are_few(
-    tmp_path: Path, library: Path, logs: Path
-) -> None:
-    forced = watch_with_few_mappings(tmp_path, 0)
-    code = "tell('one'); library.in_main()"
-    found = tell_tests(logs, library, code, LD_AUDIT=str(forced))
-    assert found == {"one": watched_functions(logs, library)}
-
-
-def test_mappings_of_one_test_are_not_missing_in_the_next(
-    tmp_path: Path, library: Path, logs: Path
-) -> None:
-    program = compile_c("pages/tests.c", tmp_path / "tests")
-    forced = watch_with_few_mappings(tmp_path, 200)
-    environ = unmeasured_environ()
-    watched = watch_environment(environ, logs, by_test=True)
-    subprocess.run(
-        [program, library, "200"], env={**environ, **watched, "LD_AUDIT": str(forced)}, check=True
-    )
-    # 300 pages in 200 tests.
-    found = touched_by_test(logs, library)
-    assert (found["test 198"], found["test 199"]) == ({"in_main"}, {"in_main", "when_blocked"})
-
-
-def test_threads_loads_and_forks_while_tests_change(
-    tmp_path: Path, library: Path, logs: Path
-) -> None:
-    program = compile_c("pages/tests.c", tmp_path / "tests")
-    other = shutil.copy(library, tmp_path / "other.so")
-    checked = compile_shared(
-        PAGES,
-        tmp_path / "checked.so",
-        *("-O1", "-Wl,-z,now", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
-    )
-    environ = unmeasured_environ()
-    watched = watch_environment(environ, logs, by_test=True)
-    done = subprocess.run(
-        [program, library, "200", other], env={**environ, **watched, "LD_AUDIT": str(checked)}
-    )
-    assert done.returncode == 0
-    found = touched_by_test(logs, library)
-    assert found.pop("child") >= {"in_grandchild"}
-    assert set(found) == {f"test {i}" for i in range(200)}
-    for name, functions in found.items():
-        odd = int(name.partition(" ")[2]) % 2
-        assert "in_main" in functions and ("when_blocked" in functions) == bool(odd)
-        assert functions.isdisjoint({"at_exit", "never", "in_grandchild"})
-
-
 def _in_pid_namespace() -> list[str]:
     command = ["unshare", "--user", "--map-root-user", "--pid", "--kill-child"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode != 0:
@@ -704,36 +512,11 @@ def test_a_child_with_its_parents_id_waits_for_no_thread_of_the_parent(
     program = compile_c("pages/namespace.c", tmp_path / "program")
     other = shutil.copy(library, tmp_path / "other.so")
     environ = unmeasured_environ()
-    environ |= watch_environment(environ, logs, by_test=True)
+    environ |= watch_environment(environ, logs)
     for _ in range(30):
         command = [*_in_pid_namespace(), program, library, other]
         # If a thread of the parent held the lock, the child must not wait for it.
         assert subprocess.run(command, env=environ, timeout=60).returncode == 0
-    assert touched_by_test(logs, library) == {"child": {"in_child"}}
-
-
-@pytest.mark.parametrize(("number", "value"), [(24, 5), (32, 9), (52, 1 << 16)])
-def test_a_test_of_other_libraries_is_an_error(
-    library: Path, logs: Path, number: int, value: int
-) -> None:
-    code = "tell('one'); library.in_main()"
-    assert tell_tests(logs, library, code) == {"one": {"in_main"}}
-    (path,) = logs.glob("*.pages")
-    data = bytearray(path.read_bytes())
-    at = data.index(b"one") - 56
-    struct.pack_into("<I", data, at + number, value)
-    path.write_bytes(data)
-    with pytest.raises(PageLogError, match="damaged"):
-        read_page_logs(logs)
-
-
-def test_a_childs_own_variable_may_have_any_bytes(library: Path, logs: Path) -> None:
-    child = f"import ctypes; ctypes.CDLL({str(library)!r}).in_main()"
-    code = f"""
-tell('one')
-library.in_handler()
-environ = {{**os.environb, b'NEGATIVA_PAGES_TEST': b'own \\xff'}}
-subprocess.run([sys.executable, '-c', {child!r}], env=environ, check=True)
-"""
-    found = tell_tests(logs, library, code)
-    assert found["one"] == {"in_handler"} and "in_main" in found["own \\xff"]
+    libraries = [one for process in read_page_logs(logs) for one in process.libraries]
+    touched = {page for one in libraries if one.path == str(library) for page in one.pages}
+    assert "in_child" in {symbols_of(library).get(page) for page in touched}

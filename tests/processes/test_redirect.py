@@ -7,7 +7,6 @@ import platform
 import shutil
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.gpucode.elf_tables import EHDR_32, PF_R, PT_INTERP, ElfHeader
 from pytest_negativa.processes.auditors import MACHINES
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
@@ -876,11 +874,8 @@ def test_a_program_of_another_loader(stage: Stage) -> None:
 
 
 def test_a_32_bit_program(tmp_path: Path) -> None:
-    path = b"/lib/ld-linux.so.2\0"
-    header = ElfHeader(b"\x7fELF\1\1\1", 2, 3, 1, 0, 52, 0, 0, 52, 32, 1, 0, 0, 0)
-    segment = (PT_INTERP, 84, 84, 84, len(path), len(path), PF_R, 1)
     program = tmp_path / "program"
-    program.write_bytes(EHDR_32.pack(header) + struct.pack("<8I", *segment) + path)
+    program.write_bytes(b"\x7fELF\1\1\1".ljust(52, b"\0"))
     assert "it is a 32-bit executable" in (why_not_redirected(program) or "")
 
 

@@ -11,9 +11,9 @@ from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
-from pytest_negativa.reporting.formats import ReportFile, render_to_files, render_to_screen
+from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.github import render_annotations
-from pytest_negativa.reporting.markdown import cut_markdown, render_markdown
+from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
@@ -53,9 +53,9 @@ def test_an_index_lies_in_the_runs_folder(tmp_path: Path) -> None:
     )
     wanted = Report(format=ReportFormat.LCOV, path=str(tmp_path / "own.lcov"))
     index, lcov = render_to_files(contents, replace(OPTIONS, formats=(wanted,)))
-    assert (index.path, lcov.path) == (run / "kernels.libours.so.txt", tmp_path / "own.lcov")
-    assert index.make(0) == b"hidden\n"
-    assert f"SF:{tmp_path}/a run\\n/kernels.libours.so.txt\n".encode() in lcov.make(0)
+    assert (index[0], lcov[0]) == (run / "kernels.libours.so.txt", tmp_path / "own.lcov")
+    assert index[1] == b"hidden\n"
+    assert f"SF:{tmp_path}/a run\\n/kernels.libours.so.txt\n".encode() in lcov[1]
 
 
 def test_cobertura(tmp_path: Path) -> None:
@@ -181,17 +181,6 @@ def test_names_are_cut_in_the_middle(width: int, shown: str) -> None:
     assert cut_middle("abcdefghij", width) == shown
 
 
-def test_a_cut_document_says_so() -> None:
-    text = "".join(f"line {n} ü\n" for n in range(1000))
-    assert cut_markdown(text, 60 << 10, 60 << 10) == text
-    cut = cut_markdown(text, 1 << 10, 1 << 10)
-    assert len(cut.encode()) <= 1 << 10
-    assert cut.endswith("\n\n*This report is cut at 1 KiB. The files of the run hold all of it.*\n")
-    assert cut.startswith("line 0 ü\nline 1 ü\n")
-    # Other reports have filled the file.
-    assert cut_markdown(text, 1 << 10, 20) == cut_markdown(text, 1 << 10, -5) == ""
-
-
 def test_the_places_of_the_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     contents = ReportContents(report(row()), (), usage_of())
@@ -211,28 +200,6 @@ def test_the_places_of_the_files_are_told(tmp_path: Path, monkeypatch: pytest.Mo
             replace(OPTIONS, formats=(Report(format=ReportFormat.JSON, path=own),)),
         )
     )
-
-
-def test_a_full_summary_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    contents = ReportContents(report(row()), (), usage_of())
-
-    def summary(*, replaces: bool) -> ReportFile:
-        wanted = Report(
-            format=ReportFormat.MARKDOWN_APPEND, path="/a.md", limit=4096, replaces=replaces
-        )
-        [file] = render_to_files(contents, replace(OPTIONS, formats=(wanted,)))
-        return file
-
-    appended = summary(replaces=False)
-    assert appended.is_appended
-    assert appended.make(0) == render_markdown(contents.report).encode()
-    assert capsys.readouterr().err == ""
-    assert appended.make(4090) == b""
-    assert capsys.readouterr().err == (
-        "negativa: warning: /a.md: no report appended: the file has 4,090 bytes, and GitHub shows "
-        "no more than 4,096; remove it or name another one\n"
-    )
-    assert not summary(replaces=True).is_appended
 
 
 def test_markdown_has_kernel_coverage() -> None:

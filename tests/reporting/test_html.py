@@ -202,33 +202,6 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
     assert not build_page(contents).tables["host"]
 
 
-def test_tests_are_compared_by_functions_of_cpu_code(contents: ReportContents) -> None:
-    functions = {"t.py::test_b": 0b0011, "t.py::test_a": 0b0111, "u.py::test_c": 0b1001}
-    found = build_page(replace_fields(contents, functions=functions))
-    left, right = (
-        texts(found, column(found, "alike", "left")),
-        texts(found, column(found, "alike", "right")),
-    )
-    assert [*zip(left, right, column(found, "alike", "shared"), strict=True)] == [
-        ("t.py::test_a", "t.py::test_a", 3),
-        ("t.py::test_a", "t.py::test_b", 2),
-        ("t.py::test_a", "u.py::test_c", 1),
-        ("t.py::test_b", "t.py::test_b", 2),
-        ("t.py::test_b", "u.py::test_c", 1),
-        ("u.py::test_c", "u.py::test_c", 2),
-    ]
-    many = {f"m{number % 3}.py::test_{number}": 1 << number for number in range(90)}
-    found = build_page(replace_fields(contents, functions=many))
-    assert texts(found, column(found, "alike", "left")) == [*["m0.py"] * 3, *["m1.py"] * 2, "m2.py"]
-    assert column(found, "alike", "shared") == (30, 0, 0, 30, 0, 30)
-    assert (found.facts["alikeByModule"], found.facts["leftOutAlike"]) == (True, 0)
-    many = {f"m{number:02}.py::test": 1 << number for number in range(90)}
-    found = build_page(replace_fields(contents, functions=many))
-    assert (found.facts["alikeByModule"], found.facts["leftOutAlike"]) == (True, 26)
-    assert "m64.py" not in texts(found, column(found, "alike", "left"))
-    assert not build_page(contents).tables["alike"]
-
-
 def test_names_stand_once(contents: ReportContents) -> None:
     """The report's rows repeat none of the columns."""
     page = build_page(contents)

@@ -154,8 +154,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         ),
         incomplete=(HOSTILE,),
     )
-    functions = dict(zip(nodeids, (0b1111, 0b0111, 0b10000), strict=True))
-    return ReportContents(report, analysis.libraries, usage, tests, history, host, functions)
+    return ReportContents(report, analysis.libraries, usage, tests, history, host)
 
 
 @pytest.fixture(scope="module")
@@ -548,7 +547,7 @@ def test_a_test_shows_its_ranges(page: Page) -> None:
     assert page.run("return document.querySelector('tbody tr').textContent").endswith("2,0004.0 ms")
 
 
-def test_tests_are_compared_by_kernels_and_by_functions(
+def test_tests_are_compared_by_kernels(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
     first, second, *_ = (use.name for use in contents.libraries[0].plan.used_kernels)
@@ -564,27 +563,26 @@ def test_tests_are_compared_by_kernels_and_by_functions(
     assert page.run(kernel_maps) == 0  # Two tests are one pair.
     page = another(page, replace_fields(contents, usage=usage), tmp_path)
     page.open()
-    titles = (
-        "return [...document.querySelectorAll(`svg[aria-label*='by the ${arguments[0]}'] title`)]"
+    kernels = page.run(
+        "return [...document.querySelectorAll('svg[aria-label*=\"by the kernels\"] title')]"
         ".map((title) => title.textContent)"
     )
-    kernels, functions = page.run(titles, "kernels"), page.run(titles, "functions")
     names = [f"tests/test_a.py::test[{HOSTILE}]", "tests/test_a.py::test_b"]
     assert f"{names[0]} and {names[1]}: 33% of their kernels in common" in kernels
     # Three names of rows and of columns, and nine cells: both halves are the same.
-    assert len(functions) == 3 + 3 + 9
-    for left, right in (names, reversed(names)):
-        assert f"{left} and {right}: 75% of their functions in common" in functions
-    assert (
-        f"{names[1]} and tests/test_a.py::test_idle: 0% of their functions in common" in functions
-    )
+    assert len(kernels) == 3 + 3 + 9
 
 
 def test_many_tests_are_compared_by_module(
     page: Page, contents: ReportContents, tmp_path: Path
 ) -> None:
-    many = {f"m{number:02}.py::test": 3 << number for number in range(90)}
-    large = another(page, replace_fields(contents, functions=many), tmp_path)
+    kernels = [use.name for use in contents.libraries[0].plan.used_kernels][:2]
+    many = tuple(Context(phase=Phase.CALL, nodeid=f"m{n:02}.py::test") for n in range(90))
+    usage = with_launches(
+        replace(contents.usage, contexts=many),
+        *(Launched(kernels[n % 2], context=n, launches=1) for n in range(90)),
+    )
+    large = another(page, replace_fields(contents, usage=usage), tmp_path)
     large.open()
     text = large.run("return document.body.textContent")
     assert "Tests are grouped by module. 26 modules come later by name and are left out." in text
@@ -617,6 +615,17 @@ def test_print_has_the_rows(page: Page) -> None:
     assert page.rows()[-1] == f"and {MANY + 13 - 200:,} more"
     page.run("dispatchEvent(new Event('afterprint'))")
     assert len(page.rows()) < 100
+
+
+def test_print_has_closed_lists(page: Page) -> None:
+    page.open("test/0")
+    page.wait("document.querySelector('details')")
+    closed = "return document.querySelectorAll('details:not([open])').length"
+    before = page.run(closed)
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert (before > 0, page.run(closed)) == (True, 0)
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run(closed) == before
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -34,7 +34,7 @@ def test_from_trace_to_lock(run: Run) -> None:
     verdict = verdict_of(status=LibraryStatus.NOT_PROVED)
     write_record(run.verdict_file, verdict)
     assert next_line(run) == "Next: negativa verify --heal"
-    healing = Healing(runs=1, seconds=1, needed=(), complete=False, reason="no time is left")
+    healing = Healing(needed=(), reason="nothing is named")
     write_record(run.verdict_file, msgspec.structs.replace(verdict, healing=healing))
     assert next_line(run) == "Next: negativa trace"
     write_record(run.verdict_file, verdict_of())
@@ -68,7 +68,7 @@ def test_only_cpu_code_was_traced(run: Run, proved: bool | None, command: str) -
 def test_without_a_plan(run: Run) -> None:
     shutil.rmtree(run.plan_dir)
     assert next_line(run) == "Next: negativa inspect"
-    run.mark_failed("it ended with exit status 3")
+    run.mark("failed", "it ended with exit status 3")
     assert next_line(run) == "Next: negativa trace"
     write_record(run.report_file, report(replay="No GPU: replaying."))
     assert next_line(run) == "Next: negativa trace, on a machine with a GPU"

@@ -220,8 +220,7 @@ def test_a_run_without_gpu_use_is_one_line() -> None:
 
 def test_each_format_has_a_renderer() -> None:
     def options(wanted: ReportFormat, path: str | None) -> Reports:
-        limit = 4096 if wanted is ReportFormat.MARKDOWN_APPEND else None
-        report = Report(format=wanted, path=path, limit=limit)
+        report = Report(format=wanted, path=path)
         return Reports(formats=(report,), top=20, demangle=True)
 
     figures = SnapshotLibrary(name="libours.so", rows=())
@@ -235,8 +234,8 @@ def test_each_format_has_a_renderer() -> None:
     assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)
     in_files = set(ReportFormat) - on_screen
     for wanted in in_files:
-        *_, file = render_to_files(one, options(wanted, "/out"))
-        assert file.path == Path("/out")
+        *_, (path, data) = render_to_files(one, options(wanted, "/out"))
+        assert path == Path("/out")
         # The page has its names in packed data.
-        assert b"libours.so" in file.make(0) or wanted is ReportFormat.HTML
+        assert b"libours.so" in data or wanted is ReportFormat.HTML
     assert {wanted.value for wanted in in_files} == set(REPORT_FILES)

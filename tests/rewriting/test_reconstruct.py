@@ -113,14 +113,6 @@ def test_fill(planned: Planned, root: Path, fill: int) -> None:
     check(planned, made, fill)
 
 
-def test_bad_arguments(planned: Planned, root: Path) -> None:
-    for fill in (-1, 256):
-        with pytest.raises(ValueError, match="expected a byte"):
-            reconstruct(planned, root, fill=fill)
-    with pytest.raises(ValueError, match="planned twice"):
-        reconstruct([planned[0], planned[0]], root)
-
-
 def test_nothing_to_do(root: Path) -> None:
     made = reconstruct([], root)
     assert not made.libraries and not made.refused

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.session.circumstances import circumstances_of, modules_below
 
 ADDS = """
@@ -28,6 +30,20 @@ def test_paths_values_and_pytests_configuration(pytester: pytest.Pytester) -> No
     assert {name: len(digest) for name, digest in known.variables.items()} == {"KEY": 4, "OTHER": 4}
     pytester.makeini("[pytest]\nmarkers = a\n")
     assert circumstances_of(config, {"KEY": "x"}, []).files != known.files
+
+
+def test_an_extension_module_is_known_by_its_time_and_not_opened(
+    pytester: pytest.Pytester,
+) -> None:
+    config = pytester.parseconfigure()
+    module = pytester.path / "ours.abi3.so"
+    module.write_bytes(b"one")
+    with OpenWatch([str(module)]) as watch:
+        known = circumstances_of(config, {}, [module.name])
+        os.utime(module, ns=(0, 0))
+        assert circumstances_of(config, {}, [module.name]).files != known.files
+    assert set(known.files) == {module.name}
+    assert watch.opens.times == {}
 
 
 def test_modules_of_the_project_and_no_installed_ones(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from pytest_negativa.hostcode.gather import gather_by_test
-from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span
 from pytest_negativa.storage.outcomes import read_outcomes
@@ -382,105 +379,40 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_session(tmp_path: Path) -> None
     assert project.latest("cpu-verdict.json")["proved"]
 
 
-BY_TEST = """
-import ctypes, os, subprocess, sys
-import pytest
-
-LIBRARY = ctypes.CDLL(os.environ["LIBRARY"])
-CHILD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_child()"
-
-
-@pytest.fixture(scope="module")
-def shared():
-    LIBRARY.in_handler()
-
-
-@pytest.fixture
-def own():
-    LIBRARY.in_main()
-    yield
-    LIBRARY.at_exit()
-
-
-@pytest.mark.alpha
-def test_own(own, shared):
-    LIBRARY.in_thread()
-
-
-@pytest.mark.beta
-def test_same(own):
-    LIBRARY.in_thread()
-
-
-@pytest.mark.beta
-def test_child():
-    subprocess.run([sys.executable, "-c", CHILD, os.environ["LIBRARY"]], check=True)
-
-
-def test_nested():
-    command = [sys.executable, "-m", "pytest", "-q", "--negativa", "--negativa-cpu", "inner.py"]
-    subprocess.run(command, check=True)
-"""
-INNER_BY_TEST = """
+SHARDS = """
 import ctypes, os
 
+LIBRARY = ctypes.CDLL(os.environ["LIBRARY"])
 
-def test_inner():
-    ctypes.CDLL(os.environ["LIBRARY"]).in_grandchild()
+
+def test_main():
+    LIBRARY.in_main()
+
+
+def test_both():
+    LIBRARY.in_thread()
+
+
+def test_exit():
+    LIBRARY.at_exit()
 """
 
 
-def functions_by_test(project: Project, library: Path) -> dict[str, set[str]]:
-    """The functions of the library that each test of the last run touched."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    gathered = gather_by_test(Run(project.results / "latest"))
-    assert gathered is not None
-    for one in gathered.by_test:
-        if one.paths == (str(library),):
-            pages = [page for s, end in one.ranges for page in range(s, end, PAGE)]
-            touched = [page for bit, page in enumerate(pages) if one.pages >> bit & 1]
-            found[one.test] |= functions_in(library, (Span(at, at + PAGE) for at in touched))
-    return {name.partition("::")[2]: functions for name, functions in found.items() if functions}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
-def test_functions_of_each_test(project: Project, library: Path, workers: tuple[str, ...]) -> None:
-    project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")
-    project.write("test_cpu.py", BY_TEST)
-    project.write("inner.py", INNER_BY_TEST)
-    project.pytest("-q", "--negativa", "--negativa-level=launch", *workers)
-
-    # The module's fixture belongs to no test, and an inner session's tests to the outer one.
-    assert functions_by_test(project, library) == {
-        "test_own": {"in_main", "in_thread", "at_exit"},
-        "test_same": {"in_main", "in_thread", "at_exit"},
-        "test_child": {"in_constructor", "in_child"},
-        "test_nested": {"in_constructor", "in_grandchild"},
-    }
-
-
-@pytest.mark.slow
-def test_shards_are_united_by_test(project: Project, library: Path) -> None:
-    """A test that both ran has what it touched in either; a run given again changes nothing."""
-    project.write("pytest.ini", "[pytest]\nmarkers =\n    alpha\n    beta\n")
-    project.write("test_cpu.py", BY_TEST)
-    for selected in ("own or same", "same or child"):
-        project.pytest("-q", "--negativa", "--negativa-level=launch", "-k", selected)
+def test_shards_are_united(project: Project, library: Path) -> None:
+    """A run that is given again changes nothing."""
+    project.write("test_cpu.py", SHARDS)
+    for selected in ("main or both", "both or exit"):
+        project.pytest("-q", "--negativa", "-k", selected)
     parts = project.runs()
-    elsewhere = f"{library.parent}=/elsewhere"
     project.negativa("combine", *parts)
-    assert functions_by_test(project, library) == {
-        "test_own": {"in_main", "in_thread", "at_exit"},
-        "test_same": {"in_main", "in_thread", "at_exit"},
-        "test_child": {"in_constructor", "in_child"},
-    }
+    touched = functions_in(library, find(usage_of(project), library).touched)
+    assert touched == {"in_constructor", "in_main", "in_thread", "at_exit"}
     whole = (project.results / "latest").resolve()
     project.negativa("combine", whole, *parts)
-    for name in ("cpu.json", "cpu-tests.json", "combined-tests.json"):
-        assert (project.results / "latest" / name).read_bytes() == (whole / name).read_bytes()
-    assert sorted(usage_of(project).processes.values()) == [1, 2]
-    project.negativa("combine", whole, f"--path={elsewhere}")
+    again = (project.results / "latest" / "cpu.json").read_bytes()
+    assert again == (whole / "cpu.json").read_bytes()
+    assert sorted(usage_of(project).processes.values()) == [1, 1]
+    project.negativa("combine", whole, f"--path={library.parent}=/elsewhere")
     paths = {path for one in usage_of(project).libraries for path in one.paths}
     assert "/elsewhere/libpaged.so" in paths and str(library) not in paths
-    assert not functions_by_test(project, library)

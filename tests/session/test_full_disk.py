@@ -20,10 +20,11 @@ from tests.support.libraries import MULTIARCH, NEGATIVA, make_large
 from tests.support.mounts import free_pages, in_namespace, leave, read_only, small_disk
 from tests.support.sessions import Done
 from tests.support.sites import digests
+from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
 
-# A payload of libquickstart.so that an H200 does not load: the plan calls it unused.
-HIDDEN = 13384
+# The payload for sm_90 of the region that no test uses: the plan calls it unused.
+HIDDEN = USED[3]
 SUITE = f"""
 def test_use():
     use(LIB)

@@ -102,7 +102,7 @@ def test_a_plan_for_a_part_of_a_run_with_failed_tests(tmp_path: Path) -> None:
     assert "Commands call no hooks" in done.stderr
     folder = re.search(r"Plan in (\S+)", done.stdout)
     assert folder is not None and done.stderr.endswith(" -m fast\n")
-    assert not Run(Path(folder[1])).is_failed
+    assert Run(Path(folder[1])).failure is None
     lost = project.negativa("needs", "-k", "add", status=2).stderr
     assert "-k: the run has no keywords of its tests" in lost
 

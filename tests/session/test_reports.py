@@ -20,20 +20,13 @@ def test_use():
     use(LIB, 0, 1)
     assert FAULT != "fail"
 """
-ALL = (
-    "terminal,terminal-missing,github,json,markdown,markdown-append,markdown-append:own.md,"
-    "html,lcov,cobertura"
-)
+ALL = "terminal,terminal-missing,github,json,markdown,markdown:own.md,html,lcov,cobertura"
 
 
 @pytest.mark.slow
 def test_all_types(project: Project) -> None:
     project.write("test_a.py", TEST)
-    summary = project.write("summary", "# Another step\n")
-    done = project.pytest(
-        "--negativa", f"--negativa-report={ALL}",
-        GITHUB_STEP_SUMMARY=str(summary), COLUMNS="80",
-    )  # fmt: skip
+    done = project.pytest("--negativa", f"--negativa-report={ALL}", COLUMNS="80")
     headline = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused"
     assert headline in done.stdout
     assert "libquickstart.so: 4 of 13 kernels looked up (30.8%)\n  without line info" in done.stdout
@@ -46,7 +39,6 @@ def test_all_types(project: Project) -> None:
     jsonschema.validate(report, json.loads(schema_text("report")))
     markdown = (project.results / "report.md").read_text()
     assert "| `libquickstart.so` | 67.2 kB | 60.2 kB | 89.6% |" in markdown
-    assert summary.read_text() == f"# Another step\n{markdown}"
     assert (project.folder / "own.md").read_text() == markdown
     page = read_page(project.results / "report.html")
     tests, history = dict(page["tables"]["tests"]), dict(page["tables"]["history"])
@@ -60,9 +52,9 @@ def test_all_types(project: Project) -> None:
     root = ET.parse(project.results / "kernels.xml").getroot()
     assert (root.get("lines-covered"), root.get("lines-valid")) == ("4", "13")
 
-    again = project.negativa("report", "terminal", "lcov:-", "markdown-append:own.md")
+    again = project.negativa("report", "terminal", "lcov:-", "markdown:own.md")
     assert headline in again.stdout and "FNDA:1," in again.stdout
-    assert (project.folder / "own.md").read_text() == markdown * 2
+    assert (project.folder / "own.md").read_text() == markdown
     [run] = project.runs()
     assert project.negativa("report", run.name, "json:-").stdout.startswith("{")
     assert project.negativa("report", str(run), "github").stdout.startswith("::warning title=9 ")
@@ -84,13 +76,9 @@ def test_what_is_no_report(project: Project) -> None:
 @pytest.mark.slow
 def test_reports_of_a_proof(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
-    files = "--negativa-report=markdown,markdown-append"
-    project.pytest("-q", "--negativa", "--negativa-verify", files)
+    project.pytest("-q", "--negativa", "--negativa-verify", "--negativa-report=markdown")
     proved = "Proved: the tests end as before without 63.1 kB of GPU code, on overwritten copies."
-    markdown = (project.results / "report.md").read_text()
-    assert proved in markdown
-    # The traced session left this to the proof.
-    assert (project.results / "summary.md").read_text() == markdown
+    assert proved in (project.results / "report.md").read_text()
 
     screen = "--negativa-report=terminal,github"
     failed = project.verify(screen, status=1, FAULT="fail")

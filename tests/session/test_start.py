@@ -116,7 +116,6 @@ def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
         ),
         (("--no-negativa-children",), "--negativa, --negativa-verify or --negativa-heal"),
         (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
-        (("--negativa-verify", "--negativa-heal-runs=2"), "--negativa-heal"),
         (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
         (
             ("--negativa-measure", "--negativa-copies=compacted"),

@@ -21,7 +21,6 @@ from pytest_negativa.models.settings import (
     Keep,
     Limits,
     PtxPolicy,
-    RelocatablePolicy,
     Report,
     ReportFormat,
     Reports,
@@ -197,7 +196,6 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         libraries=("dist:nvidia-cublas-*",),
         archs=("sm_80", "sm_90a"),
         ptx=PtxPolicy.NEWEST,
-        relocatable=RelocatablePolicy.AUTO,
     )
     assert [str(arch) for arch in found.keep.sm_archs] == ["sm_80", "sm_90a"]
     assert found.require_gpu
@@ -329,7 +327,6 @@ def test_off_is_a_word_of_ours_though_yaml_reads_false(
         ("json:a.json", [("json", "a.json")]),
         ("[json, 'json:a.json', json]", [("json", ".negativa/report.json"), ("json", "a.json")]),
         ("[terminal, 'json:a b.json']", [("terminal", None), ("json", "a b.json")]),
-        ("[markdown-append]", [("markdown-append", ".negativa/summary.md")]),
         ("{terminal: , json: true, markdown: x.md}",
          [("terminal", None), ("json", ".negativa/report.json"), ("markdown", "x.md")]),
     ],

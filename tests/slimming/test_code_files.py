@@ -178,7 +178,7 @@ def test_files_that_are_gone_may_be_needed(site: Path, fault: PlantedFault) -> N
 
 @pytest.mark.planted_fault(
     "removed files of GPU code were not kept, and undo is asked for them",
-    says="it was removed, and was not kept (and 2 more files); install it again: pip install",
+    says="it was removed, and was not kept (and 2 more files); install it again",
 )
 def test_files_that_were_not_kept(site: Path, fault: PlantedFault) -> None:
     slim_trees(SlimRequest(paths=(site,), devices=(H200,)))

@@ -92,7 +92,7 @@ def test_explain_does_not_take_them_for_libraries(site: Made) -> None:
 def test_the_first_manifest_of_a_killed_run(site: Made) -> None:
     """No manifest has its token: the run was killed before the file got its name."""
     ours = site.folder / f".{MANIFEST_NAME}.{RUN}.negativa-slim"
-    ours.write_text('{\n "format_version": 5,\n "ru')
+    ours.write_text('{\n "format_version": 6,\n "ru')
     theirs = site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim"
     theirs.write_text("a note of the user")
     slim(site)

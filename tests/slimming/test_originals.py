@@ -76,7 +76,7 @@ def test_a_spare_is_no_way_back_for_what_is_only_stripped(site: Made, tmp_path: 
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
     negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
-    assert load_manifest(site.folder).slimmed[ONE].origin is None
+    assert load_manifest(site.folder).slimmed[ONE].reinstall is None
 
 
 def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> None:

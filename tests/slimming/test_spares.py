@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -35,19 +37,22 @@ from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import (
     SparePolicy,
     find_spare,
+    least_gap,
     note_of,
     problem_of,
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import trailer_offset
+from pytest_negativa.spare.note import MAX_COPIED, trailer_offset
 from tests.support.compacting import needs_compiler
+from tests.support.compiling import compile_shared
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
 from tests.support.faults import PlantedFault
-from tests.support.libraries import PLAIN
+from tests.support.libraries import NEGATIVA, PLAIN
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.mounts import in_namespace, leave, read_only, small_disk
+from tests.support.mounts import bind, in_namespace, leave, mount, read_only, small_disk
+from tests.support.paged import compile_constants, needs_page_watch
 from tests.support.sessions import unmeasured_environ
 from tests.support.sites import digests, make_wheel, snapshot, wrong_files
 from tests.support.slim_rows import statuses
@@ -95,8 +100,16 @@ def slim(
     return slim_trees(request)
 
 
+def negativa(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([NEGATIVA, *map(str, words)], capture_output=True, text=True)
+
+
 def checked(site: Made) -> dict[str, tuple[SlimStatus, str | None]]:
-    rows = (row for tree in scan((site.folder,)) for row in check_tree(tree))
+    return checked_in(site.folder)
+
+
+def checked_in(folder: Path) -> dict[str, tuple[SlimStatus, str | None]]:
+    rows = (row for tree in scan((folder,)) for row in check_tree(tree))
     return {row.path: (row.status, row.detail) for row in rows}
 
 
@@ -348,6 +361,27 @@ def test_check_reads_every_byte_of_a_spare(site: Made, tmp_path: Path, fault: Pl
         assert problem_of(site.one) is not None
     spare.write_bytes(sound)
     assert problem_of(site.one) is None
+
+
+@in_namespace
+def test_check_tells_of_a_file_system_that_runs_no_code(site: Made, tmp_path: Path) -> None:
+    slim(site, tmp_path)
+    with bind(tmp_path / "spares"):
+        mount("-o", "remount,bind,noexec", tmp_path / "spares")
+        # What is small is copied.
+        assert checked(site)[ONE][0] is SlimStatus.SOUND and read_code(site.one).returncode == 0
+    large = compile_shared("pages/constants.c", tmp_path / "liblarge.so", '-DBLOCKS="80"')
+    options = CutOptions(folders=(str(tmp_path / "spares"),))
+    cut = cut_library(large, site.folder / large.name, tmp_path / "spares", [], options)
+    assert sum(end - start for start, end in cut.gaps) > MAX_COPIED
+    with bind(tmp_path / "spares"):
+        assert problem_of(cut.library) is None
+        mount("-o", "remount,bind,noexec", tmp_path / "spares")
+        problem = problem_of(cut.library)
+        assert problem is not None and problem[0] is SlimStatus.DAMAGED
+        assert "lies on a file system mounted noexec" in problem[1]
+        with pytest.raises(OSError, match="mounted noexec"):
+            ctypes.CDLL(str(cut.library))
 
 
 def test_inspect_tells_what_is_left(site: Made, tmp_path: Path) -> None:
@@ -669,6 +703,64 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     assert library.stat().st_size > cut
     shutil.rmtree(logs)
     assert not misses()
+
+
+@needs_page_watch
+def test_constants_that_no_process_read_go_too(tmp_path: Path) -> None:
+    """By a real trace, and where no library has GPU code; another process reads them again."""
+    site, run, before = tmp_path / "site", tmp_path / "run", tmp_path / "before.so"
+    site.mkdir()
+    library = compile_constants(site)
+    shutil.copy(library, before)
+    run_it = "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); library.read_block(11)"
+    command = [sys.executable, "-c", run_it, str(library)]
+    traced = negativa("--dir", run, "trace", "--cpu", "--", *command)
+    assert traced.returncode == 0, traced.stderr
+    words = ["--arch=sm_80", "--spare", tmp_path / "spares", "--cpu-pages", run / "latest", site]
+    assert "libconstants.so" in negativa("slim", *words, "--dry-run").stdout
+    done = negativa("slim", *words)
+    assert done.returncode == 0 and "the libraries have 2 gaps: a fork" in done.stderr, done.stderr
+    assert library.stat().st_size < before.stat().st_size - 2_700_000
+    # The kernel reads them, too.
+    script = """if True:
+        import ctypes, os, sys
+        library = ctypes.CDLL(sys.argv[1])
+        out, into = os.pipe()
+        print([library.write_of_block(block, into) for block in range(12)], os.read(out, 12))
+    """
+    outputs = {
+        subprocess.run([sys.executable, "-c", script, path], capture_output=True, check=True).stdout
+        for path in (library, before)
+    }
+    assert len(outputs) == 1
+    assert checked_in(site) == {"libconstants.so": (SlimStatus.SOUND, "its spare fits")}
+    undo_trees((site,))
+    assert digest_of(library) == digest_of(before)
+
+
+@pytest.mark.parametrize(
+    ("most", "least"), [(9, 16), (5, 16), (4, 20), (3, 36), (2, 68), (1, 204), (0, 604), (-3, 604)]
+)
+def test_the_shortest_gaps_stay(most: int, least: int) -> None:
+    sizes = [size << 10 for size in (600, 200, 64, 32, 16)]
+    assert least_gap(sizes, most) == least << 10
+
+
+def test_all_libraries_share_the_gaps(site: Made, tmp_path: Path) -> None:
+    def slim_with(most: int) -> SlimReport:
+        return slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares", most_gaps=most))
+
+    def gaps() -> int:
+        notes = [note_of(path) for path in (site.one, site.two)]
+        return sum(len(note.holes) for note in notes if note is not None)
+
+    report = slim_with(100)
+    assert report.gaps == gaps() > 3 and report.min_gap == 16 << 10
+    fewer = slim_with(3)
+    assert fewer.gaps == gaps() <= 3 and fewer.min_gap > 16 << 10
+    assert slim_with(3).gaps == gaps()
+    assert statuses(slim_with(100).rows) == dict.fromkeys((ONE, TWO), SlimStatus.SLIMMED)
+    assert gaps() == report.gaps
 
 
 def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:

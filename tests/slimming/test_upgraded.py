@@ -74,7 +74,7 @@ def test_a_newer_version_that_is_slim_stays(upgraded: Made, record: bool) -> Non
     before = upgraded.one.read_bytes()
     row = undo_all(upgraded)[ONE]
     assert row.status is SlimStatus.LEFT
-    assert ("RECORD" if record else "build id") in (row.detail or "")
+    assert ("RECORD" if record else "another file took its place") in (row.detail or "")
     assert upgraded.one.read_bytes() == before
     assert wrong_files(upgraded.folder) == []
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from tests.support.compiling import SOURCES, compile_shared
 from tests.support.cutting import OPTIONS, Kit, logged, needs_stub
 
 pytestmark = needs_stub
@@ -255,3 +260,111 @@ def test_an_interpreter_whose_code_is_cut(tmp_path: Path) -> None:
         pytest.skip("the interpreter looks for its library elsewhere")
     assert size(cut.gaps) > 1 << 20 and found[1].stderr == "True 0\n"
     assert found[0].stdout == found[1].stdout == found[2].stdout != ""
+
+
+def both(words: Sequence[str], libraries: Sequence[Path], kit: Kit) -> str:
+    """The output of a program, which is the same for the library and the cut one."""
+    first, second = (
+        subprocess.run(
+            [*words, library, str(kit.pages)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        for library in libraries
+    )
+    assert (first.returncode, first.stderr) == (second.returncode, second.stderr) == (0, "")
+    assert first.stdout == second.stdout
+    return first.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
+def test_a_java_machine(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    """It has a handler of SIGSEGV for null pointers and full stacks, and blocks signals."""
+    subprocess.run(["javac", "-d", tmp_path, SOURCES / "spare" / "Host.java"], check=True)
+    bridges = []
+    for library in (kit.library, cut.library):
+        bridges.append(tmp_path / library.parent.name / "libbridge.so")
+        bridges[-1].parent.mkdir()
+        flags = ("-L", str(library.parent), "-lpages", "-Wl,-rpath," + str(library.parent))
+        compile_shared("spare/jni.c", bridges[-1], *flags)
+    output = both(["java", "-cp", str(tmp_path), "Host"], bridges, kit)
+    assert output == ", ".join([f"{kit.output.split()[1]} 30 20001"] * 8) + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("go") is None, reason="needs Go")
+def test_goroutines(kit: Kit, cut: Cut, tmp_path: Path) -> None:
+    """Go sets its handlers by system calls, and interrupts its threads by signals."""
+    environ = {**os.environ, "GO111MODULE": "off", "GOCACHE": str(tmp_path / "cache")}
+    build: list[str | Path] = ["go", "build", "-o", tmp_path / "host"]
+    subprocess.run([*build, SOURCES / "spare" / "host.go"], env=environ, check=True)
+    output = both([str(tmp_path / "host")], (kit.library, cut.library), kit)
+    assert output == f"[{' '.join([f'{kit.output.split()[1]} 30 100'] * 16)}]\n"
+
+
+# Its result, and who computed it.
+APPLICATION = """
+import ctypes, os
+library = ctypes.CDLL(os.environ["LIBRARY"])
+pages = int(os.environ["PAGES"])
+def application(environ, start_response):
+    total = sum(library.sum(i, i + 1) for i in range(pages))
+    body = f"{total} {library.thrown(30)} {os.getpid()}".encode()
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--preload"]])
+def test_workers_of_a_server(kit: Kit, cut: Cut, tmp_path: Path, options: list[str]) -> None:
+    """gunicorn: threads in forked workers, which are replaced while they serve."""
+    pytest.importorskip("gunicorn")
+    (tmp_path / "served.py").write_text(APPLICATION)
+    environ = {**os.environ, "LIBRARY": str(cut.library), "PAGES": str(kit.pages)}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen(64)
+
+        def ask(_: int = 0) -> tuple[str, ...]:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(120)
+                client.connect(str(tmp_path / "socket"))
+                client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                with client.makefile("rb") as answer:
+                    return tuple(answer.read().decode().rpartition("\r\n\r\n")[2].split())
+
+        server = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", *options, "--workers=3", "--threads=4",
+             f"--bind=fd://{listener.fileno()}", "served:application"],
+            env=environ, cwd=tmp_path, pass_fds=[listener.fileno()], stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(ask, range(40)))
+                server.send_signal(signal.SIGHUP)
+                before = {pid for *_, pid in answers}
+                while answers[-1][-1] in before:
+                    answers.append(ask())
+                answers += pool.map(ask, range(40))
+        finally:
+            server.terminate()
+            _, errors = server.communicate(timeout=120)
+    assert server.returncode == 0 and "was sent" not in errors, errors
+    assert {tuple(rest) for *rest, _ in answers} == {(kit.output.split()[1], "30")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["valgrind", "-q"], ["runsc", "--rootless", "--network=none", "do"]]
+)
+def test_a_machine_in_software(kit: Kit, cut: Cut, words: list[str]) -> None:
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"needs {words[0]}")
+    if subprocess.run([*words, "/bin/true"], capture_output=True).returncode != 0:
+        pytest.skip(f"{words[0]} runs nothing here")
+    output = both([*words, str(kit.program), "threads"], (kit.library, cut.library), kit)
+    assert output == kit.output

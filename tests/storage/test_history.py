@@ -23,7 +23,7 @@ def test_runs_without_a_plan_or_a_sound_report_are_left_out(tmp_path: Path) -> N
         ids.append(run.run_id)
         write_record(run.report_file, replace(report(row()), run_id=run.run_id))
         if fault == "1 test failed":
-            run.mark_failed(fault)
+            run.mark("failed", fault)
             continue
         run.plan_dir.mkdir()
         (run.plan_dir / "l.so.json").write_text("{}")

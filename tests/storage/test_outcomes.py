@@ -17,7 +17,6 @@ from pytest_negativa.models.outcomes import (
     Aspect,
     CollectionFailed,
     Outcome,
-    OutcomeRecord,
     PhaseReported,
     SessionFinished,
     SessionResult,
@@ -25,7 +24,16 @@ from pytest_negativa.models.outcomes import (
     TestResult,
     TestStarted,
 )
-from pytest_negativa.storage.outcomes import by_nodeid, fold, read_outcomes, unite_tests
+from pytest_negativa.models.outcomes import (
+    AnyOutcomeRecord as Line,
+)
+from pytest_negativa.storage.outcomes import (
+    EndedTests,
+    by_nodeid,
+    fold,
+    read_outcomes,
+    unite_tests,
+)
 
 SECOND = 10**9
 BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q"), time_ns=0)
@@ -83,7 +91,7 @@ def phase(
     )
 
 
-def whole(nodeid: str, worker: str | None = None, error: str | None = None) -> list[OutcomeRecord]:
+def whole(nodeid: str, worker: str | None = None, error: str | None = None) -> list[Line]:
     """A test that passes, or fails with a CUDA error."""
     outcome = "passed" if error is None else "failed"
     return [
@@ -98,7 +106,7 @@ def end(status: int = 0, *, lost: bool = False) -> SessionFinished:
     return SessionFinished(exit_status=status, time_ns=9 * SECOND, context_lost=lost)
 
 
-def session(*records: OutcomeRecord, cut_short: Outcome = Outcome.CRASHED) -> SessionResult:
+def session(*records: Line, cut_short: Outcome = Outcome.CRASHED) -> SessionResult:
     return fold([BEGIN, *records], cut_short)
 
 
@@ -129,14 +137,14 @@ def outcomes(result: SessionResult) -> dict[str, Outcome]:
     ],
 )
 def test_how_a_test_ends(phases: list[tuple[str, str, bool]], expected: Outcome) -> None:
-    records: list[OutcomeRecord] = [start("a")]
+    records: list[Line] = [start("a")]
     records += [phase("a", when, outcome, xfail=xfail) for when, outcome, xfail in phases]
     if phases[-1][0] not in ("???", "teardown"):
         records.append(phase("a", "teardown"))
     assert outcomes(session(*records, end())) == {"a": expected}
 
 
-def aspects_of(*records: OutcomeRecord) -> Mapping[Aspect, tuple[str, ...]]:
+def aspects_of(*records: Line) -> Mapping[Aspect, tuple[str, ...]]:
     [test] = session(start("a"), *records, phase("a", "teardown"), end()).tests
     return test.aspects
 
@@ -202,7 +210,8 @@ def test_types_of_errors() -> None:
 @pytest.mark.parametrize("cut_short", [Outcome.CRASHED, Outcome.TIMED_OUT])
 @pytest.mark.parametrize("seen", range(3))
 def test_a_session_that_dies_in_a_test(cut_short: Outcome, seen: int) -> None:
-    begun = [start("b"), phase("b", "setup"), phase("b", "call")][: seen + 1]
+    begun: list[Line] = [start("b")]
+    begun += [phase("b", "setup"), phase("b", "call")][:seen]
     result = session(*whole("a"), *begun, cut_short=cut_short)
     assert outcomes(result) == {"a": Outcome.PASSED, "b": cut_short}
     assert not result.complete and result.exit_status is None
@@ -259,7 +268,7 @@ def write(path: Path, lines: Iterable[bytes], torn: bytes = b"") -> Path:
     return path
 
 
-def lines(*records: OutcomeRecord) -> list[bytes]:
+def lines(*records: Line) -> list[bytes]:
     return [msgspec.json.encode(record) for record in records]
 
 
@@ -285,6 +294,24 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, data: bytes, reason: str) ->
     (tmp_path / "t").write_bytes(data)
     with pytest.raises(StoreError, match=reason):
         read_outcomes(tmp_path / "t")
+
+
+def test_a_file_is_followed_while_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    ended = EndedTests(path)
+    assert ended.read() == set()
+    lines = [
+        msgspec.json.encode(record) + b"\n"
+        for record in (
+            *(BEGIN, start("a"), phase("a", "call"), phase("a", "teardown")),
+            *(start("b"), phase("b", "???"), start("c"), phase("c", "teardown")),
+        )
+    ]
+    path.write_bytes(b"".join(lines[:4]) + b"damaged\n" + lines[4][:5])
+    assert ended.read() == {"a"}
+    with path.open("ab") as file:
+        file.write(b"".join([lines[4][5:], *lines[5:]]))
+    assert ended.read() == {"a", "b", "c"}
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

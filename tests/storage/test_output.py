@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.output import append_output, write_output
+from pytest_negativa.storage.output import write_output
 from tests.support.faults import PlantedFault
 from tests.support.stores import memory_url
 
@@ -114,31 +114,7 @@ def test_links_that_go_round_are_an_error(tmp_path: Path) -> None:
         write_output(tmp_path / "a", b"data")
 
 
-def test_a_url_is_written_and_not_appended_to() -> None:
+def test_a_url_is_written() -> None:
     url = memory_url()
     write_output(url, b"text")
     assert url.read(4) == b"text"
-    with pytest.raises(StoreError, match="can't be appended"):
-        append_output(url, lambda size: b"more")
-
-
-def test_reports_are_appended(tmp_path: Path) -> None:
-    path = tmp_path / "summary.md"
-    sizes: list[int] = []
-
-    def make(size: int) -> bytes:
-        sizes.append(size)
-        return b"more\n"
-
-    append_output(path, make)
-    append_output(path, make)
-    assert path.read_bytes() == b"more\nmore\n"
-    append_output(Path("/dev/null"), make)
-    assert sizes == [0, 5, 0]
-    (tmp_path / "link").symlink_to(path)
-    append_output(tmp_path / "link", make)
-    assert len(path.read_bytes()) == 15
-    with pytest.raises(StoreError, match="there is no folder"):
-        append_output(tmp_path / "no" / "summary.md", make)
-    with pytest.raises(StoreError, match="is a folder"):
-        append_output(tmp_path, make)

@@ -17,14 +17,13 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.trace import AFTER_SESSION, Gap, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.published import load_manifest
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
     load_planned,
-    load_unhealed,
     load_usage,
     save_healed,
     write_run,
@@ -149,9 +148,9 @@ def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Run) -> No
 
 
 def test_failed(run: Run) -> None:
-    assert not run.is_failed and run.failure is None
-    run.mark_failed("2 tests\nfailed")
-    assert run.is_failed and run.failure == "2 tests failed"
+    assert run.failure is None and run.failure is None
+    run.mark("failed", "2 tests\nfailed")
+    assert run.failure is not None and run.failure == "2 tests failed"
     (run.folder / "failed").write_text("")
     assert run.failure == "it is marked as failed"
 
@@ -227,12 +226,12 @@ def test_why_nothing_is_planned(tmp_path: Path, run: Run) -> None:
     assert run.why_unplanned().endswith("no plans here: no GPU code was loaded that is looked at")
     assert Run(tmp_path).why_unplanned().endswith("expected the folder of a run")
     # Neither a failed run nor the link to it is a good one, nor one that nothing is planned from.
-    run.mark_failed("1 test failed")
+    run.mark("failed", "1 test failed")
     ids = (f"20260101T00000{n}Z-0123ab" for n in (2, 3, 4))
     good, failed, bare = (Run(run.folder.with_name(run_id)) for run_id in ids)
     for traced in (good, failed):
         write_run(traced, analysis(tmp_path, "liba.so"), with_plans=True)
-    failed.mark_failed("1 test failed")
+    failed.mark("failed", "1 test failed")
     bare.folder.mkdir()
     assert f"trace again, or take the last good run: --run {good} (with" in failed.why_unplanned()
     shutil.rmtree(good.folder)
@@ -305,18 +304,13 @@ def test_an_index_that_leads_nowhere(
         load_usage(run)
 
 
-def test_what_healing_has_left(tmp_path: Path, run: Run) -> None:
-    assert load_healed(run) == () and load_unhealed(run) == ()
-    spans = (NeededSpan(library="/l.so", start=1, end=2, test="t", region=0),)
-    plans = tuple(one.plan for one in analysis(tmp_path, "liba.so").libraries)
-    save_healed(run, (*spans, *spans), plans)
-    assert load_healed(run) == spans and load_unhealed(run) == plans
-    save_healed(run, spans, ())
-    assert load_unhealed(run) == ()
-    run.unhealed_file.write_text("[1]")
+def test_what_healing_has_left(run: Run) -> None:
+    run.make()
+    assert load_healed(run) == ()
+    span = NeededSpan(library="/l.so", start=1, end=2, test="t", region=0, found_by=FoundBy.REFUSAL)
+    save_healed(run, (span, span))
+    assert load_healed(run) == (span,)
     run.healed_file.write_text("{")
-    with pytest.raises(StoreError, match=r"unhealed.json: not a list of plans of .*; remove it"):
-        load_unhealed(run)
     with pytest.raises(StoreError, match=r"healed.json: not a list of healed spans of .*; remove"):
         load_healed(run)
 

@@ -78,10 +78,6 @@ def test_a_run_a_lock_and_a_report(project: Project, s3: S3) -> None:
     shutil.copytree(project.folder / "quickstart", project.folder / "site")
     slim = project.negativa("slim", "site", "--lock", f"{bucket}/negativa.lock", "--dry-run")
     assert "libquickstart.so: left as it is: saves only" in slim.stdout
-    assert (
-        "can't be appended"
-        in project.negativa("report", f"markdown-append:{bucket}/a", status=1).stderr
-    )
 
 
 def test_a_server_that_fails_for_the_moment(project: Project, s3: S3) -> None:

@@ -12,12 +12,9 @@ import pytest
 from pytest_negativa.storage.system import ProcessMemory, read_regular
 
 
-@pytest.fixture(params=["process_vm_readv", "/proc/self/mem"])
-def memory(request: pytest.FixtureRequest) -> ProcessMemory:
-    memory = ProcessMemory()
-    if request.param == "/proc/self/mem":
-        memory._readv = None
-    return memory
+@pytest.fixture
+def memory() -> ProcessMemory:
+    return ProcessMemory()
 
 
 def test_memory_is_read(memory: ProcessMemory) -> None:

@@ -286,8 +286,6 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
         files.append((file, data, base))
     if chance.random() < 0.5:
         os.environ["NEGATIVA_PAGES_GPU"] = chance.choice(("", "1"))
-    if chance.random() < 0.5:
-        os.environ["NEGATIVA_PAGES_TEST"] = chance.choice(("", "t.py::test", "x" * 70_000))
     library = ctypes.CDLL(path)
     version = library.la_version(chance.choice((0, *(1, 2, 1 << 31) * 3)))
     assert version <= 2

@@ -29,6 +29,18 @@ def compile_program(folder: Path) -> Path:
     return compile_c("pages/program.c", folder / "program")
 
 
+def compile_constants(folder: Path) -> Path:
+    """A library with 12 blocks of constants, each wider than what the kernel maps around a page."""
+    made = compile_shared("pages/constants.c", folder / "made.so").read_bytes()
+    target = folder / "libconstants.so"
+    # Page by page: Linux 6.18 maps whole what it has as one folio.
+    with target.open("wb", buffering=0) as file:
+        for at in range(0, len(made), 4096):
+            file.write(made[at : at + 4096])
+    (folder / "made.so").unlink()
+    return target
+
+
 def symbols_of(library: Path) -> dict[int, str]:
     """By address: the functions that a library exports."""
     output = subprocess.run(

@@ -233,7 +233,7 @@ def test_a_session_in_the_environment_of_a_service_traces_all_children(
 def test_a_trace_that_claims_to_be_no_sample(tmp_path: Path, fault: PlantedFault) -> None:
     run = Run(tmp_path / "run")
     run.trace_dir.mkdir(parents=True)
-    run.mark_samples()
+    run.mark("samples", "made by negativa trace --attach-env")
     path = write(run.trace_dir, header(role=Role.SOLO), records("k"))
     found = TraceReader(path).header
     assert found is not None and found.role is Role.SAMPLE

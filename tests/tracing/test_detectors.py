@@ -260,7 +260,7 @@ def test_a_chained_library_is_initialised_too(tmp_path: Path, library: Path) -> 
 
 @pytest.mark.planted_fault(
     "A test changes the root to a folder without /proc, and uses GPU code there",
-    says="driver call 678: FileNotFoundError",
+    says="an image that could not be recognised was used: cuLibraryLoadData",
 )
 @pytest.mark.skipif(not IS_ROOT, reason="only root may change the root")
 @not_in_qemu(ANSWERS_FOR_MAPS)
@@ -280,5 +280,4 @@ def test_a_test_process_in_a_chroot(tmp_path: Path, fault: PlantedFault) -> None
     command = [sys.executable, "-c", code, str(tmp_path), str(FATBIN)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     [lack] = merge_traces((tmp_path / "run-1/trace").iterdir()).incomplete
-    assert lack.process is None
     fault.check(lack.text)

@@ -151,7 +151,7 @@ def test_an_unreadable_sample_is_no_lack(tmp_path: Path) -> None:
     empty = run.trace_dir / "empty.jsonl"
     empty.touch()
     assert [w.code for w in merge_traces([empty]).incomplete] == ["trace-unreadable"]
-    run.mark_samples()
+    run.mark("samples", "made by negativa trace --attach-env")
     usage = merge_traces([empty])
     assert [w.code for w in usage.warnings] == ["trace-unreadable"] and not usage.incomplete
 

@@ -64,7 +64,7 @@ def test_a_sample_does_not_pass_as_a_session(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.trace_dir.mkdir(parents=True)
     trace = write(run.trace_dir, header(7, role=Role.SOLO), records("a"))
-    run.mark_samples()
+    run.mark("samples", "made by negativa trace --attach-env")
     trace.write_bytes(trace.read_bytes().replace(b'"record":"header"', b'"record" : "header"'))
     [process] = merge_traces(find_traces(combine([run.trace_dir], tmp_path / "all"))).processes
     assert process.header.role is Role.SAMPLE

@@ -63,7 +63,7 @@ def test_a_replay_of_a_partial_run_keeps_all(tmp_path: Path) -> None:
     shutil.copytree(TRACES / "h200-ops", shard.trace_dir)
     assert not replayed(tmp_path, shard.trace_dir).incomplete
     shutil.rmtree(tmp_path / "run-1")
-    shard.mark_partial("second: left out")
+    shard.mark("partial", "second: left out")
     [lack] = replayed(tmp_path, shard.trace_dir).incomplete
     assert lack.process is None and lack.text.endswith("a part of what ran: second: left out")
 

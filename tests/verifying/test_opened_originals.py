@@ -51,6 +51,12 @@ def test_child():
             child, env={}, stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE
         )
         assert b".negativa/" in outlives.stdout.read()
+    elif FAULT in ("relative", "grandchild"):
+        # The shell ignores how its child ends.
+        clean = "env -i" if FAULT == "grandchild" else ""
+        script = f'cd "$1"; {clean} "$0" -c "$2" ./lib.so; true'
+        words = ["sh", "-c", script, sys.executable, str(LIB.parent), CODE]
+        assert (".negativa/" in subprocess.check_output(words, text=True)) == (not clean)
     elif FAULT == "environment":
         assert f" {LIB.resolve()}\\n" in subprocess.check_output(child, text=True, env={})
     else:
@@ -89,6 +95,16 @@ def test_a_child_with_an_emptied_environment(traced: VerifiedProject, fault: Pla
     status, detail = traced.statuses()["lib.so"]
     assert status == "not proved" and "pass the environment on" in str(detail)
     assert traced.differing() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A grandchild with an emptied environment loads a library by a path relative to its folder.",
+    says="a process opened the original 1 time while the tests ran on the copies",
+)
+def test_a_grandchild_with_a_relative_path(traced: VerifiedProject, fault: PlantedFault) -> None:
+    fault.check(traced.verify(status=1, FAULT="grandchild"))
+    assert "\nPROVED" in traced.verify(FAULT="relative")
 
 
 @pytest.mark.slow
@@ -403,6 +419,10 @@ def is_there():
 def test_use():
     use(LIB, 0)
 
+def test_in_turn():
+    for region in (3, 1) if ROUND else ():
+        use(LIB, region)
+
 def test_service():
     if ROUND in ("", "original"):
         need(LIB, 46168)
@@ -422,8 +442,8 @@ def test_service():
 
 @pytest.mark.nightly
 @pytest.mark.planted_fault(
-    "A service ends at its first fault. One that a test starts while healing runs on a copy with "
-    "the code given back, outlives the round, and answers for the proof.",
+    "A service ends at its first fault. One that a test starts when healing has given the code "
+    "back outlives the round, and answers for the proof.",
     says="still used a copy of an earlier round when the tests ran again",
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:

@@ -12,8 +12,10 @@ from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.trace import UsageWarning
 from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
 from pytest_negativa.verifying.originals import (
+    MOST_RERUNS,
     Ends,
     OriginalRound,
+    hurried_tests,
     is_sound,
     known_of_originals,
     undecided_tests,
@@ -66,6 +68,25 @@ def test_a_test_may_always_pass_in_a_fresh_process() -> None:
         known = known_of_originals(failed, passed, ends(passed["a"]), fresh=fresh)
         assert known == frozenset(fresh)
     assert not known_of_originals(passed, failed, ends(failed["a"]), fresh=("a",))
+
+
+def test_a_test_that_ran_too_rarely_is_named() -> None:
+    before, after = one(PASSED), one(FAILED)
+    passed, failed = before["a"], after["a"]
+    for seen, is_hurried in (
+        ([passed] * 3, True),
+        ([failed] * 2 + [passed] * 3, True),
+        ([passed, failed, passed], False),
+        ([passed] * MOST_RERUNS, False),
+    ):
+        assert hurried_tests(ends(*seen)) == (frozenset("a") if is_hurried else frozenset())
+    evidence = TestEvidence(
+        before=before, after=after, on_originals=(), used={}, gpu_tests=1,
+        traced_on=("9.0",), verified_on=("9.0",), hurried=("a",),
+    )  # fmt: skip
+    other, why, _ = reasons_of_tests(evidence, judge_tests(evidence))
+    assert other.startswith("1 test ended with another outcome")
+    assert why.startswith("1 test of these ran fewer than 20 times") and "--negativa-rerun" in why
 
 
 def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:

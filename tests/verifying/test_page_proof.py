@@ -153,7 +153,7 @@ def test_why_a_run_has_no_proof(tmp_path: Path, fault: PlantedFault) -> None:
     run.page_logs.mkdir()
     run.page_log_files.touch()
     assert why_no_page_proof(run) is None
-    run.mark_failed("1 test failed")
+    run.mark("failed", "1 test failed")
     assert "the traced run failed: 1 test failed" in str(why_no_page_proof(run))
 
 

@@ -3,7 +3,8 @@
  * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated,
  * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE
  * for each gap: the library itself maps them inaccessible, and the handler gives each page the
- * protection that the file has for it.
+ * protection that the file has for it. Not so for gaps with constants, because the kernel reads
+ * these for system calls without a signal: they come from the spare as always, and no log has them.
  *
  * Overwritten libraries have no note: the file that NEGATIVA_SPARE_ARMED names has a row for each,
  * with a note behind it (verifying/tripwire.py). Their holes are armed: inaccessible from
@@ -95,7 +96,8 @@ static bool hide_gaps(const Library *library, const Note *note) {
     uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
     size_t size = (uintptr_t)(holes + note->hole_count) - start;
     if (mprotect((void *)start, size, PROT_READ | PROT_WRITE) != 0) return false;
-    for (size_t i = 0; i < note->hole_count; i++) holes[i].protection = PROT_NONE;
+    for (size_t i = 0; i < note->hole_count; i++)
+        if (!holes[i].constants) holes[i].protection = PROT_NONE;
     mprotect((void *)start, size, PROT_READ);
     return true;
 }
@@ -115,8 +117,9 @@ static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
     record->bits_offset = (uint32_t)bits;
     LogRange *ranges = (LogRange *)(record + 1);
     for (size_t i = 0; i < library->range_count; i++) {
-        const Hole *hole = &holes_of(note)[i];
-        ranges[i] = (LogRange){hole->offset, hole->offset + hole->end - hole->start};
+        const Range *range = &library->ranges[i];
+        uint64_t offset = holes_of(note)[i].offset;
+        ranges[i] = (LogRange){offset, offset + range->end - range->start};
     }
     char *text = (char *)(ranges + library->range_count);
     memcpy(text, name, length);
@@ -142,7 +145,8 @@ static Library *watch_gaps(const struct link_map *map) {
         library->range_count = note->hole_count;
         for (size_t i = 0; i < note->hole_count; i++) {
             const Hole *hole = &holes_of(note)[i];
-            ranges[i] = (Range){library->base + hole->start, library->base + hole->end,
+            ranges[i] = (Range){library->base + hole->start,
+                                library->base + (hole->constants ? hole->start : hole->end),
                                 (int)hole->protection, 0};
         }
         size_t pages = number_pages(library);

@@ -2,7 +2,7 @@
  */
 #pragma once
 
-#include "tests.h"
+#include "watched.h"
 
 static bool without_guards; /* see our_prctl */
 
@@ -21,7 +21,7 @@ static void hide_by_mprotect(Library *library) {
  */
 static void hide(Library *library) {
     bool of_gpu = library->record->kind == GPU_CODE;
-    atomic_store(&library->guarded, !by_test && !without_guards && !of_gpu);
+    atomic_store(&library->guarded, !without_guards && !of_gpu);
     for (size_t i = 0; i < library->range_count && atomic_load(&library->guarded); i++) {
         const Range *range = &library->ranges[i];
         void *start = (void *)range->start;
@@ -31,11 +31,10 @@ static void hide(Library *library) {
     if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }
 
-/* A place for a library. One that was closed gives up its own, unless tests have bits: they know
- * libraries by their number in the log. */
+/* A place for a library. One that was closed gives up its own. */
 static size_t find_place(void) {
     size_t count = atomic_load(&library_count);
-    for (size_t i = 0; i < count && !by_test; i++)
+    for (size_t i = 0; i < count; i++)
         if (!atomic_load(&libraries[i].watched)) return i;
     return count;
 }

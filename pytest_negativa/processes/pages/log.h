@@ -22,7 +22,7 @@ enum {
     LOG_NAME = 64,
 };
 
-enum { PROCESS = 1, LIBRARY = 2, TEST = 3, GAPS = 4, GPU_CODE = 5 };
+enum { PROCESS = 1, LIBRARY = 2, GAPS = 4, GPU_CODE = 5, CONSTANTS = 6 };
 enum { UNWATCHED = 1 };
 
 typedef struct {
@@ -33,16 +33,16 @@ typedef struct {
 typedef struct {
     uint32_t size, kind; /* of the record; the size comes last, so that a torn record has none */
     uint32_t flags, major, minor, range_count;
-    uint64_t inode, file_size; /* of a test: the log's first library with bits, and how many */
+    uint64_t inode, file_size;
     int64_t modified_ns;
-    uint32_t path_length, bits_offset; /* of a test: its name's length */
+    uint32_t path_length, bits_offset;
 } LogRecord;
 
 /* What fork wipes, see wiped.h: a child has none of it. */
 typedef struct {
     pid_t pid; /* of the process that the log is of */
-    /* Held while libraries come, go, and become inaccessible again: the id of the process. A child
-     * that another thread forks meanwhile takes it over. */
+    /* Held while libraries come and go: the id of the process. A child that another thread forks
+     * meanwhile takes it over. */
     atomic_int owner;
 } Own;
 
@@ -157,8 +157,6 @@ static void publish(LogRecord *record, size_t size) {
     *(volatile uint32_t *)&record->size = (uint32_t)size;
 }
 
-static void repeat_libraries(void);
-
 /* A forked child shares its parent's records and bits. What it loads goes to a log of its own. */
 static bool start_log(void) {
     static char executable[PATH_MAX];
@@ -177,7 +175,6 @@ static bool start_log(void) {
     record->path_length = (uint32_t)length;
     memcpy(record + 1, executable, (size_t)length);
     publish(record, size);
-    repeat_libraries();
     return true;
 }
 

@@ -35,11 +35,7 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
     }
 }
 
-/* An address that mprotect(2) refuses: without us, the call does nothing. */
-static const uintptr_t ENTER_TEST = 0x6e656761746976;
-
 static int our_mprotect(void *start, size_t size, int protection) {
-    if ((uintptr_t)start == ENTER_TEST && enter_test((const char *)size)) return 0;
     note_protection((uintptr_t)start, size, protection);
     return real_mprotect(start, size, protection);
 }

@@ -54,6 +54,13 @@ static struct {
     char names[MAX_NAMES];
 } elf;
 
+/* Read-only data, by the names that cut.py takes out of libraries. */
+static bool is_constant(const ElfW(Shdr) *section, const char *name) {
+    return section->sh_type == SHT_PROGBITS &&
+           (section->sh_flags & (SHF_ALLOC | SHF_WRITE | SHF_TLS | SHF_EXECINSTR)) == SHF_ALLOC &&
+           (strncmp(name, ".rodata", 7) == 0 || strncmp(name, ".lrodata", 8) == 0);
+}
+
 /* The segment that holds the addresses; NULL if none does, or if the loader protects them later. */
 static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
     const ElfW(Phdr) *found = NULL;
@@ -68,19 +75,20 @@ static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
     return found;
 }
 
-/* How a segment is mapped; -1 if its pages are not watched: CPU code is never written. */
+/* How a segment is mapped; -1 if its pages are not watched: CPU code and constants are
+ * never written. */
 static int protection_of(const ElfW(Phdr) *segment, uint32_t kind) {
-    if (segment == NULL || (kind == LIBRARY && segment->p_flags & PF_W)) return -1;
+    if (segment == NULL || (kind != GPU_CODE && segment->p_flags & PF_W)) return -1;
     return (segment->p_flags & PF_R ? PROT_READ : 0) | (segment->p_flags & PF_W ? PROT_WRITE : 0) |
            (segment->p_flags & PF_X ? PROT_EXEC : 0);
 }
 
-static void add_range(Library *library, uint64_t start, uint64_t end, int protection) {
+/* Adds the whole pages between two addresses of the ELF file. */
+static void add_range(Range *ranges, size_t *count, uint64_t start, uint64_t end, int protection) {
     start = (start + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     end &= ~(uint64_t)(PAGE - 1);
-    if (start >= end || protection < 0 || library->range_count == MAX_RANGES) return;
-    library->ranges[library->range_count++] =
-        (Range){library->base + start, library->base + end, protection, 0};
+    if (start >= end || protection < 0 || *count == MAX_RANGES) return;
+    ranges[(*count)++] = (Range){start, end, protection, 0};
 }
 
 /* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
@@ -126,25 +134,30 @@ static bool read_headers(int fd, const struct link_map *map) {
     return true;
 }
 
-/* The whole pages inside of watchable sections; neighbours count as one. False: too many. */
-static bool find_ranges(int fd, Library *library, uint32_t kind) {
+static bool is_of_kind(int fd, const ElfW(Shdr) *section, const char *name, uint32_t kind) {
+    if (kind == GPU_CODE) return is_gpu_code(fd, section, name);
+    return kind == LIBRARY ? is_watchable(section, name) : is_constant(section, name);
+}
+
+/* The whole pages inside of sections of a kind, by their addresses in the ELF file; neighbours
+ * count as one. False: too many. */
+static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
     uint64_t start = 0, end = 0;
     int protection = -1;
     for (unsigned i = 0; i < elf.head.e_shnum; i++) {
         const ElfW(Shdr) *s = &elf.sections[i];
         if (s->sh_name >= elf.sections[elf.head.e_shstrndx].sh_size) continue;
-        const char *name = elf.names + s->sh_name;
-        if (kind == LIBRARY ? !is_watchable(s, name) : !is_gpu_code(fd, s, name)) continue;
+        if (!is_of_kind(fd, s, elf.names + s->sh_name, kind)) continue;
         int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size), kind);
         if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
-            add_range(library, start, end, protection);
+            add_range(ranges, count, start, end, protection);
             start = s->sh_addr;
             protection = own;
         }
         end = s->sh_addr + s->sh_size;
     }
-    add_range(library, start, end, protection);
-    return library->range_count < MAX_RANGES;
+    add_range(ranges, count, start, end, protection);
+    return *count < MAX_RANGES;
 }
 
 static bool relocates_code(const struct link_map *map) {

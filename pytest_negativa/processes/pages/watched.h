@@ -29,17 +29,16 @@ typedef struct {
 
 typedef struct {
     atomic_bool watched;
-    atomic_bool kept;     /* stays accessible: no test's touches are known any more */
+    atomic_bool kept;     /* stays accessible: no more touches are known */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* gaps are mapped, for there may be more */
-    LogRecord *record;
+    LogRecord *record, *constants;         /* constants: NULL if it has none, see constants.h */
     size_t bit_bytes;
     atomic_uchar *bits;
-    atomic_ushort *firsts;             /* of gaps, one for each page; NULL: no gaps */
-    _Atomic(atomic_uchar *) test_bits; /* NULL: no test runs */
+    atomic_ushort *firsts; /* of gaps, one for each page; NULL: no gaps */
     /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as
      * of the mappings. NULL: no memory. */
     atomic_uchar *open;
@@ -55,7 +54,6 @@ static Records armed; /* which removed code is watched, see gaps.h */
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
 static atomic_long parts_left;
-static long most_parts;
 
 static void lock(void) {
     pid_t pid = (pid_t)syscall(SYS_getpid);
@@ -83,11 +81,8 @@ static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
 
 static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
     if (start >= end) return;
-    atomic_uchar *test_bits = atomic_load(&library->test_bits);
-    uint64_t first = range->first + (start - range->start) / PAGE,
-             last = first + (end - start) / PAGE;
-    set_bits(library->bits, first, last);
-    if (test_bits != NULL) set_bits(test_bits, first, last);
+    uint64_t first = range->first + (start - range->start) / PAGE;
+    set_bits(library->bits, first, first + (end - start) / PAGE);
 }
 
 /* What was touched first on a page of a gap: where, and whether to run it. */
@@ -169,8 +164,6 @@ static bool serve(uintptr_t address, unsigned long error, int si_code) {
                 if (guarded && errno == ENOMEM) return false;
                 return give_up(library);
             }
-            /* Has a test begun meanwhile? It would not see this page. */
-            touch(library, range, start, end);
             return true;
         }
     }

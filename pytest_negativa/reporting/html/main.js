@@ -54,9 +54,18 @@ function setUpTheme() {
     try { localStorage.setItem("negativa-theme", root.dataset.theme); } catch { /* The choice lasts as long as the page. */ }
   });
   system.addEventListener("change", () => set(wanted()));
-  let screen = "";
-  addEventListener("beforeprint", () => { screen = root.dataset.theme; root.dataset.theme = "light"; draw(true); });
-  addEventListener("afterprint", () => set(screen));
+  let screen = "", closed = [];
+  addEventListener("beforeprint", () => {
+    screen = root.dataset.theme;
+    root.dataset.theme = "light";
+    draw(true);
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const list of closed) list.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const list of closed) list.open = false;
+    set(screen);
+  });
   set(wanted());
 }
 

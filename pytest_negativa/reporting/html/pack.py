@@ -37,9 +37,6 @@ COLUMNS = {
     "history": ("run", "code_bytes", "unused_bytes"),
     # CPU code of a library whose pages were traced, in bytes.
     "host": ("path", "watched", "touched"),
-    # Two tests whose CPU code was told apart, or one and itself; modules if they are many. Shared
-    # is how many functions both touched at most.
-    "alike": ("left", "right", "shared"),
 }  # fmt: skip
 """The columns of each table. Texts are numbers of texts, -1 for none."""
 

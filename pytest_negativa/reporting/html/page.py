@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import time
 from collections import defaultdict
@@ -23,9 +22,6 @@ from pytest_negativa.reporting.rows import describe_part, describe_proof
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
-
-MOST_ALIKE = 64
-"""Tests that a page compares by CPU code; beyond them, so many modules."""
 
 
 def build_page(contents: ReportContents, *, most_launches: int = MOST_LAUNCHES) -> Page:
@@ -68,7 +64,6 @@ class _Builder:
         if left_out_ranges := len(launches) > most_launches:
             launches = self._launches(by_range=False)
         totals = self._totals()
-        alike, by_module, left_out_modules = self._alike()
         facts = {
             "report": _without_kernels(report),
             "part": None if report.part is None else describe_part(report.part),
@@ -82,8 +77,6 @@ class _Builder:
             "hostIncomplete": () if host is None else (*host.incomplete, *host.failed),
             # The launches of a very large run are by test alone.
             "leftOutRanges": left_out_ranges,
-            "alikeByModule": by_module,
-            "leftOutAlike": left_out_modules,
         }
         tables = self._tables | {
             "launches": launches,
@@ -96,7 +89,6 @@ class _Builder:
                 for one in contents.history
             ],
             "host": self._host(),
-            "alike": alike,
         }
         return Page(facts, tables, self._texts.all())
 
@@ -190,22 +182,6 @@ class _Builder:
             for one in (self._contents.host.libraries if self._contents.host else ())
             if one.unwatched is None
         ]
-
-    def _alike(self) -> tuple[list[tuple[int, ...]], bool, int]:
-        """The tests or modules; whether they are modules; and how many more there are."""
-        of_tests = self._contents.functions
-        by_module = len(of_tests) > MOST_ALIKE
-        groups: defaultdict[str, int] = defaultdict(int)
-        for test, functions in of_tests.items():
-            groups[test.partition("::")[0] if by_module else test] |= functions
-        shown = sorted(groups.items())[:MOST_ALIKE]
-        pairs = itertools.combinations_with_replacement(shown, 2)
-        index = self._texts.index
-        rows: list[tuple[int, ...]] = [
-            (index(left), index(right), (of_left & of_right).bit_count())
-            for (left, of_left), (right, of_right) in pairs
-        ]
-        return rows, by_module, len(groups) - len(shown)
 
 
 def _without_kernels(report: RunReport) -> RunReport:

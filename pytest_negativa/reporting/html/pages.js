@@ -159,12 +159,10 @@ function pictures(data, width) {
     [(REASONS[reason] || [0, reason])[1], `#/elements?reason=${encodeURIComponent(reason)}`, [[CATEGORIES[data.categoryOf(reason)].id, bytes]], `${formatBytes(bytes)}, ${formatShare(bytes, code)}`]), "tall")));
 
   const groups = testGroups(data);
-  const heat = (list, title, text, what) => {
-    if (list.length > 2 && heatMap(list, what, width)) (list.length > 8 ? full : half)((room) => card(title, `${text}${groupingOf(list)}`, heatMap(list, what, room)));
-  };
-  heat(groups, "Which tests use the same kernels", "Kernels in common, of all that either test launched (Jaccard similarity).", "kernels");
-  const alike = functionGroups(data);
-  heat(alike, "Which tests use the same CPU code", "Functions in common (Jaccard similarity), on the pages that the tests touched.", "functions");
+  if (groups.length > 2 && heatMap(groups, width)) {
+    (groups.length > 8 ? full : half)((room) => card("Which tests use the same kernels",
+      `Kernels in common, of all that either test launched (Jaccard similarity).${groupingOf(groups)}`, heatMap(groups, room)));
+  }
   if (varies(data.history.code_bytes) || varies(data.history.unused_bytes)) {
     half((room) => card("Growth over saved runs", oneDay(data.history, texts) ? `All runs are of ${dayOf(texts[data.history.run[0]])}; times are in UTC.` : null,
       make("ul", { class: "legend" }, make("li", {}, make("span", { class: "swatch accent" }), "GPU code"), make("li", {}, make("span", { class: "swatch idle" }), "unused")),
@@ -202,21 +200,6 @@ function testGroups(data) {
 function groupingOf({ byModule, leftOut }) {
   const rest = leftOut ? ` ${plural(leftOut, "module comes", "modules come")} later by name and ${leftOut === 1 ? "is" : "are"} left out.` : "";
   return `${byModule ? " Tests are grouped by module." : ""}${rest}`;
-}
-
-// Tests or modules with how many functions of CPU code each two of them share.
-function functionGroups({ alike, texts, alikeByModule, leftOutAlike }) {
-  const groups = new Map();
-  for (let i = 0; i < alike.length; i++) {
-    const name = alike.left[i];
-    if (!groups.has(name)) groups.set(name, { id: name, name: texts[name], shared: new Map() });
-    groups.get(name).shared.set(alike.right[i], alike.shared[i]);
-  }
-  const list = [...groups.values()];
-  list.byModule = alikeByModule;
-  list.leftOut = leftOutAlike;
-  list.both = (a, b) => a.shared.get(b.id) ?? b.shared.get(a.id);
-  return list;
 }
 
 function libraryTable(data, params, onChange) {

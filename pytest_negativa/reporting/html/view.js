@@ -109,8 +109,8 @@ function growthChart(history, texts, width) {
   });
 }
 
-// Groups of tests and the Jaccard similarity of the kernels or functions that they use; null if all pairs are alike.
-function heatMap(groups, what, width) {
+// Groups of tests and the Jaccard similarity of the kernels that they use; null if all pairs are alike.
+function heatMap(groups, width) {
   const sizes = groups.map((group) => groups.both(group, group));
   const similarity = groups.map((a, i) => groups.map((b, j) => { const both = groups.both(a, b); return both / (sizes[i] + sizes[j] - both || 1); }));
   const pairs = new Set(similarity.flatMap((row, i) => row.slice(0, i)));
@@ -120,7 +120,7 @@ function heatMap(groups, what, width) {
   const named = cell >= 11, head = named ? 130 : 0;
   const height = head + cell * groups.length + 4;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
-    "aria-label": `Similarity of ${groups.length} tests or modules by the ${what} that they use` });
+    "aria-label": `Similarity of ${groups.length} tests or modules by the kernels that they use` });
   const label = (name, room, place) => {
     const most = Math.floor(room / 6.6), text = name.length > most ? `…${name.slice(1 - most)}` : name;
     if (named) svg.append(make("text", place, text, make("title", {}, name)));
@@ -132,7 +132,7 @@ function heatMap(groups, what, width) {
     groups.forEach((b, j) => {
       const share = similarity[i][j], text = `${(100 * share).toFixed(0)}%`;
       svg.append(make("rect", { class: "cell", x: names + j * cell, y: head + i * cell, width: cell - 1, height: cell - 1, "fill-opacity": 0.06 + 0.94 * share },
-        make("title", {}, `${a.name} and ${b.name}: ${text} of their ${what} in common`)));
+        make("title", {}, `${a.name} and ${b.name}: ${text} of their kernels in common`)));
       if (cell > 34) svg.append(make("text", { class: share > 0.5 ? "inside" : null, x: names + (j + 0.5) * cell, y: head + middle, "text-anchor": "middle" }, text));
     });
   });

@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     uint64_t start, end, offset;
-    uint32_t protection, reserved;
+    uint32_t protection, constants;
 } Hole;
 
 typedef struct {
@@ -407,7 +407,7 @@ static void check_hole(const Elf64_Phdr *before, const Hole *hole) {
                     (before->p_flags & PF_X ? PROT_EXEC : 0);
     if (hole->start % PAGE || hole->end % PAGE || hole->end <= hole->start ||
         hole->protection != bits || !within(inside, size, before->p_filesz) ||
-        hole->offset != before->p_offset + inside || hole->reserved)
+        hole->offset != before->p_offset + inside || hole->constants > 1)
         fail("the hole at %#" PRIx64 " is not described as the original has it", hole->start);
     if (!within(hole->offset, size, spare.size) ||
         memcmp(original.file.data + hole->offset, spare.data + hole->offset, size) != 0)
@@ -470,8 +470,8 @@ static void check_headers(void) {
                          gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
         /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
-        bool is_ours =
-            is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz;
+        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) &&
+                       is.p_memsz == is.p_filesz && is.p_align == was->p_align;
         if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
         if (!is_placed || memcmp(&is, was, sizeof is) != 0)
             fail("segment %zu of type %#x is another one", i, was->p_type);
@@ -802,7 +802,8 @@ static void check_dynamic(void) {
         fail("its dynamic strings are others");
     const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
     if (before > rows || tag(&slim, DT_RELASZ) != rows + own ||
-        tag(&slim, DT_RELAENT) != sizeof *ours || memcmp(was, now, before) != 0 ||
+        tag(&slim, DT_RELAENT) != sizeof *ours || tag(&slim, DT_RELA) % 8 ||
+        memcmp(was, now, before) != 0 ||
         memcmp(was + before, now + before + own, rows - before) != 0)
         fail("its relocations are others");
     if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps) != 0)

@@ -29,8 +29,6 @@ from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import refuse_programs
 from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
-    MAX_HEADERS,
-    ElfTables,
     read_tables,
     refuse_appended_data,
 )
@@ -53,8 +51,6 @@ from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_ed
 from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.attributes import copy_metadata
-
-_PAGE_SIZES = range(4096, (1 << 30) + 1)
 
 
 def compact_library(
@@ -91,8 +87,6 @@ def compact_library(
         ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
-    if (library_map is None) != (plan is None) or (edits is not None and plan is None):
-        raise ValueError("map and plan go together, and edits with them")
     with ByteSource(path) as source:
         if library_map is not None and plan is not None:
             if library_map.library != plan.library:
@@ -100,8 +94,6 @@ def compact_library(
                     f"{source.path}: its map and its plan are not of the same file"
                 )
             _check_identity(source, plan.library, state)
-        if edits is not None and edits.size != source.size:
-            raise ValueError(f"edits for {edits.size:,} bytes of {source.size:,}")
         edits = edits or Edits(source.size)
         try:
             with refusing(target, "written", ReconstructError):
@@ -173,7 +165,9 @@ def _design(
         )
     refuse_programs(source, tables)
     refuse_appended_data(source, tables)
-    page_size = _page_size(tables, options)
+    page_size = tables.page_size
+    if options.page_size is not None:
+        page_size = tables.largest_page(options.page_size)
     removal = Edits(source.size)
     if library_map is not None and plan is not None:
         removal = plan_removal(source, library_map, plan)
@@ -203,16 +197,6 @@ def _design(
     except ValueError as e:
         raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
     return _Design(pages, new_tables, layout)
-
-
-def _page_size(tables: ElfTables, options: CompactOptions) -> int:
-    if not 0 < options.max_headers <= MAX_HEADERS:
-        raise ValueError(f"{options.max_headers} program headers, expected 1 to {MAX_HEADERS}")
-    if options.page_size is None:
-        return tables.page_size
-    if options.page_size not in _PAGE_SIZES or options.page_size & (options.page_size - 1):
-        raise ValueError(f"page size {options.page_size}, expected a power of two from 4096")
-    return tables.largest_page(options.page_size)
 
 
 def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileState | None) -> None:

@@ -6,16 +6,16 @@ pages in. Four segments are new, behind the others: the note with the dynamic st
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
 type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables and GPU code may go, and the tables that got a new place. GPU code may lie
-in data that programs write to (``.ldata`` of cuFFT).
+Only code, unwind tables, constants and GPU code may go, and the tables that got a new place. GPU
+code may lie in data that programs write to (``.ldata`` of cuFFT).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 import os
-import stat
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_FLAGS,
     DT_JMPREL,
     DT_NEEDED,
-    DT_NULL,
     DT_PLTRELSZ,
     DT_RELA,
     DT_RELACOUNT,
@@ -37,7 +36,6 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_SYMTAB,
     DT_TEXTREL,
     DYN,
-    EHDR,
     EM_X86_64,
     PF_R,
     PF_W,
@@ -52,7 +50,6 @@ from pytest_negativa.gpucode.elf_tables import (
     ProgramHeader,
     Relocation,
     SectionHeader,
-    string_at,
 )
 from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
@@ -116,7 +113,9 @@ from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
-_CODE = b".text"
+# With what a compiler appends to them: .text.hot, .rodata.cst32.
+_CODE = re.compile(rb"\.text(\..*)?", re.DOTALL)
+_CONSTANTS = re.compile(rb"\.l?rodata(\..*)?", re.DOTALL)
 # Of their tables, the library has new ones.
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
@@ -136,7 +135,6 @@ class CutOptions:
         name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
         remedy: a sentence for the message of a missing spare.
-        takes_place: of the original, so the result gets its owner, attributes and times, too.
     """
 
     min_hole: int = 16 << 10
@@ -145,7 +143,6 @@ class CutOptions:
     name: str | None = None
     folders: tuple[str, ...] = ()
     remedy: str = _REMEDY
-    takes_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +206,8 @@ def cut_library(
 ) -> Cut:
     """Write a library without the pages that nothing needs, and the spare that holds them.
 
-    The spare gets its name first, then the library.
+    The spare gets its name first, then the library, which has the original's owner, mode,
+    attributes and times.
 
     Args:
         path: the original; it is only read.
@@ -226,12 +224,11 @@ def cut_library(
         ReconstructError: a file can't be written.
     """
     options = options or CutOptions()
-    options = dataclasses.replace(options, name=options.name or target.name)
     with ByteSource(path) as source:
-        design = _design(source, needed, options, containers)
-        named = Path(options.folders[0]) if options.folders else spares
+        design = _design(source, target, needed, options, containers)
+        named = Path(next(iter(options.folders), spares))
         with refusing(target, "cut", ReconstructError):
-            return _write(source, target, spares, design, named, options)
+            return _write(source, target, spares, design, named)
 
 
 def foresee_cut(
@@ -250,7 +247,27 @@ def foresee_cut(
         FormatError: the original can't be read.
     """
     with ByteSource(path) as source:
-        return _design(source, needed, options, containers).library.edits.size
+        return _design(source, Path(path), needed, options, containers).library.edits.size
+
+
+def gap_sizes(
+    path: str | os.PathLike[str],
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range] = (),
+) -> list[int]:
+    """Sizes in bytes of the gaps that ``cut_library`` would make.
+
+    Args:
+        path, needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        FormatError: the original can't be read.
+    """
+    with ByteSource(path) as source:
+        _, _, holes = _read_holes(source, needed, options, containers)
+    return [end - start for start, end in holes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +283,13 @@ class _Design:
 
 def _design(
     source: ByteSource,
+    target: Path,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range],
 ) -> _Design:
-    if (reason := why_no_stub()) is not None:
-        raise CannotCompactError(source.path, reason)
-    tables = read_tables(source)
-    dynamic = read_dynamic(source, tables)
-    _refuse(source, tables, dynamic)
-    holes = find_holes(source, tables, dynamic, needed, options, containers)
+    containers = union(containers)
+    tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not holes:
         raise CannotCompactError(
             source.path,
@@ -286,8 +300,8 @@ def _design(
     note = Note(
         original=bytes.fromhex(sha256),
         original_size=source.size,
-        holes=tuple(_hole_rows(tables, holes)),
-        name=options.name or os.path.basename(source.path),  # noqa: PTH119
+        holes=tuple(_hole_rows(tables, holes, containers)),
+        name=options.name or target.name,
         folders=options.folders,
         remedy=options.remedy,
     )
@@ -303,14 +317,28 @@ def _design(
             f"saves only {format_bytes(max(gain, 0))}, "
             f"the minimum is {format_bytes(options.min_gain)}",
         )
-    trailer = Trailer(note.pair, note.original, source.size, tuple(_kept(source, tables, pages)))
     return _Design(
         sha256=sha256,
-        holes=tuple(holes),
+        holes=holes,
         note=note,
         library=builder.build(),
-        spare=_spare_layout(source, trailer),
+        spare=_spare_layout(source, tables, pages, note),
     )
+
+
+def _read_holes(
+    source: ByteSource,
+    needed: Iterable[Range],
+    options: CutOptions,
+    containers: Iterable[Range],
+) -> tuple[ElfTables, dict[int, int], tuple[Range, ...]]:
+    """The tables of a library, its dynamic section, and what leaves it."""
+    if (reason := why_no_stub()) is not None:
+        raise CannotCompactError(source.path, reason)
+    tables = read_tables(source)
+    dynamic = read_dynamic(source, tables)
+    _refuse(source, tables, dynamic)
+    return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
 
 
 def _write(
@@ -319,7 +347,6 @@ def _write(
     spares: Path,
     design: _Design,
     named: Path,
-    options: CutOptions,
 ) -> Cut:
     """Write both files; ``named`` is the folder of spares that users know."""
     spare = spares / design.note.spare_name
@@ -330,7 +357,6 @@ def _write(
         new_library = stack.enter_context(new_file(target))
         write_layout(design.library, source, new_library.fd)
         os.fchmod(new_spare.fd, 0o644)
-        os.fchmod(new_library.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
         certificate = certify(
             source.path, new_library.path(), new_spare.path(), sha256=design.sha256
         )
@@ -338,7 +364,7 @@ def _write(
             raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
         with refusing(named, "written", ReconstructError):
             new_spare.publish(durable=True)
-        notes = copy_metadata(source.fileno(), new_library.fd) if options.takes_place else ()
+        notes = copy_metadata(source.fileno(), new_library.fd)
         size = os.fstat(new_library.fd).st_size
         new_library.publish(durable=True)
     return Cut(
@@ -386,7 +412,7 @@ def _needed_names(
     strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
     for row in dynamic_rows(source, tables):
         if row.d_tag == DT_NEEDED:
-            yield string_at(strings, row.d_val) or b""
+            yield strings[row.d_val :].partition(b"\0")[0]
 
 
 # ---- What goes ----
@@ -399,7 +425,7 @@ def find_holes(
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
-) -> list[Range]:
+) -> tuple[Range, ...]:
     """Ranges of whole pages that leave the library, by file offset, ascending.
 
     Args:
@@ -407,100 +433,78 @@ def find_holes(
         needed: ranges of file offsets that stay, except for dynamic strings.
         options, containers: see ``cut_library``.
     """
-    others = union(containers)
-    used = around(needed, PAGE_SIZE)
+    moved = union((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
+    used = around(minus(needed, moved), PAGE_SIZE)
+    containers = tuple(containers)
     free: list[Range] = []
     for load in tables.loads:
-        stays = used
+        is_data = bool(load.p_flags & PF_W)
+        may_go = union((*containers, *_removable(tables, dynamic, is_data=is_data)))
         # In data, the zeros behind the last byte (.bss) belong to it.
-        end = load.file_end - bool(load.p_flags & PF_W)
-        own: list[Range] = list(intersection([(load.p_offset, end)], others))
-        if not load.p_flags & PF_W:
-            own += _removable(tables, load, dynamic)
-        elif own:
-            stays = union((*used, *_written(source, tables, load)))
-        free += minus(within(union(own), PAGE_SIZE), stays)
+        own = list(intersection([(load.p_offset, load.file_end - is_data)], may_go))
+        stays = union((*used, *_written(source, tables, load))) if is_data and own else used
+        free += minus(within(own, PAGE_SIZE), stays)
     holes = sorted(hole for hole in free if hole[1] - hole[0] >= options.min_hole)
-    if holes:
-        moved = _old_tables(tables, dynamic, holes)
-        holes = sorted((*holes, *(s for s in moved if s[1] - s[0] >= options.min_hole)))
-    return list(largest_holes(tables, holes, options.max_loads, zeros=False))
+    # A table stays in the library, at its new place, so tables alone are no reason to cut.
+    if not list(minus(holes, moved)):
+        return ()
+    return largest_holes(tables, holes, options.max_loads, zeros=False)
 
 
 def _written(source: ByteSource, tables: ElfTables, load: ProgramHeader) -> tuple[Span, ...]:
     """The pages of a segment that ld.so writes to, before a page can come back."""
+    words = intersection(
+        relocated_words(source, tables), [(load.p_vaddr, load.p_vaddr + load.p_filesz)]
+    )
     shift = load.p_vaddr - load.p_offset
-    return around(
-        (
-            (start - shift, end - shift)
-            for start, end in relocated_words(source, tables)
-            if load.p_offset <= start - shift < load.file_end
-        ),
-        PAGE_SIZE,
-    )
+    return around(((start - shift, end - shift) for start, end in words), PAGE_SIZE)
 
 
-def _old_tables(
-    tables: ElfTables, dynamic: dict[int, int], holes: Sequence[Range]
-) -> Iterator[Range]:
-    """The whole pages outside of the holes of the tables that get a new place.
+def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> Iterator[Range]:
+    """Sections that may go, each with the padding behind it.
 
-    Tools that edit libraries, such as patchelf, put them into data that programs write to.
+    Of data, these are tables that get a new place: patchelf puts such tables there.
     """
-    for section in tables.sections:
-        if not _is_moved(section, dynamic):
-            continue
-        for load in tables.loads:
-            # As in find_holes.
-            last = min(section.file_end, load.file_end - bool(load.p_flags & PF_W))
-            for start, end in within([(section.sh_offset, last)], PAGE_SIZE):
-                if load.p_offset <= start:
-                    yield from minus([(start, end)], holes)
-
-
-def _removable(tables: ElfTables, load: ProgramHeader, dynamic: dict[int, int]) -> Iterator[Range]:
-    """Sections that may go; neighbours are joined over the padding between them."""
-    sections = sorted(
-        ((s, name) for s, name in zip(tables.sections, tables.names, strict=True) if s.loaded),
-        key=lambda pair: pair[0].sh_offset,
+    rows = sorted(
+        (s.sh_offset, s.file_end, _is_moved(s, dynamic) or (not is_data and _leaves(name)))
+        for s, name in zip(tables.sections, tables.names, strict=True)
+        if s.loaded
     )
-    inside = [
-        (section, name)
-        for section, name in sections
-        if load.p_offset <= section.sh_offset and section.file_end <= load.file_end
-    ]
-    for (section, name), (following, next_name) in zip(
-        inside, [*inside[1:], (None, b"")], strict=False
-    ):
-        if not _may_go(section, name, dynamic):
-            continue
-        end = section.file_end
-        if following is not None and _may_go(following, next_name, dynamic):
-            end = max(end, following.sh_offset)
-        yield section.sh_offset, end
+    ends = [start for start, _, _ in rows[1:]]
+    for (start, end, goes), following in itertools.zip_longest(rows, ends):
+        if goes:
+            yield start, following or end
 
 
-def _may_go(section: SectionHeader, name: bytes, dynamic: dict[int, int]) -> bool:
-    code = name == _CODE or name.startswith(_CODE + b".")
-    return code or name in _NAMES or _is_moved(section, dynamic)
+def _leaves(name: bytes) -> bool:
+    """Whether a section holds code, unwind tables or constants."""
+    return bool(_CODE.fullmatch(name) or _CONSTANTS.fullmatch(name)) or name in _NAMES
 
 
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
     """Whether nothing needs the old place of a section: its table gets a new one."""
-    return section.loaded and section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
+    return section.sh_addr in [dynamic.get(tag) for tag in _MOVED]
 
 
-def _hole_rows(tables: ElfTables, holes: Iterable[Range]) -> Iterator[Hole]:
+def _hole_rows(
+    tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
+) -> list[Hole]:
+    """What is mapped into the holes: GPU code and CPU code apart from constants."""
+    sections = zip(tables.sections, tables.names, strict=True)
+    own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
+    constants = around(minus(own, containers), PAGE_SIZE)
+    pieces = [(*span, True) for span in intersection(holes, constants)]
+    pieces += [(*span, False) for span in minus(holes, constants)]
     rows = []
-    for start, end in holes:
-        load = next(s for s in tables.loads if s.p_offset <= start and end <= s.file_end)
+    for start, end, is_constant in pieces:
+        load = next(s for s in tables.loads if s.p_offset <= start < s.file_end)
         shift = load.p_vaddr - load.p_offset
         # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
         protection = sum(
             bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
         )
-        rows.append(Hole(start + shift, end + shift, start, protection))
-    return iter(sorted(rows))
+        rows.append(Hole(start + shift, end + shift, start, protection, is_constant))
+    return sorted(rows)
 
 
 # ---- The new tables ----
@@ -519,7 +523,7 @@ def _place_addition(
     string_address = start + _word(len(note.pack()))
     relocations = string_address + _word(len(strings))
     rows, before, jump_slots = _relocations(source, tables, dynamic)
-    stub = _up(relocations + len(rows) + 2 * RELA.size)
+    stub = _up(relocations + len(rows))
     dynamic_address = stub + STUB_SIZE
     section = _dynamic_section(
         source,
@@ -543,7 +547,7 @@ def _place_addition(
         strings=string_address,
         string_bytes=strings,
         relocations=relocations,
-        relocation_bytes=rows[:before] + own + rows[before:],
+        relocation_bytes=rows[:before] + own + rows[before + len(own) :],
         jump_slots=jump_slots,
         stub=stub,
         dynamic=dynamic_address,
@@ -556,27 +560,27 @@ def _place_addition(
 def _relocations(
     source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
 ) -> tuple[bytes, int, int]:
-    """All relocations in one piece; the place for ours; that of the jump slots, ours counted.
+    """All relocations in one piece, with room for ours; its place; that of the jump slots.
 
     Ours come before all others that call functions, since those may lie in gaps. glibc before 2.23
     takes jump slots that lie directly behind the others for a part of them, so all stay together.
     """
-    rows = jumps = b""
+    rows, room = b"", bytes(2 * RELA.size)
     if DT_RELA in dynamic:
         rows = read_at(source, tables, dynamic[DT_RELA], dynamic.get(DT_RELASZ, 0))
     before = dynamic.get(DT_RELACOUNT, 0) * RELA.size
-    inside = dynamic.get(DT_JMPREL, 0) - dynamic.get(DT_RELA, 0)
-    if DT_RELA in dynamic and 0 <= inside < len(rows):
-        return rows, before, inside + (2 * RELA.size if inside >= before else 0)
-    if DT_JMPREL in dynamic:
-        jumps = read_at(source, tables, dynamic[DT_JMPREL], dynamic.get(DT_PLTRELSZ, 0))
-    return rows + jumps, before, len(rows) + 2 * RELA.size
+    jump_slots = dynamic.get(DT_JMPREL, 0) - dynamic.get(DT_RELA, 0)
+    if jump_slots not in range(len(rows)):
+        jump_slots = len(rows)
+        if DT_JMPREL in dynamic:
+            rows += read_at(source, tables, dynamic[DT_JMPREL], dynamic.get(DT_PLTRELSZ, 0))
+    return rows[:before] + room + rows[before:], before, jump_slots + len(room)
 
 
 def _dynamic_section(source: ByteSource, tables: ElfTables, changed: dict[int, int]) -> bytes:
     rows = [row for row in dynamic_rows(source, tables) if row.d_tag not in changed]
     rows += [DynamicEntry(*row) for row in changed.items()]
-    return b"".join(DYN.pack(row) for row in (*rows, DynamicEntry(DT_NULL, 0)))
+    return b"".join(DYN.pack(row) for row in rows) + bytes(DYN.size)
 
 
 def _append_tables(
@@ -593,17 +597,17 @@ def _append_tables(
     others = list(moved_segments(tables, holes, pages, zeros=False))
     dynamic = read_dynamic(source, tables)
     symbols = dynamic[DT_SYMTAB]
-    around = next(
+    load = next(
         s for s in others if s.p_type == PT_LOAD and s.p_vaddr <= symbols < s.p_vaddr + s.p_filesz
     )
-    first = around.p_vaddr - around.p_vaddr % PAGE_SIZE
+    first = load.p_vaddr - load.p_vaddr % PAGE_SIZE
     stub = stub_for(
         StubParameters(
             own=addition.stub,
             note=addition.note,
             symbols=symbols,
             symbols_start=first,
-            symbols_size=_up(around.p_vaddr + around.p_filesz) - first,
+            symbols_size=_up(load.p_vaddr + load.p_filesz) - first,
             headers=addition.headers,
             header_count=len(others) + 4,
             messages=addition.messages,
@@ -623,7 +627,7 @@ def _append_tables(
             p_type=PT_DYNAMIC,
             p_filesz=len(addition.dynamic_bytes),
             p_memsz=len(addition.dynamic_bytes),
-            p_align=8,
+            p_align=segment.p_align,
         )
         if segment.p_type == PT_DYNAMIC
         else segment
@@ -666,36 +670,29 @@ def _append_tables(
 # ---- The spare ----
 
 
-def _kept(source: ByteSource, tables: ElfTables, pages: PageMap) -> Iterator[MovedSpan]:
-    """The bytes of the original that the library has unchanged.
+def _spare_layout(source: ByteSource, tables: ElfTables, pages: PageMap, note: Note) -> FileLayout:
+    """The bytes of the original that the library has not unchanged, and the trailer.
 
-    These are all of its pages but the first, and of that the program headers. A loader that takes
-    the spare for a library finds none, and refuses it. Profilers find the build id there.
+    Unchanged are all of its pages but the first, and of that the program headers. A loader that
+    takes the spare for a library finds none, and refuses it. Profilers find the build id there.
     """
     headers = tables.header.e_phoff
-    end_of_headers = headers + PHDR.size * len(tables.segments)
-    for (start, end), place in zip(pages.kept, pages.places, strict=True):
-        end = min(end, source.size)
-        if start == 0 and EHDR.size <= headers < end_of_headers <= PAGE_SIZE:
-            yield MovedSpan(headers, end_of_headers, place + headers)
-        skipped = PAGE_SIZE if start == 0 else 0
-        if start + skipped < end:
-            yield MovedSpan(start + skipped, end, place + skipped)
-
-
-def _spare_layout(source: ByteSource, trailer: Trailer) -> FileLayout:
-    copies, position = [], 0
-    for kept in (*trailer.kept, MovedSpan(source.size, source.size, 0)):
-        if position < kept.start:
-            copies.append(MovedSpan(position, kept.start, position))
-        position = kept.end
-    data = trailer.pack()
+    unchanged = union(
+        [(headers, headers + PHDR.size * len(tables.segments)), (PAGE_SIZE, source.size)]
+    )
+    kept = tuple(intersection(pages.kept, unchanged))
+    moved = tuple(MovedSpan(*span, pages.offset_of(span.start)) for span in kept)
+    own = minus([(0, source.size)], kept)
+    data = Trailer(note.pair, note.original, source.size, moved).pack()
     start = trailer_offset(source.size)
-    return FileLayout(tuple(copies), Edits.of(start + len(data), [Patch(start, data)]))
+    return FileLayout(
+        tuple(MovedSpan(*span, span.start) for span in own),
+        Edits.of(start + len(data), [Patch(start, data)]),
+    )
 
 
 def _word(value: int) -> int:
-    return -(-value // 16) * 16
+    return round_up(value, 16)
 
 
 def _up(value: int) -> int:

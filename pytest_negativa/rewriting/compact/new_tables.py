@@ -100,12 +100,10 @@ def append_headers(
         )
         new.segments = (*segments, load)
     phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), pages.page_size)
-    shoff = names_index = 0
-    if tables.sections:
-        names_index = _add_sections(
-            builder, new, source, tables, pages, strip=strip, moved=moved or {}, spare=spare
-        )
-        shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
+    names_index = _add_sections(
+        builder, new, source, tables, pages, strip=strip, moved=moved or {}, spare=spare
+    )
+    shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
     header = tables.header._replace(
         e_phoff=phoff,
         e_shoff=shoff,

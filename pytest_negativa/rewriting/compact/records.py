@@ -31,9 +31,8 @@ class CompactOptions:
         strip: drop symbol table and debug information.
         page_size: bytes; whole pages are taken out of the file. None means the largest page of a
             kernel for the library's machine.
-        max_headers: program headers of the result. ld.so keeps about 150 bytes for each on the
-            stack of the thread that calls dlopen. 1,000 of them fit 128 KiB, not 64 KiB. At most
-            8,000.
+        max_headers: program headers of the result, at most 8,000. ld.so keeps about 150 bytes for
+            each on the stack of the thread that calls dlopen: 1,000 fit 128 KiB, not 64 KiB.
         min_gain: bytes; a library that would shrink by less is left as it is.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
-from pytest_negativa.gpucode.elf_tables import PF_R, PF_W
+from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import Range, covers, size
+from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import (
@@ -28,7 +30,8 @@ from pytest_negativa.rewriting.compact.rebuild import (
 )
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
-from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, needs_stub
+from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
+from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, logged, needs_stub
 
 pytestmark = needs_stub
 
@@ -58,6 +61,9 @@ def damage(path: Path, offset: int) -> None:
 def test_most_of_a_library_goes_and_comes_back_by_undo(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     assert cut.size_after < cut.size_before / 5
     assert cut.spare.stat().st_blocks * 512 < cut.size_before * 1.1
+    assert stat.S_IMODE(cut.spare.stat().st_mode) == 0o644
+    was, now = kit.library.stat(), cut.library.stat()
+    assert (now.st_mode, now.st_mtime_ns) == (was.st_mode, was.st_mtime_ns)
     rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == kit.library.read_bytes()
 
@@ -66,7 +72,9 @@ def test_the_same_input_makes_the_same_files(kit: Kit, tmp_path: Path) -> None:
     one, other = kit.cut(tmp_path / "one"), kit.cut(tmp_path / "other")
     assert one.library.read_bytes() == other.library.read_bytes()
     assert one.spare.read_bytes() == other.spare.read_bytes()
-    assert one.spare.name == other.spare.name
+    assert one.spare.name == other.spare.name and one.spare.name.startswith("libpages.so.")
+    named = kit.cut(tmp_path / "named", options=replace(OPTIONS, name="lib.so"))
+    assert named.spare.name.startswith("lib.so.")
 
 
 def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
@@ -123,8 +131,9 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
 
 def test_small_holes_stay_in_the_file(kit: Kit, tmp_path: Path) -> None:
     needed = [(page * 4096, page * 4096 + 1) for page in range(0, 400, 3)]
+    assert len(kit.cut(tmp_path / "all", needed, CutOptions(min_hole=8192)).gaps) > 60
     with pytest.raises(CannotCompactError, match="nothing to remove"):
-        kit.cut(tmp_path, needed, CutOptions(min_hole=16 << 10))
+        kit.cut(tmp_path, needed, CutOptions(min_hole=8193))
     few = kit.cut(tmp_path / "few", needed[::2], CutOptions(min_hole=4096, max_loads=12))
     many = kit.cut(tmp_path / "many", needed[::2], CutOptions(min_hole=4096))
     assert len(many.gaps) > 30 and size(few.gaps) < size(many.gaps)
@@ -253,6 +262,7 @@ def test_its_code_may_run_before_its_constructors(
         ("int main(void) { return 1; }", ("-static",), "a shared library"),
         ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-lmusl"), "needs libc.musl-x86"),
         ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-lbionic"), "needs libc.so, and"),
+        ("int use(void) { return 1; }", ("-Wl,--no-as-needed", "-luclibc"), "needs libc.so.0, and"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(
@@ -260,7 +270,11 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     path = tmp_path / "library.so"
     (tmp_path / "library.c").write_text(source)
-    for name, soname in ("libmusl.so", "libc.musl-x86_64.so.1"), ("libbionic.so", "libc.so"):
+    for name, soname in (
+        ("libmusl.so", "libc.musl-x86_64.so.1"),
+        ("libbionic.so", "libc.so"),
+        ("libuclibc.so", "libc.so.0"),
+    ):
         words = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-x", "c", "/dev/null"]
         subprocess.run([*words, "-o", tmp_path / name], check=True)
     shared = () if any("pie" in flag or "static" in flag for flag in flags) else ("-shared",)
@@ -332,9 +346,10 @@ def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -
     assert os.listdir(tmp_path) == ["libpages.so"]
 
 
-def test_constants_stay(tmp_path: Path) -> None:
-    """A system call that gets the address of a missing constant would fail."""
-    source = tmp_path / "library.c"
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_the_kernel_reads_constants_that_left(tmp_path: Path, is_logged: bool) -> None:
+    """A log of staging makes code alone inaccessible: a system call would fail."""
+    source, original, logs = (tmp_path / name for name in ("library.c", "library.so", "logs"))
     source.write_text(
         "#include <fcntl.h>\n"
         'static const char names[64][4096] = {[0 ... 63] = "/dev/null"};\n'
@@ -342,13 +357,19 @@ def test_constants_stay(tmp_path: Path) -> None:
         " return i + 1; return 0; }\n"
         '__asm__(".balign 4096\\n.skip 65536, 0x90\\n");\n'
     )
-    original = tmp_path / "library.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", original, source], check=True)
+    names = original.read_bytes().index(b"/dev/null\0")
     cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS)
-    assert 65536 <= size(cut.gaps) < 65536 + 3 * 4096
+    constants = names, names + (64 << 12)
+    assert size(intersection([constants], cut.gaps)) >= 63 << 12
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).open_all())"
     command = [sys.executable, "-I", "-c", script, str(cut.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+    environ = {**os.environ, **(logged(logs) if is_logged else {})}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    if is_logged:
+        [misses] = read_misses([logs])
+        assert misses.pages and not list(intersection([constants], misses.ranges()))
 
 
 def test_code_in_sections_of_its_own_goes_with_the_padding(tmp_path: Path) -> None:
@@ -385,7 +406,7 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         ("-Wl,-z,max-page-size=2097152",),
         ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
-        ("-Wl,--section-start=.dynsym=0x800000",),
+        ("-Wl,--section-start=.dynsym=0x800040",),
     ],
     ids=" ".join,
 )
@@ -393,6 +414,39 @@ def test_other_layouts(kit: Kit, tmp_path: Path, flags: tuple[str, ...]) -> None
     other = Kit(compile_library(tmp_path, *flags), kit.program, kit.pages)
     cut = other.cut(tmp_path / "cut")
     check(other, cut)
+    assert kit.run("plain", cut.library).stdout == kit.output
+
+
+@pytest.mark.parametrize("what", ["sections", "segments"])
+def test_the_order_of_headers_and_in_the_file_means_nothing(
+    kit: Kit, tmp_path: Path, what: str
+) -> None:
+    data = kit.library.read_bytes()
+    tables = view(data)
+    if what == "sections":
+        with kit.library.open("rb") as file:
+            elf = ELFFile(file)
+            pair = [elf.get_section_index(name) or 0 for name in (".fini", ".eh_frame")]
+        for place, number in zip(pair, reversed(pair), strict=True):
+            row = tables.sections[number]
+            data = put(data, tables.shoff + place * SHDR.size, SHDR.pack(*row))
+    else:  # code behind all others
+        data = data.ljust(-(-len(data) // 4096) * 4096, b"\0")
+        [code] = [s for s in tables.segments if s[0] == PT_LOAD and s[1] & PF_X]
+        start, end, shift = code[2], code[2] + code[5], len(data) - code[2]
+        data += data[start:end]
+        for number, row in enumerate(tables.segments):
+            if row == code:
+                moved = PHDR.pack(*row[:2], start + shift, *row[3:])
+                data = put(data, tables.phoff + number * PHDR.size, moved)
+        for number, row in enumerate(tables.sections):
+            if start <= row[4] < end:
+                moved = SHDR.pack(*row[:4], row[4] + shift, *row[5:])
+                data = put(data, tables.shoff + number * SHDR.size, moved)
+    other = Kit(tmp_path / "libpages.so", kit.program, kit.pages)
+    other.library.write_bytes(data)
+    cut = other.cut(tmp_path / "cut")
+    assert size(cut.gaps) == size(kit.cut(tmp_path / "kit").gaps)
     assert kit.run("plain", cut.library).stdout == kit.output
 
 
@@ -459,14 +513,14 @@ def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path) -> None:
 
 
 def test_pages_that_the_loader_writes_to_stay(tmp_path: Path) -> None:
-    """Two of its 64 pages hold a pointer that ld.so writes; the others may come back."""
+    """Two of its 64 pages hold a pointer that ld.so writes, one is needed, the others may go."""
     original, (start, end) = compile_data(tmp_path, "pointers")
-    done = cut_library(
-        original, tmp_path / "cut.so", tmp_path, [(0, 0x1000)], OPTIONS, [(start, end)]
-    )
-    for pointer in (start, start + (end - start) // 2):
-        assert not covers(done.gaps, pointer, pointer + 8)
-    assert end - start - size(done.gaps) < 5 * 4096
+    middle, needed = start + (end - start) // 2, [(end - 0x3000, end - 0x2FFF), (0, 0x1000)]
+    halves = [(middle, end), (start, middle)]
+    done = cut_library(original, tmp_path / "cut.so", tmp_path, needed, OPTIONS, halves)
+    for kept in (start, middle, end - 0x3000):
+        assert not covers(done.gaps, kept, kept + 8)
+    assert end - start - size(done.gaps) < 6 * 4096
 
 
 def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from tests.support.compacting import (
     needs_compiler,
     plan_of,
     read,
-    run_loaded,
 )
 from tests.support.libraries import BIN
 from tests.support.slimmed import dropped, refusal
@@ -100,14 +99,14 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "object file": (lambda d: patched(d, 16, "H", 1), "ELF type 1"),
     "fixed address": (lambda d: patched(d, 16, "H", 2), "ELF type 2"),
     "core": (lambda d: patched(d, 16, "H", 4), "ELF type 4"),
-    "text": (lambda d: b"#!/bin/sh\n" * 100, "not an ELF file"),
-    "empty": (lambda d: b"", "not an ELF file"),
+    "text": (lambda d: b"#!/bin/sh\n" * 100, "no library or program"),
+    "empty": (lambda d: b"", "is empty"),
     "phentsize": (lambda d: patched(d, 54, "H", 64), "e_phentsize 64"),
     "shentsize": (lambda d: patched(d, 58, "H", 40), "e_shentsize 40"),
     "phnum": (lambda d: patched(d, 56, "H", 0xFFFF), "more than 65,534"),
-    "shnum": (lambda d: patched(d, 60, "H", 0xFEFF), "e_shnum 65279"),
-    "shnum extended": (lambda d: patched(d, 60, "H", 0), "with e_shnum 0"),
-    "shstrndx": (lambda d: patched(d, 62, "H", 0xFFF0), "e_shstrndx 65520"),
+    "shnum": (lambda d: patched(d, 60, "H", 0xFEFF), "past the end of the file"),
+    "shnum extended": (lambda d: patched(d, 60, "H", 0), "has no section headers"),
+    "shstrndx": (lambda d: patched(d, 62, "H", 0xFFF0), "e_shstrndx 65520 do not fit"),
     "names": (lambda d: patched(d, 62, "H", 0), "holds no section names"),
     "interpreter": (lambda d: patched(d, header(d, 4), "I", 3), "PT_INTERP"),
     "unknown segment": (
@@ -223,17 +222,8 @@ def test_without_section_headers(tmp_path: Path) -> None:
     data = patched(path.read_bytes(), 40, "Q", 0)
     data = patched(data, 60, "HH", 0, 0)
     path.write_bytes(data)
-    target = tmp_path / "small.so"
-    options = CompactOptions(min_gain=-(1 << 30))
-    # What is never loaded has no name then.
-    result = refusal(path, target, options=options)
-    assert "in no section or segment and end the file" in result.reason
-    # As sstrip cuts it.
-    path.write_bytes(data[: max(row[OFFSET] + row[FILE_SIZE] for row in image(path).loads)])
-    compact_library(path, target, options=options)
-    before, after = image(path), image(target)
-    assert after.memory[64:] == before.memory[64:]
-    assert run_loaded(target, before, tmp_path / "dump")["catches 1"] == 21
+    result = refusal(path, tmp_path / "small.so", options=ALWAYS)
+    assert "has no section headers" in result.reason
 
 
 def test_sections_that_others_name_stay(library: bytes, tmp_path: Path) -> None:
