@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,6 +31,7 @@ from pytest_negativa.slimming.spares import find_spare
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Note
 
+_place = partial(MissedCode, pages=0, misses=0)
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
@@ -134,16 +134,6 @@ def _add_code(top: int, task: tuple[MissedLibrary, Misses, Sequence[Path]]) -> M
     return replace(row, path=None if path is None else str(path), code=code, unknown=unknown)
 
 
-class _Place(NamedTuple):
-    """What lies at an offset of the original: a ``MissedCode`` without its counts."""
-
-    kind: CodeKind
-    offset: int | None
-    name: str | None = None
-    arch: str | None = None
-    region: int | None = None
-
-
 def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode, ...]:
     """What the processes touched first on each page.
 
@@ -153,26 +143,15 @@ def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode
     elf = read_host_elf(source, with_segments=True)
     headers = map_library(source, elf, Scope(headers_only=True))
     finder = _Finder(source, elf, headers)
-    pages: Counter[_Place] = Counter()
-    counts: Counter[_Place] = Counter()
+    pages: Counter[MissedCode] = Counter()
+    counts: Counter[MissedCode] = Counter()
     for miss in misses.pages.values():
         if miss.times:
             place = finder.find(miss.first)
             pages[place] += 1
             counts[place] += miss.times
     code = sorted(
-        (
-            MissedCode(
-                kind=place.kind,
-                offset=place.offset,
-                name=place.name,
-                arch=place.arch,
-                region=place.region,
-                pages=pages[place],
-                misses=count,
-            )
-            for place, count in counts.items()
-        ),
+        (replace(place, pages=pages[place], misses=count) for place, count in counts.items()),
         key=lambda one: (-one.misses, one.kind.value, one.offset or 0),
     )
     shown = code[: top or None]
@@ -192,7 +171,7 @@ def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode
 
 
 class _Finder:
-    """Tells what lies at an offset of an original."""
+    """Tells what lies at an offset of an original, without its counts."""
 
     def __init__(self, source: ByteSource, elf: HostElf, library_map: LibraryMap) -> None:
         self._sections = elf.sections
@@ -200,27 +179,29 @@ class _Finder:
         self._blocks = sorted(library_map.iter_code(), key=lambda block: block.start)
         self._regions = sorted(region.span for region in library_map.iter_regions())
 
-    def find(self, offset: int) -> _Place:
+    def find(self, offset: int) -> MissedCode:
         at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.start) - 1
         if at >= 0 and offset < self._blocks[at].end:
             block = self._blocks[at]
             region = None if block.region is None else block.anchor
-            return _Place(CodeKind.GPU_CODE, block.start, None, str(block.arch), region)
+            return _place(
+                kind=CodeKind.GPU_CODE, offset=block.start, arch=str(block.arch), region=region
+            )
         at = bisect.bisect_right(self._regions, offset, key=lambda span: span.start) - 1
         if at >= 0 and offset < self._regions[at].end:
-            return _Place(CodeKind.GPU_HEADERS, self._regions[at].start)
+            return _place(kind=CodeKind.GPU_HEADERS, offset=self._regions[at].start)
         for section in self._sections:
             if section.offset <= offset < section.offset + section.size:
                 return self._in_section(section, offset)
-        return _Place(CodeKind.OTHER, None)
+        return _place(kind=CodeKind.OTHER, offset=None)
 
-    def _in_section(self, section: HostSection, offset: int) -> _Place:
+    def _in_section(self, section: HostSection, offset: int) -> MissedCode:
         if section.name in _UNWIND_TABLES:
-            return _Place(CodeKind.UNWIND_TABLES, section.offset, section.name)
+            return _place(kind=CodeKind.UNWIND_TABLES, offset=section.offset, name=section.name)
         if not section.executable:
-            return _Place(CodeKind.OTHER, section.offset, section.name)
+            return _place(kind=CodeKind.OTHER, offset=section.offset, name=section.name)
         shift = section.vaddr - section.offset
         function = self._functions.find(offset + shift)
         if function is None:
-            return _Place(CodeKind.FUNCTION, None)
-        return _Place(CodeKind.FUNCTION, function.address - shift, function.name)
+            return _place(kind=CodeKind.FUNCTION, offset=None)
+        return _place(kind=CodeKind.FUNCTION, offset=function.address - shift, name=function.name)

@@ -84,10 +84,6 @@ class OriginalSource(ByteSource):
     def __init__(self, library: ByteSource, spare: ByteSource, note: Note) -> None:
         self._library, self._spare = library, spare
         self._kept = read_trailer(spare, note).kept
-        for before, after in itertools.pairwise(self._kept):
-            if before.end > after.start:
-                problem = "its trailer is damaged: kept ranges overlap"
-                raise FormatError(spare.path, before.end, problem)
         self.path, self.size = library.path, note.original_size
         self.mtime_ns, self.stamp = library.mtime_ns, library.stamp
 
