@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.code_files import widen_files
-from pytest_negativa.analysis.misses import open_original
+from pytest_negativa.analysis.misses import libraries_in, open_original
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
@@ -60,7 +60,8 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
         NegativaError: the original of a library is not there, or does not fit the lock.
     """
     missed = {misses.original.hex(): misses for misses in logs if misses.pages}
-    rows = [_widen(row, missed[row.sha256], places) if row.sha256 in missed else row
+    libraries = libraries_in(places)
+    rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
             for row in lock.libraries]  # fmt: skip
     locked = {row.sha256 for row in lock.libraries}
     return Widened(
@@ -166,8 +167,14 @@ def _scope_of(locked: LockedLibrary) -> Scope:
     return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
 
 
-def _widen(locked: LockedLibrary, misses: Misses, places: Sequence[Path]) -> LockedLibrary:
-    with open_original(misses, places) as (path, source):
+def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> LockedLibrary:
+    with open_original(misses, libraries) as (path, source):
+        # A wrong header would hide code that came back.
+        if source.sha256() != locked.sha256:
+            raise ReconstructError(
+                f"{path}: with its spare it does not give the original back: one of the two is "
+                "damaged; see negativa slim check"
+            )
         library_map = map_library(source, read_host_elf(source), _scope_of(locked))
     library = replace(library_map.library, path=str(path), sha256=locked.sha256)
     library_map = replace(library_map, library=library)

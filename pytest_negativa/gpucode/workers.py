@@ -115,7 +115,7 @@ class LocalProcesses:
         context.set_forkserver_preload(["pytest_negativa.gpucode.mapping"])
         others = set(multiprocessing.active_children())
         pool = concurrent.futures.ProcessPoolExecutor(
-            self.count(tasks), mp_context=context, initializer=_begin_worker
+            max(1, self.count(tasks)), mp_context=context, initializer=_begin_worker
         )
         try:
             yield pool

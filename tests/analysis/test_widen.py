@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usa
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SparePolicy, find_spare
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
@@ -87,6 +87,16 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     )
     assert new.detail == "it came back 1 time"
     assert row.unused_bytes == before.unused_bytes - block.payload.size
+
+    # A damaged spare could hide code.
+    spare = find_spare(site.one)
+    sound = spare.read_bytes()
+    inside = block.payload.start + 8192
+    spare.write_bytes(sound[:inside] + b"\xff" * 8 + sound[inside + 8 :])
+    failed = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert failed.exit_code == 1
+    assert "with its spare it does not give the original back" in failed.stderr
+    spare.write_bytes(sound)
 
     slim(site, widened, tmp_path / "spares")
     for log in logs.iterdir():

@@ -77,6 +77,10 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert rows == [(second.payload.start, 3, "sm_90"), (first.payload.start, 1, "sm_90")]
     assert library["code"][0]["region"] == second.anchor
 
+    # Names are read for what is shown.
+    top = project.negativa(*command, "--top", "1").stdout
+    assert f"sm_90 code at {second.payload.start:#x}: " in top and "1 more" in top
+
     done = project.negativa(*command)
     assert done.stderr.endswith(f"Next: negativa slim check {cut.library.parent}\n")
     project.write("negativa.lock", "")
