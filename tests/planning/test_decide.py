@@ -85,6 +85,13 @@ def test_one_region_used(multiarch: LibraryMap) -> None:
     assert names[0] not in found.unused_kernels
 
 
+def test_all_kernels_of_an_image_without_a_look_up_are_used(multiarch: LibraryMap) -> None:
+    region = regions(multiarch)[1]
+    used = library_usage(multiarch, {region.span.start: []})
+    found = plan(multiarch, usage_of(used)).used_kernels
+    assert {kernel.name for kernel in found} == set(kernels_for(multiarch, region)) != set()
+
+
 def test_the_order_of_the_map_makes_no_difference() -> None:
     library_map = read("librdc_linked.so")
     starts = [region.span.start for region in regions(library_map)]
@@ -316,6 +323,10 @@ def test_frame_is_found_by_the_hash_of_its_content() -> None:
         )
         for f in frames
     }
+    # The driver reads what it loads, so others on the same pages are not touched.
+    [library] = usage.libraries
+    read_by_driver = replace(library, touched=around([used.span], PAGE_SIZE))
+    assert plan(library_map, replace(usage, libraries=(read_by_driver,))) == found
     assert len(fitting) == 2
     # Nothing tells which frame has the same code for another device.
     policy = KeepPolicy(devices=(ComputeCapability(8, 0),))

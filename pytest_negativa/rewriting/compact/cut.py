@@ -165,7 +165,7 @@ class Cut:
     original_sha256: str
     gaps: tuple[Range, ...]
     certificate: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def gap_sizes(
         FormatError: the original can't be read.
     """
     with ByteSource(path) as source:
-        _, _, holes = _read_holes(source, needed, options, containers)
+        _, _, holes = _read_holes(source, needed, options, tuple(containers))
     return [end - start for start, end in holes]
 
 
@@ -330,7 +330,7 @@ def _read_holes(
     source: ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
-    containers: Iterable[Range],
+    containers: Sequence[Range],
 ) -> tuple[ElfTables, dict[int, int], tuple[Range, ...]]:
     """The tables of a library, its dynamic section, and what leaves it."""
     if (reason := why_no_stub()) is not None:
@@ -424,7 +424,7 @@ def find_holes(
     dynamic: dict[int, int],
     needed: Iterable[Range],
     options: CutOptions,
-    containers: Iterable[Range] = (),
+    containers: Sequence[Range],
 ) -> tuple[Range, ...]:
     """Ranges of whole pages that leave the library, by file offset, ascending.
 
@@ -435,7 +435,6 @@ def find_holes(
     """
     moved = union((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
     used = around(minus(needed, moved), PAGE_SIZE)
-    containers = tuple(containers)
     free: list[Range] = []
     for load in tables.loads:
         is_data = bool(load.p_flags & PF_W)

@@ -203,6 +203,9 @@ def test_no_segment_turns_into_a_second_dynamic_section(sound: list[Sound], tmp_
         library = put(case.pair.library, at, PHDR.pack(*changed))
         done = case.ask(Pair(library, case.pair.spare), tmp_path)
         assert f"of type {row[0]:#x} is another one" in done.stderr, row
+    at = tables.phoff + tables.segments.index(dynamic) * PHDR.size
+    library = put(case.pair.library, at, PHDR.pack(*dynamic[:7], 4096))
+    assert "of type 0x2 is another" in case.ask(Pair(library, case.pair.spare), tmp_path).stderr
     without = put(case.pair.library, dynamic[2] + dynamic[5] - DYN.size, DYN.pack(1, 1))
     assert "has no end" in case.ask(Pair(without, case.pair.spare), tmp_path).stderr
 

@@ -23,7 +23,11 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
-from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
+from pytest_negativa.rewriting.compact.rebuild import (
+    OriginalSource,
+    read_note,
+    rebuild_original,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
 from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
@@ -127,7 +131,10 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
 
 def test_small_holes_stay_in_the_file(kit: Kit, tmp_path: Path) -> None:
     needed = [(page * 4096, page * 4096 + 1) for page in range(0, 400, 3)]
-    assert len(kit.cut(tmp_path / "all", needed, CutOptions(min_hole=8192)).gaps) > 60
+    every = kit.cut(tmp_path / "all", needed, CutOptions(min_hole=8192))
+    assert len(every.gaps) > 60
+    # A third of its pages stay, so the spare has holes there.
+    assert every.spare.stat().st_blocks * 512 < every.size_before - 60 * 4096
     with pytest.raises(CannotCompactError, match="nothing to remove"):
         kit.cut(tmp_path, needed, CutOptions(min_hole=8193))
     few = kit.cut(tmp_path / "few", needed[::2], CutOptions(min_hole=4096, max_loads=12))
@@ -160,6 +167,25 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
     with pytest.raises(ReconstructError, match="one of the two is damaged"):
         rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == before
+
+
+def test_the_original_is_read_from_both(cut: Cut, kit: Kit) -> None:
+    whole = kit.library.read_bytes()
+    with ByteSource(cut.library) as library, ByteSource(cut.spare) as spare:
+        note = read_note(library)
+        assert note is not None
+        original = OriginalSource(library, spare, note)
+        # Around each edge of what stays and of what went.
+        edges = {hole.offset + shift for hole in note.holes for shift in (-1, 0, 1, 4096)}
+        for start in (0, *edges):
+            for length in (0, 1, 2, 4096, 4097, 70_000):
+                end = min(start + length, len(whole))
+                assert original.read(start, end - start) == whole[start:end]
+        assert original.read(0, original.size) == whole
+        assert original.sha256() == cut.original_sha256
+        assert original.is_unchanged()
+        with pytest.raises(FormatError, match="the file ends at"):
+            original.read(len(whole) - 1, 2)
 
 
 def test_a_spare_of_another_cut_gives_nothing_back(kit: Kit, cut: Cut, tmp_path: Path) -> None:
@@ -248,7 +274,7 @@ def test_what_cannot_be_cut_is_refused(
     path = tmp_path / "library.so"
     (tmp_path / "library.c").write_text(source)
     for name, soname in (
-        ("libmusl.so", "libc.musl-x86_64.so.1"),
+        ("libmusl.so", os.fsdecode(b"libc.musl-x86_\xff.so.1")),
         ("libbionic.so", "libc.so"),
         ("libuclibc.so", "libc.so.0"),
     ):
@@ -299,6 +325,14 @@ def test_another_machine_is_refused(kit: Kit, tmp_path: Path) -> None:
     other.write_bytes(head)
     with pytest.raises(CannotCompactError, match="another machine than x86-64"):
         cut_library(other, other, tmp_path, [], OPTIONS)
+
+
+def test_nothing_is_cut_without_the_code_that_maps_spares(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_negativa.spare.note._STUB", tmp_path / "none")
+    with pytest.raises(CannotCompactError, match="needs a C compiler"):
+        kit.cut(tmp_path)
 
 
 def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Path) -> None:
@@ -384,6 +418,8 @@ def test_appended_data_is_refused(kit: Kit, tmp_path: Path) -> None:
         ("-Wl,-z,now", "-Wl,-z,pack-relative-relocs"),
         ("-nostartfiles",),
         ("-Wl,--section-start=.dynsym=0x800040",),
+        ("-Wl,--section-start=.rela.plt=0x800000",),
+        ("-Wl,--section-start=.text=0x800000",),
     ],
     ids=" ".join,
 )
@@ -402,12 +438,12 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
     tables = view(data)
     if what == "sections":
         with kit.library.open("rb") as file:
-            elf = ELFFile(file)
-            pair = [elf.get_section_index(name) or 0 for name in (".fini", ".eh_frame")]
+            names = [section.name for section in ELFFile(file).iter_sections()]
+        pair = [names.index(name) for name in (".fini", ".eh_frame")]
         for place, number in zip(pair, reversed(pair), strict=True):
             row = tables.sections[number]
             data = put(data, tables.shoff + place * SHDR.size, SHDR.pack(*row))
-    else:  # code behind all others
+    else:  # code behind all others, and program headers behind it
         data = data.ljust(-(-len(data) // 4096) * 4096, b"\0")
         [code] = [s for s in tables.segments if s[0] == PT_LOAD and s[1] & PF_X]
         start, end, shift = code[2], code[2] + code[5], len(data) - code[2]
@@ -420,11 +456,25 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
             if start <= row[4] < end:
                 moved = SHDR.pack(*row[:4], row[4] + shift, *row[5:])
                 data = put(data, tables.shoff + number * SHDR.size, moved)
+        headers = data[tables.phoff : tables.phoff + len(tables.segments) * PHDR.size]
+        data = put(data, 32, len(data).to_bytes(8, "little")) + headers
     other = Kit(tmp_path / "libpages.so", kit.program, kit.pages)
     other.library.write_bytes(data)
     cut = other.cut(tmp_path / "cut")
     assert size(cut.gaps) == size(kit.cut(tmp_path / "kit").gaps)
     assert kit.run("plain", cut.library).stdout == kit.output
+
+
+def test_code_that_the_program_may_write_to_stays(kit: Kit, tmp_path: Path) -> None:
+    data = kit.library.read_bytes()
+    tables = view(data)
+    [code] = [s for s in tables.segments if s[0] == PT_LOAD and s[1] & PF_X]
+    at = tables.phoff + tables.segments.index(code) * PHDR.size
+    data = put(data, at, PHDR.pack(PT_LOAD, code[1] | PF_W, *code[2:]))
+    (tmp_path / "libpages.so").write_bytes(data)
+    needed = [(0, code[2]), (code[2] + code[5], len(data))]
+    with pytest.raises(CannotCompactError, match="nothing to remove"):
+        cut_library(tmp_path / "libpages.so", tmp_path / "cut.so", tmp_path, needed, OPTIONS)
 
 
 def test_a_dynamic_section_that_fills_its_page(kit: Kit, cut: Cut, tmp_path: Path) -> None:
