@@ -88,16 +88,20 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     Such a trace starts the process again, and that imports all plugins again. pytest calls this
     hook as soon as it has imported this plugin, so it imports those that come later once.
     """
-    add_pytest_options(parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)"))
+    group = parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)")
     config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
     # pytest.main(plugins=...) registers plugins before pytest has read its configuration.
-    if config is None or not hasattr(config, "rootpath") or OWN_VARIABLES & os.environ.keys():
+    if config is None or not hasattr(config, "rootpath"):
+        add_pytest_options(group)
+        return
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    words = [*config.getini("addopts"), *added, *_typed(config)]
+    add_pytest_options(group, words)
+    if OWN_VARIABLES & os.environ.keys():
         return
     # A conftest.py may name this plugin. By then pytest captures what a new process would print.
     if pluginmanager.has_plugin("capturemanager"):
         return
-    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    words = [*config.getini("addopts"), *added, *_typed(config)]
     if _CPU.flag in words:
         namespace = parser.parse_known_args(words, copy.copy(config.option))
         with _usage_errors():

@@ -21,12 +21,19 @@ class OptionGroup(Protocol):
     def addoption(self, *opts: str, **attrs: Any) -> None: ...
 
 
-def add_pytest_options(group: OptionGroup) -> None:
-    """Add every option to ``group``.
+def add_pytest_options(group: OptionGroup, words: Iterable[str] | None = None) -> None:
+    """Add the options to ``group``; without one of them on the command line, the modes alone.
 
-    All default to None: a flag with a default of its own would hide the other sources.
+    All default to None: a flag with a default of its own would hide the other sources. pytest makes
+    its parser anew several times in each session, which takes 10 ms for all options.
+
+    Args:
+        words: the command line, with ``addopts``; None: not known.
     """
-    for option in OPTIONS:
+    is_asked = words is None or any(
+        "-negativ" in word or word.startswith("@") or word in ("-h", "--help") for word in words
+    )
+    for option in OPTIONS if is_asked else (BY_NAME[name] for name in MODES):
         common = {"dest": option.dest, "default": None}
         text = option.help_with_default.replace("%", "%%")  # argparse formats the help
         if (off := option.off_flag) is not None:

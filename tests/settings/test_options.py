@@ -404,6 +404,33 @@ def test_command_line_help_names_every_option_in_order() -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("words", "has_all"),
+    [
+        (["-q", "tests", "-p", "pytest_negativa.plugin"], False),
+        (["--negativa"], True),
+        (["--no-negativa-children"], True),
+        (["-o", "addopts=--negativa-top=3"], True),
+        (["--help"], True),
+        (["@arguments"], True),
+        (None, True),
+    ],
+)
+def test_flags_are_there_if_the_command_line_may_have_some(
+    words: list[str] | None, has_all: bool
+) -> None:
+    found: set[str] = set()
+
+    class Group:
+        def addoption(self, *opts: str, **attrs: Any) -> None:
+            found.update(opts)
+
+    add_pytest_options(Group(), words)
+    modes = {flag for name in MODES for flag in (BY_NAME[name].flag, BY_NAME[name].off_flag)}
+    assert modes <= found
+    assert ({o.flag for o in OPTIONS} <= found) == has_all == (found != modes)
+
+
 def test_the_reference_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
     for word in (*REPORT_SCREENS, *REPORT_FILES):
