@@ -54,9 +54,10 @@ def work_of(path: Path, device: ComputeCapability | None) -> Work:
     work.containers.extend((f.span.start, f.span.end) for f in library_map.iter_frames())
     loaded = library_map.loaded_starts([device] if device else [])
     work.packed.extend(
-        (block.start, block.stored_size, block.compression, block.unpacked_size)
+        (block.payload.start, block.stored_size, block.compression, block.unpacked_size)
         for block in library_map.iter_code()
-        if (device is None or block.start in loaded) and block.kind is not ElementKind.LTO_IR
+        if (device is None or block.payload.start in loaded)
+        and block.kind is not ElementKind.LTO_IR
     )
     work.packed.sort()
     return work

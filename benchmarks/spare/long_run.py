@@ -6,9 +6,10 @@ Needs PyTorch, and this package with its C parts; 16 GB of disk. Without a GPU a
 2. Steady state: processes on the originals, on a copy of them, on libraries all of whose code came
    back, and on libraries that kept what the first pass touched, take turns. Each pair has new
    processes, because two of them differ even on the originals. Medians of microseconds per step.
-3. Soak: processes with threads, forks and DataLoader workers, on libraries without any code, for so
-   many seconds. Each must end well and print what a process on the originals prints. A line tells
-   the state every ten minutes.
+3. Soak: processes with threads, forks and DataLoader workers, on libraries without any code and
+   constants, for so many seconds. Each must end well and print what a process on the originals
+   prints. A line tells the state every ten minutes. --logged has them log what comes back, as in
+   staging.
 
 Run: python benchmarks/spare/long_run.py PYTHON [--soak SECONDS] [--at-once N] [--to FOLDER]
 """
@@ -208,8 +209,9 @@ def tell_memory(name: str, pid: int) -> None:
 # ---- 3 ----
 
 
-def soak(python: str, trees: dict[str, Path], seconds: float, at_once: int, folder: Path) -> None:
-    logs = folder / "soak-logs"
+def soak(
+    python: str, trees: dict[str, Path], seconds: float, at_once: int, logs: Path | None
+) -> None:
 
     def one(tree: Path) -> tuple[int, str, str]:
         words, environ = command(python, tree, logs, "soak")
@@ -243,12 +245,14 @@ def soak(python: str, trees: dict[str, Path], seconds: float, at_once: int, fold
     tell_soak(time.monotonic() - begin, count, bad, logs)
 
 
-def tell_soak(seconds: float, count: int, bad: int, logs: Path) -> None:
-    missed = sum(miss.times for log in read_misses([logs]) for miss in log.pages.values())
+def tell_soak(seconds: float, count: int, bad: int, logs: Path | None) -> None:
+    missed = ""
+    if logs is not None:
+        found = (miss.times for log in read_misses([logs]) for miss in log.pages.values())
+        missed = f", {sum(found):,} misses"
     say(
-        f"soak: {seconds / 60:.0f} minutes, {count} processes (each with 8 "
-        f"threads, 2 forks, 2 DataLoader workers), {missed:,} misses; {bad} processes with another "
-        "result or end"
+        f"soak: {seconds / 60:.0f} minutes, {count} processes (each with 8 threads, 2 forks, 2 "
+        f"DataLoader workers){missed}; {bad} processes with another result or end"
     )
 
 
@@ -256,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("python")
     parser.add_argument("--soak", type=float, default=60, help="seconds")
+    parser.add_argument("--logged", action="store_true", help="the soak logs what comes back")
     parser.add_argument("--at-once", type=int, default=3, help="processes of the soak")
     parser.add_argument("--only", choices=["start", "steady", "soak"], action="append")
     parser.add_argument("--to", type=Path, help="folder on a file system with 16 GB left")
@@ -270,7 +275,8 @@ def main() -> None:
         if "steady" in parts:
             steady(python, trees)
         if "soak" in parts:
-            soak(python, trees, arguments.soak, arguments.at_once, folder)
+            logs = folder / "soak-logs" if arguments.logged else None
+            soak(python, trees, arguments.soak, arguments.at_once, logs)
 
 
 if __name__ == "__main__":

@@ -4,63 +4,90 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
-from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.library import add_contents, map_library
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.workers import LocalProcesses, Lost, run_tasks
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
+from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.misses import (
     MISSES_VERSION,
     CodeKind,
     MissedCode,
     MissedLibrary,
 )
-from pytest_negativa.rewriting.compact.rebuild import read_note
-from pytest_negativa.slimming.spares import rebuild
+from pytest_negativa.rewriting.compact.rebuild import OriginalSource, read_note
+from pytest_negativa.slimming.spares import find_spare
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Note
 
+_place = partial(MissedCode, pages=0, misses=0)
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
-def report_misses(logs: Sequence[Misses], places: Sequence[Path]) -> Listing[MissedLibrary]:
+def report_misses(
+    logs: Sequence[Misses], places: Sequence[Path], *, top: int = 0
+) -> Listing[MissedLibrary]:
     """Tell what came back.
 
     Args:
         logs: by original.
         places: folders with the libraries, slimmed or not, or libraries.
+        top: how many libraries have their ``code``, and how much of it has its kernels; 0: all. To
+            read that takes nearly all of the time.
     """
-    rows = [_row(misses, places) for misses in logs if misses.pages]
+    missed = {misses.original.hex(): misses for misses in logs if misses.pages}
+    rows = sorted(map(_counts, missed.values()), key=lambda row: (-row.misses, row.name))
+    libraries = libraries_in(places)
+    tasks = [
+        (row, missed[row.sha256], [path for path in libraries if path.name == row.name])
+        for row in rows[: top or None]
+    ]
+    done = {}
+    for (row, *_), found in run_tasks(LocalProcesses(), partial(_add_code, top), tasks, len(tasks)):
+        done[row.sha256] = replace(row, unknown=found) if isinstance(found, Lost) else found
     return Listing(
-        format_version=MISSES_VERSION,
-        rows=tuple(sorted(rows, key=lambda row: (-row.misses, row.name))),
+        format_version=MISSES_VERSION, rows=tuple(done.get(row.sha256, row) for row in rows)
     )
 
 
+def libraries_in(places: Sequence[Path]) -> list[Path]:
+    """The libraries in folders, and those that are named themselves."""
+    return [path for place in places for path in find_libraries(str(place)).paths]
+
+
 @contextlib.contextmanager
-def open_original(misses: Misses, places: Sequence[Path]) -> Iterator[tuple[Path, ByteSource]]:
-    """The original of a log: as it lies there, or put together from the library and its spare.
+def open_original(misses: Misses, libraries: Sequence[Path]) -> Iterator[tuple[Path, ByteSource]]:
+    """The original of a log: as it lies there, or read from the library and its spare.
+
+    Args:
+        libraries: where it may be.
 
     Yields:
-        The library that was found, and its original.
+        The library that was found, and its original. Of a pair, the digest is not compared.
 
     Raises:
-        NegativaError: neither is in ``places``, or the spare is missing or damaged.
+        NegativaError: it is none of ``libraries``, or the spare is missing or damaged.
     """
-    for path in _named(misses.name, places):
+    for path in libraries:
+        if path.name != misses.name:
+            continue
         with ByteSource(path) as library:
             note = _note_of(library)
+            if note is not None and note.original == misses.original:
+                with ByteSource(find_spare(path)) as spare:
+                    yield path, OriginalSource(library, spare, note)
+                return
             if (
                 note is None
                 and library.size == misses.original_size
@@ -68,24 +95,10 @@ def open_original(misses: Misses, places: Sequence[Path]) -> Iterator[tuple[Path
             ):
                 yield path, library
                 return
-        if note is not None and note.original == misses.original:
-            with tempfile.TemporaryDirectory(prefix="negativa-") as folder:
-                rebuild(path, Path(folder, misses.name))
-                with ByteSource(Path(folder, misses.name)) as source:
-                    yield path, source
-            return
     raise ReconstructError(
         f"{misses.name}: the library with this content (SHA-256 {misses.original.hex()[:12]}...) "
-        f"is not in {', '.join(map(str, places))}, slimmed or not; name its folder: "
-        "negativa misses FOLDER"
+        "is not there, slimmed or not; name its folder: negativa misses FOLDER"
     )
-
-
-def _named(name: str, places: Sequence[Path]) -> Iterator[Path]:
-    for place in places:
-        for path in find_libraries(str(place)).paths:
-            if path.name == name:
-                yield path
 
 
 def _note_of(library: ByteSource) -> Note | None:
@@ -95,112 +108,103 @@ def _note_of(library: ByteSource) -> Note | None:
         return None
 
 
-def _row(misses: Misses, places: Sequence[Path]) -> MissedLibrary:
-    path: Path | None = None
-    code: tuple[MissedCode, ...] = ()
-    unknown = None
-    try:
-        with open_original(misses, places) as (path, source):
-            code = _find_code(source, misses)
-    except NegativaError as e:
-        unknown = str(e)
+def _counts(misses: Misses) -> MissedLibrary:
     return MissedLibrary(
         name=misses.name,
         sha256=misses.original.hex(),
         size=misses.original_size,
-        path=None if path is None else str(path),
+        path=None,
         pages=len(misses.pages),
         beside=sum(not miss.times for miss in misses.pages.values()),
         misses=sum(miss.times for miss in misses.pages.values()),
-        code=code,
-        unknown=unknown,
+        code=(),
+        unknown=None,
     )
 
 
-class _Place(NamedTuple):
-    """What lies at an offset of the original: a ``MissedCode`` without its counts."""
+def _add_code(top: int, task: tuple[MissedLibrary, Misses, Sequence[Path]]) -> MissedLibrary:
+    row, misses, libraries = task
+    path = unknown = None
+    code: tuple[MissedCode, ...] = ()
+    try:
+        with open_original(misses, libraries) as (path, source):
+            code = _find_code(source, misses, top)
+    except NegativaError as e:
+        unknown = str(e)
+    return replace(row, path=None if path is None else str(path), code=code, unknown=unknown)
 
-    kind: CodeKind
-    offset: int | None
-    name: str | None = None
 
-
-def _find_code(source: ByteSource, misses: Misses) -> tuple[MissedCode, ...]:
+def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode, ...]:
     """What the processes touched first on each page.
 
     Raises:
         FormatError: the original can't be read.
     """
     elf = read_host_elf(source, with_segments=True)
-    finder = _Finder(source, elf, map_library(source, elf, Scope(headers_only=True)))
-    pages: Counter[_Place] = Counter()
-    counts: Counter[_Place] = Counter()
+    headers = map_library(source, elf, Scope(headers_only=True))
+    finder = _Finder(source, elf, headers)
+    pages: Counter[MissedCode] = Counter()
+    counts: Counter[MissedCode] = Counter()
     for miss in misses.pages.values():
         if miss.times:
             place = finder.find(miss.first)
             pages[place] += 1
             counts[place] += miss.times
-    starts = frozenset(p.offset for p in pages if p.kind is CodeKind.GPU_CODE and p.offset)
-    library_map = map_library(source, elf, Scope(starts=starts))
-    blocks = {b.start: b for b in library_map.iter_code() if b.start in starts}
+    code = sorted(
+        (replace(place, pages=pages[place], misses=count) for place, count in counts.items()),
+        key=lambda one: (-one.misses, one.kind.value, one.offset or 0),
+    )
+    shown = code[: top or None]
+    starts = frozenset(one.offset or 0 for one in shown if one.kind is CodeKind.GPU_CODE)
+    library_map = add_contents(source, headers, Scope(starts=starts, calls=False))
+    kernels = {
+        block.payload.start: tuple(kernel.name for kernel in library_map.kernels_of(block.content))
+        for block in library_map.iter_code()
+        if block.payload.start in starts
+    }
     return tuple(
-        _missed_code(place, library_map, blocks, pages=pages[place], misses=count)
-        for place, count in sorted(
-            counts.items(), key=lambda item: (-item[1], item[0].kind.value, item[0].offset or 0)
-        )
-    )
-
-
-def _missed_code(
-    place: _Place,
-    library_map: LibraryMap,
-    blocks: Mapping[int, CodeBlock],
-    *,
-    pages: int,
-    misses: int,
-) -> MissedCode:
-    code = MissedCode(
-        kind=place.kind, offset=place.offset, name=place.name, pages=pages, misses=misses
-    )
-    if place.kind is not CodeKind.GPU_CODE or place.offset is None:
-        return code
-    block = blocks[place.offset]
-    return replace(
-        code,
-        region=None if block.region is None else block.anchor,
-        arch=str(block.arch),
-        kernels=tuple(kernel.name for kernel in library_map.kernels_of(block.content)),
+        replace(one, kernels=kernels.get(one.offset or 0, ()))
+        if one.kind is CodeKind.GPU_CODE
+        else one
+        for one in code
     )
 
 
 class _Finder:
-    """Tells what lies at an offset of an original."""
+    """Tells what lies at an offset of an original, without its counts."""
 
     def __init__(self, source: ByteSource, elf: HostElf, library_map: LibraryMap) -> None:
         self._sections = elf.sections
         self._functions = FunctionTable(source, elf)
-        self._blocks = sorted(library_map.iter_code(), key=lambda block: block.start)
+        self._blocks = sorted(library_map.iter_code(), key=lambda block: block.payload.start)
         self._regions = sorted(region.span for region in library_map.iter_regions())
 
-    def find(self, offset: int) -> _Place:
-        at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.start) - 1
-        if at >= 0 and offset < self._blocks[at].end:
-            return _Place(CodeKind.GPU_CODE, self._blocks[at].start)
+    def find(self, offset: int) -> MissedCode:
+        at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
+        if at >= 0 and offset < self._blocks[at].payload.end:
+            block = self._blocks[at]
+            region = None if block.region is None else block.anchor
+            return _place(
+                kind=CodeKind.GPU_CODE,
+                offset=block.payload.start,
+                arch=str(block.arch),
+                region=region,
+            )
         at = bisect.bisect_right(self._regions, offset, key=lambda span: span.start) - 1
         if at >= 0 and offset < self._regions[at].end:
-            return _Place(CodeKind.GPU_HEADERS, self._regions[at].start)
+            return _place(kind=CodeKind.GPU_HEADERS, offset=self._regions[at].start)
         for section in self._sections:
             if section.offset <= offset < section.offset + section.size:
                 return self._in_section(section, offset)
-        return _Place(CodeKind.OTHER, None)
+        return _place(kind=CodeKind.OTHER, offset=None)
 
-    def _in_section(self, section: HostSection, offset: int) -> _Place:
+    def _in_section(self, section: HostSection, offset: int) -> MissedCode:
         if section.name in _UNWIND_TABLES:
-            return _Place(CodeKind.UNWIND_TABLES, section.offset, section.name)
+            return _place(kind=CodeKind.UNWIND_TABLES, offset=section.offset, name=section.name)
         if not section.executable:
-            return _Place(CodeKind.OTHER, section.offset, section.name)
+            return _place(kind=CodeKind.OTHER, offset=section.offset, name=section.name)
         shift = section.vaddr - section.offset
         function = self._functions.find(offset + shift)
         if function is None:
-            return _Place(CodeKind.FUNCTION, None)
-        return _Place(CodeKind.FUNCTION, function.address - shift, function.name)
+            return _place(kind=CodeKind.FUNCTION, offset=None)
+        return _place(kind=CodeKind.FUNCTION, offset=function.address - shift, name=function.name)

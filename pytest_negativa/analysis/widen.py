@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.code_files import widen_files
-from pytest_negativa.analysis.misses import open_original
+from pytest_negativa.analysis.misses import libraries_in, open_original
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import CodeBlock, LibraryMap, Scope
+from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
@@ -60,7 +60,8 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
         NegativaError: the original of a library is not there, or does not fit the lock.
     """
     missed = {misses.original.hex(): misses for misses in logs if misses.pages}
-    rows = [_widen(row, missed[row.sha256], places) if row.sha256 in missed else row
+    libraries = libraries_in(places)
+    rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
             for row in lock.libraries]  # fmt: skip
     locked = {row.sha256 for row in lock.libraries}
     return Widened(
@@ -166,8 +167,14 @@ def _scope_of(locked: LockedLibrary) -> Scope:
     return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
 
 
-def _widen(locked: LockedLibrary, misses: Misses, places: Sequence[Path]) -> LockedLibrary:
-    with open_original(misses, places) as (path, source):
+def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> LockedLibrary:
+    with open_original(misses, libraries) as (path, source):
+        # A wrong header would hide code that came back.
+        if source.sha256() != locked.sha256:
+            raise ReconstructError(
+                f"{path}: with its spare it does not give the original back: one of the two is "
+                "damaged; see negativa slim check"
+            )
         library_map = map_library(source, read_host_elf(source), _scope_of(locked))
     library = replace(library_map.library, path=str(path), sha256=locked.sha256)
     library_map = replace(library_map, library=library)
@@ -195,13 +202,16 @@ def missed_code(
         pages = [
             (page, miss)
             for page, miss in _pages_of(block, misses)
-            if block.start in loaded
-            or block.start <= miss.first < block.end
-            or (block.start <= page * PAGE_SIZE and (page + 1) * PAGE_SIZE <= block.end)
+            if block.payload.start in loaded
+            or block.payload.start <= miss.first < block.payload.end
+            or (
+                block.payload.start <= page * PAGE_SIZE
+                and (page + 1) * PAGE_SIZE <= block.payload.end
+            )
         ]
         if pages:
             times = max(miss.times for _, miss in pages)
-            found[block.start] = (
+            found[block.payload.start] = (
                 f"it came back {format_items(times, 'time', 'times')}"
                 if times
                 else "it came back beside other code"
@@ -209,7 +219,7 @@ def missed_code(
     return found
 
 
-def _pages_of(block: CodeBlock, misses: Misses) -> Iterator[tuple[int, Miss]]:
-    for page in range(block.start // PAGE_SIZE, -(-block.end // PAGE_SIZE)):
+def _pages_of(block: Element, misses: Misses) -> Iterator[tuple[int, Miss]]:
+    for page in range(block.payload.start // PAGE_SIZE, -(-block.payload.end // PAGE_SIZE)):
         if page in misses.pages:
             yield page, misses.pages[page]

@@ -72,8 +72,8 @@ def misses(
     its spares a process has now: up to 16 around each that it touched. That needs the rights of a
     debugger.
 
-    misses names the function or the GPU code that was touched first on each page. It needs the
-    libraries and their spares, or the originals.
+    misses names the function or the GPU code that was touched first on each page, of the --top
+    libraries; with --json, of all. It needs the libraries and their spares, or the originals.
 
     Exit status: 0, or 1 if a log can't be read.
     """
@@ -88,7 +88,9 @@ def misses(
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
     folders = folders or active_paths()
     with Progress("reading logs and libraries"):
-        report = report_misses(read_misses(places), folders)
+        report = report_misses(
+            read_misses(places), folders, top=0 if as_json else settings.reports.top
+        )
     then = f"negativa slim check {typed(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {typed([log])}" for log in places)

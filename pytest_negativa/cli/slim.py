@@ -19,6 +19,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     interruptible,
     parse_devices,
+    settings_of,
 )
 from pytest_negativa.cli.slim_output import (
     GOES_ON,
@@ -40,6 +41,7 @@ from pytest_negativa.models.slimming import UNMET, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import (
     SlimReport,
@@ -181,6 +183,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Process N libraries at a time. (default: one per processor)",
 )
 @as_json_option("slim")
+@click_options("reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
@@ -229,18 +232,20 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
+    top = settings_of(flags).reports.top
     request = _request(SimpleNamespace(**flags))
     is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
     if not (request.options.dry_run or request.target is not None or is_wheel):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
-    _slim(request, as_json=as_json)
+    _slim(request, top=top, as_json=as_json)
 
 
 @slim.command("undo")
 @PATHS
 @_dry_run
 @as_json_option("slim")
-def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
+@click_options("reports.top")
+def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
@@ -252,6 +257,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
     signal N interrupted it.
     """
+    top = settings_of(flags).reports.top
     paths = paths or active_paths(or_own=False)
     with (
         interruptible(NOTHING if dry_run else GOES_ON),
@@ -261,6 +267,7 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     finish(
         rows,
         f"nothing was slimmed in {places(*paths)}",
+        top=top,
         as_json=as_json,
         then=f"negativa inspect {typed(paths)}",
     )
@@ -274,7 +281,8 @@ def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     help="Fail also if a library is another file or its spare is not here.",
 )
 @as_json_option("slim")
-def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
+@click_options("reports.top")
+def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: Any) -> None:
     """Check that slimmed libraries are still what slim wrote.
 
     Of a library with a spare, check opens the spare as the library would, as this user, and reads
@@ -287,6 +295,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     Exit status: 0; 1 if a library is damaged, gone, or not what slim wrote, if nothing was slimmed,
     or by --require; 2 wrong usage; 128 + N if signal N interrupted it.
     """
+    top = settings_of(flags).reports.top
     paths = paths or active_paths()
     with interruptible(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
@@ -297,6 +306,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool) -> None:
     finish(
         rows,
         "",
+        top=top,
         as_json=as_json,
         require=require,
         nothing_done=reason,
@@ -409,7 +419,7 @@ def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None
         click.confirm(f"negativa: slim the libraries in {where}?", abort=True, err=True)
 
 
-def _slim(request: SlimRequest, *, as_json: bool) -> None:
+def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     if request.lock is not None:
         show_proof(request.lock)
     unchanged = request.options.dry_run or request.target is not None
@@ -438,6 +448,7 @@ def _slim(request: SlimRequest, *, as_json: bool) -> None:
     finish(
         report.rows,
         nothing_to_do,
+        top=top,
         as_json=as_json,
         stopped=report.stopped,
         nothing_done=reason,

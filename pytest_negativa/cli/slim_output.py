@@ -56,6 +56,7 @@ def finish(
     rows: Sequence[SlimRow],
     nothing: str,
     *,
+    top: int,
     as_json: bool = False,
     stopped: bool = False,
     require: bool = False,
@@ -67,6 +68,7 @@ def finish(
     Args:
         rows: of all libraries.
         nothing: the text if there are no rows.
+        top: rows of each table; 0 for all.
         as_json: print JSON.
         stopped: nothing was done.
         require: a library that is not what was wanted is an error, too.
@@ -76,7 +78,7 @@ def finish(
     if as_json:
         listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
         click.echo(encode_json(listing), nl=False)
-    elif text := render_rows(rows, nothing):
+    elif text := render_rows(rows, nothing, top=top):
         show(text)
     for line in render_problems(rows):
         print_error(line)

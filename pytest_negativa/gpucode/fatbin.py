@@ -192,13 +192,13 @@ def parse_region(source: Readable, offset: int, end: int, budget: WalkBudget) ->
     position = offset + REGION_HEADER.size
     while position < region_end:
         budget.spend(position)
-        element = _parse_element(source, position, region_end)
+        element = _parse_element(source, position, region_end, offset)
         elements.append(element)
         position = element.payload.end
     return Region(span=Span(offset, region_end), elements=tuple(elements))
 
 
-def _parse_element(source: Readable, offset: int, end: int) -> Element:
+def _parse_element(source: Readable, offset: int, end: int, region: int) -> Element:
     if offset + ELEMENT_HEADER.size > end:
         raise RegionFault(offset, f"element header leaves its region, which ends at {end:#x}")
     # Plain names: libraries have tens of thousands of elements.
@@ -241,6 +241,7 @@ def _parse_element(source: Readable, offset: int, end: int) -> Element:
         if options_offset and kind is not ElementKind.CUBIN:
             options = _header_options(texts, options_offset)
     return Element(
+        region=region,
         header_offset=offset,
         payload=Span(payload, payload_end),
         stored_size=compressed_size if packed and not unreadable else size,

@@ -104,6 +104,24 @@ def map_library(source: ByteSource, host: HostElf, scope: Scope) -> LibraryMap:
     return reader.library_map(source, host, sections)
 
 
+def add_contents(source: ByteSource, library_map: LibraryMap, scope: Scope) -> LibraryMap:
+    """Read what a wider scope unpacks, into a map of headers; the library is not searched again.
+
+    Raises:
+        FormatError: the file can't be read, or got shorter.
+    """
+    reader = _Reader(source, scope)
+    sections = tuple(
+        replace(
+            section,
+            regions=tuple(map(reader.read_region, section.regions)),
+            frames=tuple(map(reader.read_frame, section.frames)),
+        )
+        for section in library_map.sections
+    )
+    return replace(library_map, scope=scope, sections=sections, names=reader.names.names())
+
+
 def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     """Read the GPU code that is left in a slimmed library, and how much is gone.
 
@@ -130,7 +148,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
         size_before=marker.size_before,
         gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
         stored_bytes=sum(
-            space.stored_size(block.start, block.end)
+            space.stored_size(block.payload.start, block.payload.end)
             for section in left
             for block in section.iter_code()
         ),
@@ -204,9 +222,9 @@ class _Reader:
         whole = read_bare_code(self._source, host)
         for found in (whole,) if whole else iter_containers(self._source, host, self.problems):
             if isinstance(found, Region):
-                regions.append(self._read_region(found))
+                regions.append(self.read_region(found))
             else:
-                frames.append(self._read_frame(found))
+                frames.append(self.read_frame(found))
         if not regions and not frames:
             return None
         return Section(
@@ -218,7 +236,8 @@ class _Reader:
             frames=tuple(frames),
         )
 
-    def _read_region(self, region: Region) -> Region:
+    def read_region(self, region: Region) -> Region:
+        """Read what the scope unpacks of a region."""
         wanted = self._wanted(region)
         if not wanted:
             return region
@@ -281,7 +300,8 @@ class _Reader:
         self._excess_left -= excess
         return unpack(self._source.read(stored.start, stored.size), compression, promised_size)
 
-    def _read_frame(self, frame: Element) -> Element:
+    def read_frame(self, frame: Element) -> Element:
+        """Read a frame, if the scope unpacks it."""
         is_wanted = self._devices is None or any(map(frame.runs_on, self._devices))
         if self._scope.headers_only or not is_wanted or frame.kind is ElementKind.LTO_IR:
             return frame

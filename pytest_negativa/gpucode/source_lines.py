@@ -81,7 +81,7 @@ def read_source_lines(library_map: LibraryMap) -> dict[str, SourceLine]:
             kernels = {library_map.names[k.name] for k in block.content.kernels} - found.keys()
             if not kernels:
                 continue
-            payload = source.read(block.start, block.stored_size)
+            payload = source.read(block.payload.start, block.stored_size)
             try:
                 data = unpack(payload, block.compression, block.unpacked_size)
                 lines = dict(iter_function_lines(data))

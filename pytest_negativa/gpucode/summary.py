@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from pytest_negativa.arch import ComputeCapability, SmArch
-from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx, Section
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx, Section
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, SectionRow
 
 FRAME = "frame"
@@ -16,7 +16,7 @@ FRAME = "frame"
 
 def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()) -> LibrarySummary:
     """Add up a map; with ``devices``, also the code that at least one of them loads."""
-    blocks: defaultdict[tuple[SmArch, str], list[CodeBlock]] = defaultdict(list)
+    blocks: defaultdict[tuple[SmArch, str], list[Element]] = defaultdict(list)
     library = library_map.library
     if library.file_kind.is_link_time:
         devices = ()
@@ -28,7 +28,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
         for block in section.iter_code():
             kind = FRAME if block.is_frame else block.kind.value
             blocks[block.arch, kind].append(block)
-            code_bytes += block.size
+            code_bytes += block.payload.size
             if block.unreadable is not None:
                 what = "frame" if block.is_frame else "element"
                 problems.append(
@@ -55,16 +55,18 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
 
 
 def _code_row(
-    arch: SmArch, kind: str, blocks: Sequence[CodeBlock], starts: frozenset[int] | None
+    arch: SmArch, kind: str, blocks: Sequence[Element], starts: frozenset[int] | None
 ) -> CodeRow:
     """The sums; ``starts`` are those of the code that devices load, None without devices."""
     # The device may load an opaque kind.
-    loaded = [b.size for b in blocks if (starts and b.start in starts) or b.kind.is_opaque]
+    loaded = [
+        b.payload.size for b in blocks if (starts and b.payload.start in starts) or b.kind.is_opaque
+    ]
     return CodeRow(
         arch=str(arch),
         kind=kind,
         elements=len(blocks),
-        stored_bytes=sum(block.size for block in blocks),
+        stored_bytes=sum(block.payload.size for block in blocks),
         unpacked_bytes=sum(block.unpacked_size for block in blocks),
         kernels=(
             len(_kernels(blocks))
@@ -77,7 +79,7 @@ def _code_row(
     )
 
 
-def _kernels(blocks: Iterable[CodeBlock]) -> set[int]:
+def _kernels(blocks: Iterable[Element]) -> set[int]:
     """Indices of the names of all kernels in the code that was read."""
     found: set[int] = set()
     for block in blocks:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pytest_negativa.errors import OptionError, WorkerError, describe_fault
 
@@ -37,30 +37,14 @@ _SCHEMES = {"dask": "tcp", "dask+tls": "tls"}
 _MALLOPT = {-3: 32 << 20, -1: 64 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
-class Workers(Protocol):
-    """Executor of tasks: processes here, or machines of a cluster.
+Workers: TypeAlias = "LocalProcesses | DaskCluster"
+"""What does tasks: processes here, or machines of a cluster.
 
-    Attributes:
-        are_remote: whether they may be on other machines, with other files at the same paths.
-    """
-
-    are_remote: bool
-
-    def count(self, tasks: int) -> int:
-        """Number of workers for so many tasks."""
-        ...
-
-    def open(self, tasks: int) -> contextlib.AbstractContextManager[Executor]:
-        """Start the executor of the tasks. Leaving it by an exception stops tasks that run.
-
-        Raises:
-            WorkerError: it can't be reached.
-        """
-        ...
-
-    def why_lost(self, error: BaseException) -> str | None:
-        """Reason for the loss of a task that raised this; None if the error is the task's own."""
-        ...
+Remote workers may have other files at the same paths. ``count`` gives the number of workers for so
+many tasks; ``open`` starts their executor, which stops tasks that run if it is left by an
+exception; ``why_lost`` gives the reason for the loss of a task that raised an error, and None if
+the error is the task's own.
+"""
 
 
 class Lost(str):
@@ -131,7 +115,7 @@ class LocalProcesses:
         context.set_forkserver_preload(["pytest_negativa.gpucode.mapping"])
         others = set(multiprocessing.active_children())
         pool = concurrent.futures.ProcessPoolExecutor(
-            self.count(tasks), mp_context=context, initializer=_begin_worker
+            max(1, self.count(tasks)), mp_context=context, initializer=_begin_worker
         )
         try:
             yield pool

@@ -237,7 +237,7 @@ class _Matcher:
             build_id=library.build_id,
             package=package,
             code_bytes=(
-                sum(block.size for block in library_map.iter_code())
+                sum(block.payload.size for block in library_map.iter_code())
                 if removed is None
                 else removed.stored_bytes
             ),
@@ -281,9 +281,9 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     """Bytes of GPU code that none of the devices would load; unreadable code does not count."""
     loaded = library_map.needed_starts(devices)
     return sum(
-        block.size
+        block.payload.size
         for block in library_map.iter_code()
-        if block.start not in loaded
+        if block.payload.start not in loaded
         and not (block.kind.is_opaque or block.is_plain or block.unreadable is not None)
     )
 

@@ -25,9 +25,9 @@ from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.spans import Span
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not. 3 has
-elements in the place of frames."""
+elements in the place of frames. 4 has the region of each element."""
 
 # Names from fatbinary_section.h of the CUDA toolkit.
 LINKED = ".nv_fatbin"
@@ -146,9 +146,10 @@ Content = Cubin | Ptx | LtoIr
 
 
 class Element(Record, frozen=True, kw_only=True):
-    """One entry of a region.
+    """One entry of a region, or a bare frame: the unit that a plan keeps or calls unused.
 
     Attributes:
+        region: file offset at which its region begins; None for a frame.
         header_offset: file offset of its header; it ends where the payload begins.
         payload: file offsets of the payload with its padding.
         stored_size: bytes of the payload in use; the rest of ``payload`` is padding.
@@ -174,6 +175,7 @@ class Element(Record, frozen=True, kw_only=True):
     options: str | None = None
     content: Content | None = None
     unreadable: str | None = None
+    region: NonNegative | None = None
 
     @classmethod
     def bare(
@@ -208,6 +210,21 @@ class Element(Record, frozen=True, kw_only=True):
         return Span(self.header_offset, self.payload.end)
 
     @property
+    def is_frame(self) -> bool:
+        """Whether it is a zstd frame, which the library unpacks itself."""
+        return self.region is None and self.compression is Compression.ZSTD
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is code as it is, with no fatbin around it and not packed."""
+        return self.region is None and self.compression is Compression.NONE
+
+    @property
+    def anchor(self) -> int:
+        """File offset at which its region begins; that of a frame itself."""
+        return self.payload.start if self.region is None else self.region
+
+    @property
     def digest(self) -> str | None:
         """SHA-256 of the unpacked cubin, if it was read and no region holds it."""
         return self.content.sha256 if isinstance(self.content, Cubin) else None
@@ -229,56 +246,6 @@ class Region(Record, frozen=True, kw_only=True):
 
     span: Span
     elements: tuple[Element, ...]
-
-
-class CodeBlock(NamedTuple):
-    """An element or a bare frame: the unit that a plan keeps or calls unused.
-
-    Attributes:
-        start, end: file offsets of an element's payload, padding included, or of a frame.
-        header_offset: file offset at which it begins: that of an element's header, or ``start``.
-        kind: what it holds.
-        arch, compression: see ``Element``.
-        stored_size: bytes of ``[start, end)`` in use.
-        unpacked_size: bytes of the content after decompression.
-        content: the content that was read; None if it was not asked for, or is unreadable.
-        unreadable: why it can't be read.
-        region: the region that holds it; None for a frame.
-        record: the element itself.
-    """
-
-    start: int
-    end: int
-    header_offset: int
-    kind: ElementKind
-    arch: SmArch
-    compression: Compression
-    stored_size: int
-    unpacked_size: int
-    content: Content | None
-    unreadable: str | None
-    region: Region | None
-    record: Element
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return self.end - self.start
-
-    @property
-    def is_frame(self) -> bool:
-        """Whether it is a zstd frame, which the library unpacks itself."""
-        return self.region is None and self.compression is Compression.ZSTD
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is code as it is, with no fatbin around it and not packed."""
-        return self.region is None and self.compression is Compression.NONE
-
-    @property
-    def anchor(self) -> int:
-        """File offset at which its region begins; that of a frame itself."""
-        return self.start if self.region is None else self.region.span.start
 
 
 class Section(Record, frozen=True, kw_only=True):
@@ -316,24 +283,11 @@ class Section(Record, frozen=True, kw_only=True):
         """Its name for people, with the member of an archive."""
         return ":".join(filter(None, (self.member, self.name)))
 
-    def iter_code(self) -> Iterator[CodeBlock]:
+    def iter_code(self) -> Iterator[Element]:
         """The elements of all regions, then the frames."""
-        inside = ((region, element) for region in self.regions for element in region.elements)
-        for region, e in (*inside, *((None, frame) for frame in self.frames)):
-            yield CodeBlock(
-                e.payload.start,
-                e.payload.end,
-                e.header_offset,
-                e.kind,
-                e.arch,
-                e.compression,
-                e.stored_size,
-                e.unpacked_size,
-                e.content,
-                e.unreadable,
-                region,
-                e,
-            )
+        for region in self.regions:
+            yield from region.elements
+        yield from self.frames
 
 
 class Problem(Record, frozen=True, kw_only=True):
@@ -447,13 +401,13 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
     names: tuple[str, ...]
     foreign: tuple[ForeignCode, ...] = ()
 
-    def iter_code(self) -> Iterator[CodeBlock]:
+    def iter_code(self) -> Iterator[Element]:
         """All GPU code, section by section; see ``Section.iter_code`` for the order."""
         for section in self.sections:
             yield from section.iter_code()
 
     def loaded_starts(self, devices: Iterable[ComputeCapability]) -> frozenset[int]:
-        """``CodeBlock.start`` of the code that at least one of the devices loads.
+        """``payload.start`` of the code that at least one of the devices loads.
 
         Of a region that is the driver's choice, see ``arch.choose_elements``; of the frames all
         that run there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pytest_negativa.models.base import Record
-from pytest_negativa.models.library import CodeBlock, LibraryMap
+from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, FirstUse
 
@@ -49,7 +49,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     suspects: Mapping[int, FirstUse]
     touched: tuple[Span, ...] = ()
 
-    def use_of(self, block: CodeBlock) -> UseMark | None:
+    def use_of(self, block: Element) -> UseMark | None:
         """What the run did with the region of an element, or with a frame; None: nothing."""
         return self.uses.get(block.anchor)
 

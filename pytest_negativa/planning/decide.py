@@ -14,7 +14,6 @@ from operator import attrgetter
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.models.library import (
-    CodeBlock,
     Content,
     Cubin,
     Element,
@@ -111,16 +110,16 @@ def plan_library(
 
 _FIRST_MAJOR_WITH_CAPSULES = 10
 
-_Rule = Callable[[CodeBlock], str | None]
+_Rule = Callable[[Element], str | None]
 """Why a block is kept, in words; None: the rule doesn't keep it."""
 
 
-def why_plain(block: CodeBlock) -> str | None:
+def why_plain(block: Element) -> str | None:
     """Why a cubin that lies in a library's data as it is stays, used or not; None for others."""
     return "the library may read its headers and tables itself" if block.is_plain else None
 
 
-def _why_unreadable(block: CodeBlock) -> str | None:
+def _why_unreadable(block: Element) -> str | None:
     if block.unreadable is None and block.kind.is_opaque:
         return f"no rule tells which devices load {block.kind.value}"
     return block.unreadable
@@ -194,34 +193,34 @@ class _Planner:
 
     def decisions(self) -> Iterator[Decision]:
         for block in self._blocks:
-            yield Decision(block.start, block.end, *self._decide(block))
+            yield Decision(block.payload.start, block.payload.end, *self._decide(block))
 
-    def _decide(self, block: CodeBlock) -> tuple[bool, str, str | None]:
+    def _decide(self, block: Element) -> tuple[bool, str, str | None]:
         if self._whole is not None:
             return True, self._whole[0].value, None
         for reason, rule in self._rules:
             if (detail := rule(block)) is not None:
                 return True, reason, detail
-        if block.start in self._fitting:
+        if block.payload.start in self._fitting:
             return False, UnusedReason.NO_USED_KERNEL.value, None
         return False, UnusedReason.WRONG_ARCH.value, None
 
-    def _unmatched(self, block: CodeBlock) -> str | None:
+    def _unmatched(self, block: Element) -> str | None:
         return self._unexplained.get(block.anchor)
 
-    def _loaded(self, block: CodeBlock) -> str | None:
-        if block.is_frame or block.start not in self._fitting:
+    def _loaded(self, block: Element) -> str | None:
+        if block.is_frame or block.payload.start not in self._fitting:
             return None
         use = self._located.use_of(block)
         return None if use is None else self._where(use.first)
 
-    def _memory_image(self, block: CodeBlock) -> str | None:
+    def _memory_image(self, block: Element) -> str | None:
         use = self._located.use_of(block) if block.is_frame else None
         first = self._located.suspects.get(block.header_offset) if use is None else use.first
         return None if first is None else self._where(first)
 
-    def _was_touched(self, block: CodeBlock) -> str | None:
-        return "a process read it past the driver" if block.start in self._touched else None
+    def _was_touched(self, block: Element) -> str | None:
+        return "a process read it past the driver" if block.payload.start in self._touched else None
 
     def _touched_blocks(self) -> Iterator[int]:
         """Starts of the blocks on touched pages that hold nothing that the driver read.
@@ -229,28 +228,29 @@ class _Planner:
         It reads the headers of a region that it loads, and the payload that it chooses.
         """
         used = [block for block in self._blocks if self._located.use_of(block) is not None]
-        regions = {r.span for b in used if (r := b.region) is not None}
-        others = union((b.start, b.end) for b in used if b.start not in self._fitting)
-        read = [*minus(regions, others), *((b.start, b.end) for b in used if b.region is None)]
+        anchors = {b.region for b in used}
+        regions = {r.span for r in self._map.iter_regions() if r.span.start in anchors}
+        others = union(b.payload for b in used if b.payload.start not in self._fitting)
+        read = [*minus(regions, others), *(b.payload for b in used if b.region is None)]
         pages = tuple(minus(self._located.touched, around(read, PAGE_SIZE)))
         for block in self._blocks:
-            if any(intersection([(block.start, block.end)], pages)):
-                yield block.start
+            if any(intersection([block.payload], pages)):
+                yield block.payload.start
 
-    def _needed_relocatable(self, block: CodeBlock) -> str | None:
+    def _needed_relocatable(self, block: Element) -> str | None:
         return self._relocatable.get(block.anchor) if self._is_wanted(block) else None
 
-    def _wanted_arch(self, block: CodeBlock) -> str | None:
-        if block.start not in self._fitting_policy:
+    def _wanted_arch(self, block: Element) -> str | None:
+        if block.payload.start not in self._fitting_policy:
             return None
         # Nothing ties a frame to those of other archs with the same code: all are kept.
         used = self._any_frame_used if block.region is None else self._located.use_of(block)
         return str(block.arch) if used else None
 
-    def _wanted_ptx(self, block: CodeBlock) -> str | None:
-        return self._policy.ptx if block.start in self._kept_ptx else None
+    def _wanted_ptx(self, block: Element) -> str | None:
+        return self._policy.ptx if block.payload.start in self._kept_ptx else None
 
-    def _wanted_kernel(self, block: CodeBlock) -> str | None:
+    def _wanted_kernel(self, block: Element) -> str | None:
         """The first kernel of ``block`` that a glob of the policy names."""
         if not self._is_wanted(block):
             return None
@@ -259,15 +259,15 @@ class _Planner:
                 return f"{glob} matches {name}"
         return None
 
-    def _veto(self, block: CodeBlock) -> str | None:
+    def _veto(self, block: Element) -> str | None:
         for veto in self._policy.vetoes:
-            if reason := veto(self._map, block.record):
+            if reason := veto(self._map, block):
                 return reason
         return None
 
-    def _is_wanted(self, block: CodeBlock) -> bool:
+    def _is_wanted(self, block: Element) -> bool:
         """Whether a traced device, or one that the policy names, would load the block."""
-        return block.start in self._fitting or block.start in self._fitting_policy
+        return block.payload.start in self._fitting or block.payload.start in self._fitting_policy
 
     def _where(self, first: FirstUse) -> str:
         return str(self._located.context_of(first))
@@ -279,10 +279,10 @@ class _Planner:
             use = self._located.use_of(block)
             if block.is_plain or use is None:
                 continue
-            if block.start in kept and block.anchor not in self._relocatable:
+            if block.payload.start in kept and block.anchor not in self._relocatable:
                 yield from self._trim(block, use)
 
-    def _trim(self, block: CodeBlock, use: UseMark) -> Iterator[TrimmedCubin]:
+    def _trim(self, block: Element, use: UseMark) -> Iterator[TrimmedCubin]:
         """What is unused of a cubin, if anything is; a note if that can't be told."""
         content = block.content
         # Of a single kernel nothing can go.
@@ -297,13 +297,13 @@ class _Planner:
             self._left_bytes[doubt] += size(found.unused)
         elif found.unused:
             yield TrimmedCubin(
-                start=block.start,
+                start=block.payload.start,
                 kept=tuple(sorted(self._map.names[index] for index in found.kept)),
                 code_size=found.code_size,
                 unused=found.unused,
             )
 
-    def _roots(self, block: CodeBlock, cubin: Cubin, use: UseMark) -> set[int] | str:
+    def _roots(self, block: Element, cubin: Cubin, use: UseMark) -> set[int] | str:
         """The functions of a cubin that are used or wanted, by name; or why all of it stays."""
         if use.whole:
             return "it can't be told which of their kernels were used"
@@ -327,7 +327,7 @@ class _Planner:
         return frozenset(
             name
             for block in self._blocks
-            if block.start in self._fitting
+            if block.payload.start in self._fitting
             for name in self._kernels(block.content)
         )
 
@@ -338,7 +338,7 @@ class _Planner:
             for block in self._blocks
             if (use := self._located.use_of(block)) is not None
             and use.whole
-            and (block.region is None or block.start in self._fitting)
+            and (block.region is None or block.payload.start in self._fitting)
         )
         return earliest([whole, *self._launched()]) | self._used_anywhere
 
@@ -347,7 +347,7 @@ class _Planner:
         names = self._map.names
         for block in self._blocks:
             use = self._located.use_of(block)
-            if use is None or block.start not in self._fitting:
+            if use is None or block.payload.start not in self._fitting:
                 continue
             if isinstance(content := block.content, Cubin) and content.references:
                 for kernel in content.kernels:

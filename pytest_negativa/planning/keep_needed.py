@@ -33,7 +33,7 @@ class Part(NamedTuple):
 def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
     """All code that a plan calls unused, part by part."""
     path = plan.library.path
-    anchors = {block.start: block.anchor for block in library_map.iter_code()}
+    anchors = {block.payload.start: block.anchor for block in library_map.iter_code()}
     for decision in plan.decisions:
         if not decision.kept and decision.size:
             yield Part(path, anchors[decision.start], decision.start, None)
@@ -87,7 +87,7 @@ def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -
 
 def functions_of(library_map: LibraryMap, start: int, code: Span) -> tuple[str, ...]:
     """Mangled names of the functions of a cubin that lie in ``code``."""
-    content = next((b.content for b in library_map.iter_code() if b.start == start), None)
+    content = next((b.content for b in library_map.iter_code() if b.payload.start == start), None)
     if not isinstance(content, Cubin):
         return ()
     return tuple(

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap
+from pytest_negativa.models.library import Cubin, Element, LibraryMap
 from pytest_negativa.models.lock import (
     LOCK_VERSION,
     KeptCode,
@@ -156,8 +156,8 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
     Raises:
         ReconstructError: the lock doesn't fit what was found in the library.
     """
-    blocks = {block.start: block for block in library_map.iter_code()}
-    spans = sorted((block.start, block.end) for block in blocks.values())
+    blocks = {block.payload.start: block for block in library_map.iter_code()}
+    spans = sorted((block.payload.start, block.payload.end) for block in blocks.values())
     if len(spans) != locked.elements or code_digest(spans) != locked.code_sha256:
         raise ReconstructError(
             f"{library_map.library.path}: the lock was made for {locked.elements:,} elements of "
@@ -214,7 +214,7 @@ def widen_library(
         trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in whole),
     )
     kept = (replace(code, functions=None) if code.offset in whole else code for code in locked.kept)
-    blocks = {block.start: block for block in library_map.iter_code()}
+    blocks = {block.payload.start: block for block in library_map.iter_code()}
     new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)
     return replace(
         locked,
@@ -308,13 +308,13 @@ def _with_all_that_stays(plan: LibraryPlan, library_map: LibraryMap) -> LibraryP
     A lock says what is unused by those names alone. Code that was given back, or never taken, is in
     none of the ranges and needs its name, and what it calls stays with it.
     """
-    found = {block.start: block for block in library_map.iter_code()}
+    found = {block.payload.start: block for block in library_map.iter_code()}
     trimmed = (_trim_no_more(cubin, found.get(cubin.start), library_map) for cubin in plan.trimmed)
     return replace(plan, trimmed=tuple(cubin for cubin in trimmed if cubin.unused))
 
 
 def _trim_no_more(
-    cubin: TrimmedCubin, block: CodeBlock | None, library_map: LibraryMap
+    cubin: TrimmedCubin, block: Element | None, library_map: LibraryMap
 ) -> TrimmedCubin:
     """``cubin`` with less unused code, or the same; with none where its functions aren't known."""
     content = None if block is None else block.content
@@ -337,9 +337,9 @@ def _trim_no_more(
 def _lock_library(
     plan: LibraryPlan, library_map: LibraryMap, place: Place, doubt: str | None
 ) -> LockedLibrary:
-    found = {block.start: block for block in library_map.iter_code()}
+    found = {block.payload.start: block for block in library_map.iter_code()}
     spans = [(d.start, d.end) for d in plan.decisions]
-    if sorted(spans) != sorted((block.start, block.end) for block in found.values()):
+    if sorted(spans) != sorted(block.payload for block in found.values()):
         raise ReconstructError(
             f"{plan.library.path}: map and plan of the run don't fit; plan again (negativa locate)"
         )
@@ -366,7 +366,7 @@ def _lock_library(
 
 
 def _kept_code(
-    decision: Decision, block: CodeBlock, functions: tuple[str, ...] | None = None
+    decision: Decision, block: Element, functions: tuple[str, ...] | None = None
 ) -> KeptCode:
     return KeptCode(
         offset=decision.start,
@@ -434,7 +434,7 @@ def _proof(
     )
 
 
-def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> dict[str, Any]:
+def _totals(plan: LibraryPlan, blocks: Mapping[int, Element]) -> dict[str, Any]:
     """The sums of a plan, as ``LockedLibrary`` names them.
 
     Args:
@@ -453,15 +453,13 @@ def _totals(plan: LibraryPlan, blocks: Mapping[int, CodeBlock]) -> dict[str, Any
     }
 
 
-def _count_functions(block: CodeBlock) -> int:
+def _count_functions(block: Element) -> int:
     content = block.content
     assert isinstance(content, Cubin)
     return len({f.name for f in (*content.kernels, *content.device_functions)})
 
 
-def _check_totals(
-    locked: LockedLibrary, plan: LibraryPlan, blocks: Mapping[int, CodeBlock]
-) -> None:
+def _check_totals(locked: LockedLibrary, plan: LibraryPlan, blocks: Mapping[int, Element]) -> None:
     """Compare the totals of the lock with those of the library.
 
     Raises:
@@ -483,7 +481,7 @@ def _decide(span: tuple[int, int], kept: Mapping[int, KeptCode]) -> Decision:
     return Decision(*span, True, code.reason.value, code.detail)
 
 
-def _trimmed(code: KeptCode, block: CodeBlock, library_map: LibraryMap) -> TrimmedCubin | None:
+def _trimmed(code: KeptCode, block: Element, library_map: LibraryMap) -> TrimmedCubin | None:
     """The unused code of a cubin, found again from the functions that stay."""
     if code.functions is None:
         return None

@@ -116,7 +116,7 @@ def _unite_rows(
         mine = _rows_of(part, plan)
         rows += mine
         if not mine and _loaded(part.usage, plan):
-            detail = f"{part.name} loaded it, and has no proof of it"
+            detail = f"{part.name} may need it, and has no proof of it"
         for row in mine:
             if row.status in (LibraryStatus.NOT_PROVED, LibraryStatus.NOT_SUBSTITUTED):
                 detail = f"{part.name}: {row.status.value}: {row.detail}"

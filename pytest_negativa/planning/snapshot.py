@@ -120,7 +120,7 @@ def snapshot_map(
     sizes: Counter[tuple[str | None, str | None, bool]] = Counter()
     kernels: set[str] = set()
     for block in library_map.iter_code():
-        decision = decisions.get(block.start)
+        decision = decisions.get(block.payload.start)
         is_unused = decision is not None and not decision.kept
         reason = None if decision is None else decision.reason
         # PTX that goes is no smaller machine code: what later devices can load changes.
@@ -128,7 +128,7 @@ def snapshot_map(
         arch = str(block.arch) if is_machine else f"{block.kind.value} {block.arch}"
         key = None if is_files else arch, reason, is_unused
         elements[key] += 1
-        sizes[key] += block.size
+        sizes[key] += block.payload.size
         if plan is None:
             kernels.update(kernel.name for kernel in library_map.kernels_of(block.content))
     used = [kernel.name for kernel in plan.used_kernels] if plan else []

@@ -20,7 +20,7 @@ from pytest_negativa.arch import (
     can_be_compiled_for,
     cubin_runs_on,
 )
-from pytest_negativa.models.library import LINKED, CodeBlock, Element, LibraryMap
+from pytest_negativa.models.library import LINKED, Element, LibraryMap
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
     Decision,
@@ -31,7 +31,7 @@ from pytest_negativa.models.plan import (
 from pytest_negativa.planning.decide import why_plain
 
 _Decided = tuple[bool, KeepReason | UnusedReason, str | None]
-_Decide = Callable[[CodeBlock], _Decided]
+_Decide = Callable[[Element], _Decided]
 
 
 def plan_for_devices(
@@ -46,7 +46,7 @@ def plan_for_devices(
                     for device in devices:
                         loaded.update(_loadable(region.elements, device))
     return _plan(
-        library_map, devices, lambda block: _decide(block, block.start in loaded, keep_ptx)
+        library_map, devices, lambda block: _decide(block, block.payload.start in loaded, keep_ptx)
     )
 
 
@@ -59,7 +59,7 @@ def _plan(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], decide: _Decide
 ) -> LibraryPlan:
     decisions = [
-        Decision(block.start, block.end, kept, reason.value, detail)
+        Decision(block.payload.start, block.payload.end, kept, reason.value, detail)
         for block in library_map.iter_code()
         for kept, reason, detail in [decide(block)]
     ]
@@ -73,7 +73,7 @@ def _plan(
     )
 
 
-def _decide(block: CodeBlock, loaded: bool, keep_ptx: bool) -> _Decided:
+def _decide(block: Element, loaded: bool, keep_ptx: bool) -> _Decided:
     if block.unreadable is not None:
         return True, KeepReason.UNREADABLE, block.unreadable
     if block.kind.is_opaque:

@@ -13,7 +13,7 @@ from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Ptx
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary
 from pytest_negativa.planning.snapshot import short_names
@@ -248,7 +248,7 @@ def element_table(
     for block in sorted(library_map.iter_code(), key=lambda block: block.header_offset):
         row = [
             f"{block.header_offset:#x}",
-            "-" if block.region is None else f"{block.region.span.start:#x}",
+            "-" if block.region is None else f"{block.region:#x}",
             "bare cubin frame" if block.is_frame else block.kind.value,
             _arch_text(block.arch),
             block.compression.value,
@@ -260,7 +260,7 @@ def element_table(
         if devices:
             # A device may load it: the sums count it as loaded.
             unknown = "?" if block.kind.is_opaque else ""
-            row.insert(-1, "yes" if block.start in loaded else unknown)
+            row.insert(-1, "yes" if block.payload.start in loaded else unknown)
         rows.append(row)
     align = "rrlllrrr" + "l" * (len(headers) - 8)
     return format_table(align, headers, rows, drop=(1, 6, 4, 7, len(headers) - 1, 2), names=())
@@ -315,8 +315,8 @@ def _arch_text(arch: SmArch) -> str:
     return "-" if arch == NO_ARCH else str(arch)
 
 
-def _note(block: CodeBlock) -> str:
-    identifier = block.record.identifier
+def _note(block: Element) -> str:
+    identifier = block.identifier
     return block.unreadable or identifier or ""
 
 

@@ -12,7 +12,7 @@ from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize
 from pytest_negativa.reporting.units import format_bytes, format_items
 
-_HEADERS = ("library", "misses", "pages", "size", "functions", "elements")
+_HEADERS = ("library", "misses", "pages", "size")
 
 
 def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[str]:
@@ -36,9 +36,7 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
     rows = first_rows(libraries, top, attrgetter("name"), _cells)
-    yield format_table(
-        "lrrrrr", _HEADERS, rows, total=_cells("total", libraries), drop=(5, 4, 2, 1)
-    )
+    yield format_table("lrrr", _HEADERS, rows, total=_cells("total", libraries), drop=(2, 1))
     for row in libraries[: top or None]:
         if row.code:
             yield _code_table(row, top)
@@ -49,14 +47,11 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
 
 def _cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
     pages = sum(row.pages for row in rows)
-    code = [code for row in rows for code in row.code]
     return [
         name,
         f"{sum(row.misses for row in rows):,}",
         f"{pages:,}",
         format_bytes(pages * PAGE_SIZE),
-        f"{sum(one.kind is CodeKind.FUNCTION for one in code):,}",
-        f"{sum(one.kind is CodeKind.GPU_CODE for one in code):,}",
     ]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import printable, terminal_width
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
@@ -23,34 +24,26 @@ _ITS_PATH = re.compile(r"/[^:]*: ")
 _MANY = 4
 
 
-def render_rows(rows: Sequence[SlimRow], nothing: str) -> str:
+def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
     """Render tables of the libraries that changed and that are sound, and lines for the others.
 
     Args:
         rows: of all libraries.
         nothing: the text if there are no rows.
+        top: rows of each table; 0 for all.
     """
     parts: list[str] = []
-    changed = sorted(
+    if changed := sorted(
         (row for row in rows if row.status in _IN_TABLE),
         key=lambda row: (not row.useless, -row.before, row.path),
-    )
-    if changed:
-        before, after = sum(r.before for r in changed), sum(r.after for r in changed)
-        total = (
-            format_items(len(changed), "library", "libraries"),
-            format_bytes(before),
-            format_bytes(after),
-            _share(after, before),
-            "",
-        )
+    ):
         headers = ("library", "before", "after", "share", "")
-        cells = [_cells(row) for row in changed]
-        parts += _with_details("lrrrl", headers, cells, changed, total)
-    if sound := sorted((r for r in rows if r.status is SlimStatus.SOUND), key=lambda r: r.path):
-        # Of files that were removed, nothing is there.
-        sizes = [(r.path, format_bytes(r.after) if r.after else "-", r.status.value) for r in sound]
-        parts += _with_details("lrl", ("library", "size", ""), sizes, sound, None)
+        parts += _with_details("lrrrl", headers, changed, top)
+    if sound := sorted(
+        (row for row in rows if row.status is SlimStatus.SOUND),
+        key=lambda row: (-row.after, row.path),
+    ):
+        parts += _with_details("lrl", ("library", "size", ""), sound, top)
     lines = list(_lines(rows))
     if lines:
         parts.append("\n".join(lines))
@@ -73,37 +66,37 @@ def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
             yield _line(replace(first, path=f"{first.path} and {more}", detail=detail))
 
 
-def _cells(row: SlimRow) -> tuple[str, ...]:
-    others = f" and {format_items(row.others, 'more name', 'more names')}" if row.others else ""
-    return (
-        row.path + others,
-        format_bytes(row.before),
-        format_bytes(row.after),
-        _share(row.after, row.before),
-        row.status.value,
-    )
-
-
 def _with_details(
-    align: str,
-    headers: Sequence[str],
-    cells: Sequence[tuple[str, ...]],
-    rows: Sequence[SlimRow],
-    total: tuple[str, ...] | None,
+    align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int
 ) -> Iterator[str]:
     """A table whose last column tells the details, too; lines below it where that is too wide."""
-    drop = [headers.index("share")] if "share" in headers else []
-    details = [
-        f"{one[-1]}, {row.detail}" if row.detail else one[-1]
-        for one, row in zip(cells, rows, strict=True)
-    ]
-    told = [(*one[:-1], detail) for one, detail in zip(cells, details, strict=True)]
+
+    def cells(name: str, some: Sequence[SlimRow], *, details: bool = False) -> list[str]:
+        before, after = sum(row.before for row in some), sum(row.after for row in some)
+        texts = {
+            f"{row.status.value}, {row.detail}" if details and row.detail else row.status.value
+            for row in some
+        }
+        # Of files that were removed, nothing is there.
+        sizes = [format_bytes(after) if after else "-"]
+        if "share" in headers:
+            sizes = [format_bytes(before), format_bytes(after), _share(after, before)]
+        return [name, *sizes, texts.pop() if len(texts) == 1 else ""]
+
+    def name(row: SlimRow) -> str:
+        others = f" and {format_items(row.others, 'more name', 'more names')}" if row.others else ""
+        return row.path + others
+
+    total = [*cells(format_items(len(rows), "library", "libraries"), rows)[:-1], ""]
+    told = first_rows(rows, top, name, partial(cells, details=True))
     whole = format_table(align, headers, told, total, width=0)
     width = terminal_width()
     if not width or all(len(line) <= width for line in whole.split("\n")):
         yield whole
         return
-    yield format_table(align, headers, cells, total, width=width, drop=drop)
+    drop = [headers.index("share")] if "share" in headers else []
+    short = first_rows(rows, top, name, cells)
+    yield format_table(align, headers, short, total, width=width, drop=drop)
     lines = [(row.detail, f"{row.path}: {row.detail}") for row in rows if row.detail]
     if lines:
         yield "\n".join(_united(lines, "libraries"))

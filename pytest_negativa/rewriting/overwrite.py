@@ -48,7 +48,7 @@ def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
 
 
 def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Change]:
-    blocks = {(block.start, block.end): block for block in library_map.iter_code()}
+    blocks = {(block.payload.start, block.payload.end): block for block in library_map.iter_code()}
     decided = Counter((d.start, d.end) for d in plan.decisions)
     wanted = Counter(dict.fromkeys(blocks, 1))
     if decided != wanted:
@@ -63,10 +63,10 @@ def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[
         block = blocks[decision.start, decision.end]
         if block.unreadable is not None:
             raise ReconstructError(
-                f"{plan.library.path}: the plan gives up [{block.start:#x}, {block.end:#x}), which "
-                f"is not understood ({block.unreadable}); trace it again"
+                f"{plan.library.path}: the plan gives up [{decision.start:#x}, {decision.end:#x}), "
+                f"which is not understood ({block.unreadable}); trace it again"
             )
-        yield Fill(block.start, block.end, fill)
+        yield Fill(block.payload.start, block.payload.end, fill)
         if block.region is not None:
             yield Patch(block.header_offset + KIND_OFFSET, _NO_KIND)
             yield Patch(block.header_offset + ARCH_OFFSET, _NO_DEVICE)

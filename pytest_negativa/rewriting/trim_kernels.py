@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import CodeBlock, Compression, LibraryMap
+from pytest_negativa.models.library import Compression, Element, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.models.spans import Span
@@ -45,7 +45,7 @@ def trim_kernels(
         FormatError: the library can't be read.
         ValueError: the plan is not of this map.
     """
-    blocks = {block.start: block for block in library_map.iter_code()}
+    blocks = {block.payload.start: block for block in library_map.iter_code()}
     changes: list[Change] = []
     cubins: list[RepackedCubin] = []
     for trimmed in sorted(plan.trimmed, key=lambda trimmed: trimmed.start):
@@ -58,12 +58,12 @@ def trim_kernels(
 
 
 def _trim(
-    source: ByteSource, block: CodeBlock, trimmed: TrimmedCubin, value: int
+    source: ByteSource, block: Element, trimmed: TrimmedCubin, value: int
 ) -> tuple[list[Change], RepackedCubin]:
     """One cubin, from its stored bytes to edits of the library."""
-    stored = source.read(block.start, block.stored_size)
+    stored = source.read(block.payload.start, block.stored_size)
     cubin = RepackedCubin(
-        start=block.start, filled=(), stored_before=len(stored), stored_after=len(stored)
+        start=block.payload.start, filled=(), stored_before=len(stored), stored_after=len(stored)
     )
     try:
         content = unpack(stored, block.compression, block.unpacked_size)
@@ -72,7 +72,9 @@ def _trim(
             raise CubinCodeError("all its code is referred to by what stays")
         if block.compression is Compression.NONE:
             size = len(stored)
-            changes = [c.moved(c.start, c.end, block.start + c.start) for c in edits.changes]
+            changes = [
+                c.moved(c.start, c.end, block.payload.start + c.start) for c in edits.changes
+            ]
         else:
             changes, size = _repack(block, content, edits, stored)
     except (PayloadError, CubinCodeError, RepackError) as e:
@@ -82,15 +84,15 @@ def _trim(
 
 
 def _repack(
-    block: CodeBlock, content: bytes, edits: Edits, stored: bytes
+    block: Element, content: bytes, edits: Edits, stored: bytes
 ) -> tuple[list[Change], int]:
     """Pack an edited cubin into its space; also returns the bytes in use there."""
     edited = bytes(edits.applied_to(content, 0))
     if block.region is None:
         frame, zeros = repack_frame(edited, stored)
-        return [Patch(block.start, frame)], len(frame) - zeros
-    packed = repack(edited, stored, block.compression, block.size)
+        return [Patch(block.payload.start, frame)], len(frame) - zeros
+    packed = repack(edited, stored, block.compression, block.payload.size)
     return [
         Patch(block.header_offset + _COMPRESSED_SIZE_OFFSET, _COMPRESSED_SIZE.pack(len(packed))),
-        Patch(block.start, packed + bytes(block.size - len(packed))),
+        Patch(block.payload.start, packed + bytes(block.payload.size - len(packed))),
     ], len(packed)

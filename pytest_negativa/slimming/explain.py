@@ -198,7 +198,8 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
         return
     if error:
         yield str(verdict)
-    yield from _libraries(_likely_first(error, lacking))
+    # If a library without any code is loaded, none of its kernels can be.
+    yield from _libraries(sorted(lacking, key=lambda one: not one.never_loaded))
     yield from _remedies(lacking, folders)
 
 
@@ -309,17 +310,3 @@ def _rows(libraries: Sequence[Slimmed]) -> Iterator[str]:
 
 def _verdict_on(error: str) -> str | None:
     return next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)
-
-
-def _likely_first(error: str, slimmed: Sequence[Slimmed]) -> list[Slimmed]:
-    """Put libraries that the error names (CUBLAS_STATUS_..., libcufft) first.
-
-    Libraries without any code come next: if one is loaded, none of its kernels can be.
-    """
-    words = error.lower().replace("_", "")
-
-    def is_named(library: Slimmed) -> bool:
-        stem = re.split(r"[.\-_]", Path(library.path).name.removeprefix("lib"))[0].lower()
-        return len(stem) > 3 and stem in words
-
-    return sorted(slimmed, key=lambda one: (not is_named(one), not one.never_loaded))

@@ -249,7 +249,7 @@ def plan_cut(
                 free += minus(traced.watched, traced.touched)
                 # What a lock keeps lies among constants of some libraries.
                 gpu_code = () if library_map is None else library_map.iter_code()
-                free += minus(traced.unread, union((one.start, one.end) for one in gpu_code))
+                free += minus(traced.unread, union(one.payload for one in gpu_code))
         return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
 
 

@@ -68,7 +68,7 @@ def _needed_spans(planned: Sequence[AnalyzedLibrary], verdict: Verdict) -> list[
 
 def _needed_of(planned: AnalyzedLibrary, seen: Sequence[WorkDifference]) -> Iterator[NeededSpan]:
     library_map, decisions = planned.library_map, planned.plan.decisions
-    contents = {block.start: block.content for block in library_map.iter_code()}
+    contents = {block.payload.start: block.content for block in library_map.iter_code()}
     ends = {decision.start: decision.end for decision in decisions}
     # The driver would never choose it.
     wrong_arch = {d.start for d in decisions if d.reason == UnusedReason.WRONG_ARCH.value}

@@ -208,15 +208,15 @@ class _Places:
 
     def __init__(self, library_map: LibraryMap, unused: Sequence[Span]) -> None:
         self._map = library_map
-        blocks = (b for b in library_map.iter_code() if covers(unused, b.start, b.end))
-        self._blocks = sorted(blocks, key=lambda block: block.start)
+        blocks = (b for b in library_map.iter_code() if covers(unused, *b.payload))
+        self._blocks = sorted(blocks, key=lambda block: block.payload.start)
         self._regions = sorted(region.span for region in library_map.iter_regions())
 
     def name(self, offset: int) -> tuple[int, str | None]:
         """The element or frame that holds a byte, with its first kernel, or else the region."""
-        at = bisect_right(self._blocks, offset, key=lambda block: block.start) - 1
-        if at >= 0 and offset < self._blocks[at].end:
+        at = bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
+        if at >= 0 and offset < self._blocks[at].payload.end:
             kernels = self._map.kernels_of(self._blocks[at].content)
-            return self._blocks[at].start, kernels[0].name if kernels else None
+            return self._blocks[at].payload.start, kernels[0].name if kernels else None
         at = bisect_right(self._regions, offset, key=lambda span: span.start) - 1
         return (self._regions[at].start if at >= 0 else offset), None

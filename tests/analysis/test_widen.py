@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usa
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SparePolicy, find_spare
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
@@ -56,12 +56,16 @@ def slim(site: Made, lock: Lock, spares: Path) -> None:
 def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     library_map = read(site.one)
     kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}
-    block = next(b for b in library_map.iter_code() if b.start not in kept and b.size > 39_000)
+    block = next(
+        b
+        for b in library_map.iter_code()
+        if b.payload.start not in kept and b.payload.size > 39_000
+    )
     lock_file, logs = tmp_path / "negativa.lock", tmp_path / "logs"
     save_lock(site.lock, lock_file)
 
     def use() -> list[Misses]:
-        words = (site.one, str(vaddr_of(library_map, block.start)), str(block.size))
+        words = (site.one, str(vaddr_of(library_map, block.payload.start)), str(block.payload.size))
         environ = logged(logs)
         subprocess.run([sys.executable, "-c", READ, *words], env=environ, check=True)
         return [misses for misses in read_misses([logs]) if misses.pages]
@@ -76,9 +80,23 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     [row] = [row for row in widened.libraries if row.path == ONE]
     [before] = [row for row in site.lock.libraries if row.path == ONE]
     [new] = [code for code in row.kept if code not in before.kept]
-    assert (new.offset, new.region, new.reason) == (block.start, block.anchor, KeepReason.MISSED)
+    assert (new.offset, new.region, new.reason) == (
+        block.payload.start,
+        block.anchor,
+        KeepReason.MISSED,
+    )
     assert new.detail == "it came back 1 time"
-    assert row.unused_bytes == before.unused_bytes - block.size
+    assert row.unused_bytes == before.unused_bytes - block.payload.size
+
+    # A damaged spare could hide code.
+    spare = find_spare(site.one)
+    sound = spare.read_bytes()
+    inside = block.payload.start + 8192
+    spare.write_bytes(sound[:inside] + b"\xff" * 8 + sound[inside + 8 :])
+    failed = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert failed.exit_code == 1
+    assert "with its spare it does not give the original back" in failed.stderr
+    spare.write_bytes(sound)
 
     slim(site, widened, tmp_path / "spares")
     for log in logs.iterdir():

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.models.library import CodeBlock, Scope
+from pytest_negativa.models.library import Element, Scope
 from pytest_negativa.rewriting.compact.cut import Cut, cut_library
 from pytest_negativa.storage.schema import schema_text
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
@@ -33,9 +33,9 @@ for start, end in zip(*[map(int, sys.argv[2:])] * 2):
 """
 
 
-def use(cut: Cut, logs: Path, *blocks: CodeBlock) -> None:
+def use(cut: Cut, logs: Path, *blocks: Element) -> None:
     """Read GPU code of a cut library, as the driver does; a log tells what came back."""
-    words = [str(place) for block in blocks for place in (block.start, block.end)]
+    words = [str(place) for block in blocks for place in (block.payload.start, block.payload.end)]
     subprocess.run(
         [sys.executable, "-c", USE, cut.library, *words],
         env=logged(logs),
@@ -53,7 +53,7 @@ def cut(tmp_path: Path) -> Cut:
     return cut_library(QUICKSTART_LIBRARY, target, target.parent, [], OPTIONS, containers)
 
 
-def sm_90_code() -> list[CodeBlock]:
+def sm_90_code() -> list[Element]:
     blocks = read_library(QUICKSTART_LIBRARY, Scope(headers_only=True)).iter_code()
     return [block for block in blocks if str(block.arch) == "sm_90"]
 
@@ -74,8 +74,12 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     )  # fmt: skip
     assert (library["pages"], library["misses"]) == (2, 4)
     rows = [(code["offset"], code["misses"], code["arch"]) for code in library["code"]]
-    assert rows == [(second.start, 3, "sm_90"), (first.start, 1, "sm_90")]
+    assert rows == [(second.payload.start, 3, "sm_90"), (first.payload.start, 1, "sm_90")]
     assert library["code"][0]["region"] == second.anchor
+
+    # Names are read for what is shown.
+    top = project.negativa(*command, "--top", "1").stdout
+    assert f"sm_90 code at {second.payload.start:#x}: " in top and "1 more" in top
 
     done = project.negativa(*command)
     assert done.stderr.endswith(f"Next: negativa slim check {cut.library.parent}\n")
@@ -87,7 +91,7 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     lines = shown.splitlines()
     assert lines[0] == "2 pages (8.2 kB) came back to 1 library, 4 times in all processes."
     assert library["code"][0]["kernels"][0].startswith("_Z")
-    row = ["3", "1", *f"sm_90 code at {second.start:#x}:".split()]
+    row = ["3", "1", *f"sm_90 code at {second.payload.start:#x}:".split()]
     assert any(line.split()[: len(row)] == row for line in lines), shown
 
 
@@ -133,7 +137,14 @@ def test_the_variables_of_a_service(cut: Cut, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["misses", "--attach-env", str(tmp_path / "logs")])
     script = f'{done.output}\nexec "$@"'
     first, *_ = sm_90_code()
-    words = [sys.executable, "-c", USE, str(cut.library), str(first.start), str(first.end)]
+    words = [
+        sys.executable,
+        "-c",
+        USE,
+        str(cut.library),
+        str(first.payload.start),
+        str(first.payload.end),
+    ]
     subprocess.run(["sh", "-c", script, "sh", *words], env={}, check=True)
     assert variables["NEGATIVA_SPARE_LOG"] == str(tmp_path / "logs")
     assert [one.name for one in read_misses([tmp_path / "logs"])] == [cut.library.name]

@@ -252,7 +252,7 @@ def test_code_that_cannot_be_read(
         left, _ = map_slimmed(source, Scope())
         space = read_host_elf(source, with_segments=True)
     block = next(b for b in left.iter_code() if b.content is not None)
-    start, damage = block.start, b"\x01" * block.stored_size
+    start, damage = block.payload.start, b"\x01" * block.stored_size
     if what != "code":
         # The version, behind the magic number.
         start, damage = next(left.iter_regions()).span.start + 4, b"\xff\xff"

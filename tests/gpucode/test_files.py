@@ -98,7 +98,7 @@ def test_cubins(name: str) -> None:
     (section,) = library_map.sections
     (block,) = section.iter_code()
     (expected,) = FILES[name]["cuobjdump"]["elements"]
-    assert (block.start, block.end) == (0, FILES[name]["size"])
+    assert (block.payload.start, block.payload.end) == (0, FILES[name]["size"])
     assert (block.kind, block.compression) == (ElementKind.CUBIN, Compression.NONE)
     assert str(block.arch).removesuffix("f") in name.replace("100f", "100")
     kernels = sorted(k.name for k in library_map.kernels_of(block.content))
@@ -143,7 +143,7 @@ def test_ptx() -> None:
 )
 def test_intermediate_code(name: str, kind: ElementKind, arch: str) -> None:
     (block,) = read(BIN / name).iter_code()
-    assert (block.kind, str(block.arch), block.size) == (kind, arch, FILES[name]["size"])
+    assert (block.kind, str(block.arch), block.payload.size) == (kind, arch, FILES[name]["size"])
 
 
 def test_bitcode_for_a_cpu_is_no_gpu_code() -> None:

@@ -43,7 +43,7 @@ def library_map(tmp_path: Path) -> LibraryMap:
 
 def test_they_are_found(library_map: LibraryMap) -> None:
     blocks = list(library_map.iter_code())
-    assert [(b.size, str(b.arch), b.compression) for b in blocks] == [
+    assert [(b.payload.size, str(b.arch), b.compression) for b in blocks] == [
         (len(CUBINS[SM_80]), "sm_80", Compression.NONE),
         (len(CUBINS[SM_90]), "sm_90", Compression.NONE),
     ]
@@ -90,7 +90,7 @@ def test_tables_beyond_the_budget_end_the_search(tmp_path: Path) -> None:
 
 
 def test_plans_keep_them(library_map: LibraryMap) -> None:
-    first, second = (block.start for block in library_map.iter_code())
+    first, second = (block.payload.start for block in library_map.iter_code())
     usage = usage_of(library_usage(library_map, {second: ["scale"]}))
     located = locate_library(library_map, usage.libraries[0], usage)
     plan = plan_library(located, [H100], KeepPolicy(granularity="kernel"))

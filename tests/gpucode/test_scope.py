@@ -15,7 +15,7 @@ from tests.support.usages import library_usage, usage_of
 def names_by_start(library_map: LibraryMap) -> dict[int, list[str]]:
     """The kernels of all that was unpacked."""
     return {
-        block.start: [kernel.name for kernel in library_map.kernels_of(block.content)]
+        block.payload.start: [kernel.name for kernel in library_map.kernels_of(block.content)]
         for block in library_map.iter_code()
         if block.content is not None
     }

@@ -85,7 +85,8 @@ def test_what_a_copy_still_had_stays(fault: PlantedFault) -> None:
 
 
 @pytest.mark.planted_fault(
-    "A shard was proved on another build of a library.", says="b loaded it, and has no proof of it"
+    "A shard was proved on another build of a library.",
+    says="b may need it, and has no proof of it",
 )
 def test_other_content(fault: PlantedFault) -> None:
     one = planned()

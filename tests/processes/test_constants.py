@@ -12,6 +12,7 @@ import pytest
 from pytest_negativa.hostcode.page_logs import count_lost, prepare_logs, read_page_logs
 from pytest_negativa.hostcode.usage import unite_logs
 from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.redirect import RedirectTable, redirect_environment, write_table
 from tests.support.compiling import needs_compiler
 from tests.support.paged import compile_constants, needs_page_watch, symbols_of
 from tests.support.sessions import unmeasured_environ
@@ -103,6 +104,19 @@ def test_processes_of_a_run_are_united(library: Path, tmp_path: Path) -> None:
     assert blocks_read(logs, library, "library.read_block(2)") == {1, 2}
     assert blocks_read(logs, library, "library.read_block(7)") == {1, 2, 7}
     assert blocks_read(logs, library, "os.abort()", -6) == ALL
+
+
+def test_a_failed_exec_says_why_beside_another_auditor(tmp_path: Path) -> None:
+    """Each auditor has a libc of its own, and an errno."""
+    prepare_logs(tmp_path)
+    table = tmp_path / "table"
+    write_table(RedirectTable(str(tmp_path), ()), table)
+    environ = unmeasured_environ()
+    environ |= redirect_environment(environ, table, tmp_path)
+    environ |= watch_environment(environ, tmp_path)
+    code = "import subprocess; subprocess.run(['/nowhere'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'" in done.stderr
 
 
 def test_without_a_page_table_all_count_as_read(library: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import CodeBlock, Cubin, LibraryMap, Scope
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
@@ -116,12 +116,12 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
 
 def unpacked(
     source: ByteSource,
-    block: CodeBlock,
+    block: Element,
     trimmed: dict[int, TrimmedCubin],
     patches: dict[int, Patch],
 ) -> tuple[TrimmedCubin, bytes, bytes] | None:
     """A trimmed cubin before and after; None for what isn't trimmed, or not compressed."""
-    start, compression, size = block.start, block.compression, block.unpacked_size
+    start, compression, size = block.payload.start, block.compression, block.unpacked_size
     if start not in trimmed or start not in patches:
         return None
     old = unpack(source.read(start, block.stored_size), compression, size)

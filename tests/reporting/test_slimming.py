@@ -32,6 +32,21 @@ def test_a_problem_that_names_each_library_is_one() -> None:
     assert list(render_problems(rows)) == [f"lib0.so and 6 more libraries: failed: /spares: {full}"]
 
 
+def test_the_largest_have_rows_of_their_own() -> None:
+    rows = [SlimRow.unchanged(f"{n}.so", SlimStatus.SOUND, n * 1000, "fits") for n in range(1, 9)]
+    rows += [replace(row, status=SlimStatus.SLIMMED, before=9000) for row in rows[:3]]
+    changed, sound = render_rows(rows, "", top=2).split("\n\n")
+    assert [line.split() for line in sound.splitlines()[2:]] == [
+        ["8.so", "8.0", "kB", "sound,", "fits"],
+        ["7.so", "7.0", "kB", "sound,", "fits"],
+        ["6", "more", "21.0", "kB", "sound,", "fits"],
+        ["-----------", "-------", "-----------"],
+        ["8", "libraries", "36.0", "kB"],
+    ]
+    assert " ".join(changed.splitlines()[-1].split()) == "3 libraries 27.0 kB 6.0 kB 22.2%"
+    assert "1 more" in changed and "more" not in render_rows(rows, "")
+
+
 def test_a_line_comes_once() -> None:
     """Two copies of a folder have the same libraries and distributions."""
     left = SlimRow.unchanged("numba 1.0", SlimStatus.LEFT, 1, "a spare brings no files")

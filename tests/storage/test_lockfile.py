@@ -64,7 +64,7 @@ def without_line(number: int) -> bytes:
 
 @pytest.mark.planted_fault(
     "A merge conflict is resolved such that the lock loses a line of code that must stay.",
-    says="kept_elements says 2, and kept lists 1",
+    says="its lines don't match their digest",
 )
 def test_a_lost_kept_line(fault: PlantedFault) -> None:
     first, *_ = lines_with("- {offset:")
@@ -77,7 +77,7 @@ def test_a_lost_kept_line(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "The lock loses the name of a function that must stay in its cubin.",
-    says="kept_functions says 2, and functions list 1",
+    says="its lines don't match their digest",
 )
 def test_a_lost_function(fault: PlantedFault) -> None:
     _, second = lines_with("    - ")
@@ -139,14 +139,14 @@ def test_marks_of_a_conflict(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A lock of an earlier format, which has no digests, is applied.",
-    says="make the lock again (negativa lock --run run)",
+    says="make the lock again (negativa lock)",
 )
 def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
     fault.check(refusal(TEXT.replace(b"format_version: 4", b"format_version: 3")))
 
 
-def test_messages_stay_short_and_harmless() -> None:
-    """A stranger's lock may hold names of any length, and a run's name that a shell would run."""
+def test_messages_stay_short() -> None:
+    """A stranger's lock may hold names of any length."""
     long = b"a" * 1_000_000
     for text in (
         TEXT.replace(b"include:", long + b":"),
@@ -157,8 +157,6 @@ def test_messages_stay_short_and_harmless() -> None:
         TEXT.replace(b"path: lib/", b"path: " + long),
     ):
         assert len(refusal(text)) < 1200
-    old = TEXT.replace(b"format_version: 4", b"format_version: 3")
-    assert "--run 'a; rm -rf b'" in refusal(old.replace(b"run: run", b"run: a; rm -rf b"))
 
 
 def edited(change: Callable[[Any], object]) -> bytes:
@@ -176,7 +174,7 @@ def test_a_lock_at_a_url() -> None:
     save_lock(LOCK, url)
     assert load_lock(url) == LOCK
     url.write(TEXT.replace(b"kept_elements: ", b"kept_elements: 1", 1))
-    with pytest.raises(StoreError, match=rf"^{url}:\d+: .*kept_elements says"):
+    with pytest.raises(StoreError, match=rf"^{url}:\d+: .*don't match their digest"):
         load_lock(url)
 
 

@@ -29,16 +29,16 @@ def test_map_survives_the_file(library: Path, tmp_path: Path) -> None:
 
 def test_version_comes_first(tmp_path: Path) -> None:
     save_map(read_library(MULTIARCH, Scope()), tmp_path / "map.json")
-    assert (tmp_path / "map.json").read_text().startswith('{"format_version":3,')
+    assert (tmp_path / "map.json").read_text().startswith('{"format_version":4,')
 
 
 def test_other_version_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "map.json"
-    save_map(replace(read_library(MULTIARCH, Scope()), format_version=4), file)
+    save_map(replace(read_library(MULTIARCH, Scope()), format_version=5), file)
     with pytest.raises(StoreError) as caught:
         load_map(file)
     assert str(caught.value) == (
-        f"{file}: format_version 4, this release reads 3; make the map again"
+        f"{file}: format_version 5, this release reads 4; make the map again"
     )
 
 
@@ -49,8 +49,8 @@ def test_other_version_is_refused(tmp_path: Path) -> None:
         (b"\xff\xfe", "not a library map"),
         (b"[]", "not a library map"),
         (b'{"format_version": "1"}', "not a library map"),
-        (b'{"format_version": 3}', "not a library map"),
-        (b'{"format_version": 3} trailing', "not a library map"),
+        (b'{"format_version": 4}', "not a library map"),
+        (b'{"format_version": 4} trailing', "not a library map"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:

@@ -90,9 +90,9 @@ def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed
     after, removed = read_slimmed(done.library, library_map.scope)
     check_slimmed(after)
     whole = tuple(
-        Span(block.start, block.end)
-        for block in library_map.iter_code()
-        if not any(start < block.end and block.start < end for start, end in done.gaps)
+        span
+        for span in (block.payload for block in library_map.iter_code())
+        if not any(start < span.end and span.start < end for start, end in done.gaps)
     )
     found = rows(after)
     assert rows(library_map, plan).items() <= found.items()

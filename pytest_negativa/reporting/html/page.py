@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
-from pytest_negativa.models.library import CodeBlock, LibraryMap
+from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context, Usage
@@ -190,25 +190,25 @@ def _without_kernels(report: RunReport) -> RunReport:
     return replace(report, libraries=tuple(rows), coverage=())
 
 
-def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, CodeBlock]]:
+def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, Element]]:
     return {
-        block.start: (section.name, block)
+        block.payload.start: (section.name, block)
         for section in library.library_map.sections
         for block in section.iter_code()
     }
 
 
 def _main_kernels(
-    library_map: LibraryMap, blocks: Iterable[tuple[str, CodeBlock]]
+    library_map: LibraryMap, blocks: Iterable[tuple[str, Element]]
 ) -> Mapping[int, str]:
     """The largest kernel of each element, by its offset; if its own are unknown, its region's."""
     largest: dict[int, tuple[int, str]] = {}
     anchors = {}
     for _, block in blocks:
-        anchors[block.start] = block.anchor
+        anchors[block.payload.start] = block.anchor
         for kernel in library_map.kernels_of(block.content):
             size = kernel.code_size or 0, kernel.name
-            largest[block.start] = max(largest.get(block.start, size), size)
+            largest[block.payload.start] = max(largest.get(block.payload.start, size), size)
     of_region: dict[int, tuple[int, str]] = {}
     for start, size in largest.items():
         of_region[anchors[start]] = max(of_region.get(anchors[start], size), size)

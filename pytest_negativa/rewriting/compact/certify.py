@@ -93,8 +93,8 @@ def _declared(
     for region in library_map.iter_regions():
         yield "region", region.span.start, region.span.end
     for block in library_map.iter_code():
-        start, end = block.header_offset, block.end
-        if (block.start, end) in unused:
+        start, end = block.header_offset, block.payload.end
+        if (block.payload.start, end) in unused:
             if start < end:
                 yield "unused", start, end
         elif any(True for _ in edits.overlapping(start, end)):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
@@ -65,25 +68,46 @@ def read_trailer(spare: ByteSource, note: Note) -> Trailer:
     return trailer
 
 
-def original_bytes(library: ByteSource, spare: ByteSource, trailer: Trailer) -> Iterator[bytes]:
-    """The bytes of the original, in order.
+class OriginalSource(ByteSource):
+    """The original of a cut library, read from the library and its spare.
+
+    Its digest is not compared: that takes reading all of it.
+
+    Args:
+        library, spare: the pair, open for as long as this is read.
+        note: that of the library.
 
     Raises:
-        FormatError: a file can't be read, or the trailer names bytes that are not there.
+        FormatError: the spare can't be read, or is damaged.
     """
-    position = 0
-    for kept in trailer.kept:
-        yield from _read(spare, position, kept.start)
-        yield from _read(library, kept.target, kept.target + kept.end - kept.start)
-        position = kept.end
-    yield from _read(spare, position, trailer.original_size)
 
+    def __init__(self, library: ByteSource, spare: ByteSource, note: Note) -> None:
+        self._library, self._spare = library, spare
+        self._kept = read_trailer(spare, note).kept
+        self.path, self.size = library.path, note.original_size
+        self.mtime_ns, self.stamp = library.mtime_ns, library.stamp
 
-def _read(source: ByteSource, start: int, end: int) -> Iterator[bytes]:
-    if start > end:
-        raise FormatError(source.path, start, "its trailer is damaged: kept ranges overlap")
-    for position in range(start, end, _STEP):
-        yield source.read(position, min(_STEP, end - position))
+    def read(self, offset: int, length: int) -> bytes:
+        """See ``ByteSource.read``."""
+        self._check_range(offset, length)
+        parts, end = [], offset + length
+        first = bisect.bisect_right(self._kept, offset, key=attrgetter("end"))
+        for kept in itertools.islice(self._kept, first, None):
+            if offset < (stop := min(kept.start, end)):
+                parts.append(self._spare.read(offset, stop - offset))
+                offset = stop
+            if offset >= (stop := min(kept.end, end)):
+                break
+            parts.append(self._library.read(kept.target + offset - kept.start, stop - offset))
+            offset = stop
+        return b"".join([*parts, self._spare.read(offset, end - offset)])
+
+    def is_unchanged(self) -> bool:
+        """See ``ByteSource.is_unchanged``; of both."""
+        return self._library.is_unchanged() and self._spare.is_unchanged()
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
 
 
 def check_pair(library: Path, spare: Path) -> None:
@@ -108,8 +132,10 @@ def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
     note = read_note(cut)
     if note is None:
         raise ReconstructError(f"{cut.path}: is no library with a spare")
+    original = OriginalSource(cut, spare, note)
     digest = hashlib.sha256()
-    for data in original_bytes(cut, spare, read_trailer(spare, note)):
+    for position in range(0, original.size, _STEP):
+        data = original.read(position, min(_STEP, original.size - position))
         digest.update(data)
         yield data
     if digest.digest() != note.original:

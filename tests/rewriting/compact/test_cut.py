@@ -23,7 +23,11 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.certify import certify
 from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
-from pytest_negativa.rewriting.compact.rebuild import read_note, rebuild_original
+from pytest_negativa.rewriting.compact.rebuild import (
+    OriginalSource,
+    read_note,
+    rebuild_original,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
 from tests.support.compiling import compile_shared
 from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
@@ -162,6 +166,25 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
     with pytest.raises(ReconstructError, match="one of the two is damaged"):
         rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == before
+
+
+def test_the_original_is_read_from_both(cut: Cut, kit: Kit) -> None:
+    whole = kit.library.read_bytes()
+    with ByteSource(cut.library) as library, ByteSource(cut.spare) as spare:
+        note = read_note(library)
+        assert note is not None
+        original = OriginalSource(library, spare, note)
+        # Around each edge of what stays and of what went.
+        edges = {hole.offset + shift for hole in note.holes for shift in (-1, 0, 1, 4096)}
+        for start in (0, *edges):
+            for length in (0, 1, 2, 4096, 4097, 70_000):
+                end = min(start + length, len(whole))
+                assert original.read(start, end - start) == whole[start:end]
+        assert original.read(0, original.size) == whole
+        assert original.sha256() == cut.original_sha256
+        assert original.is_unchanged()
+        with pytest.raises(FormatError, match="the file ends at"):
+            original.read(len(whole) - 1, 2)
 
 
 def test_a_spare_of_another_cut_gives_nothing_back(kit: Kit, cut: Cut, tmp_path: Path) -> None:
