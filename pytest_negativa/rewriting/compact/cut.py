@@ -13,7 +13,6 @@ code may lie in data that programs write to (``.ldata`` of cuFFT).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -465,14 +464,14 @@ def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> 
     Of data, these are tables that get a new place: patchelf puts such tables there.
     """
     rows = sorted(
-        (s.sh_offset, s.file_end, _is_moved(s, dynamic) or (not is_data and _leaves(name)))
+        (s.sh_offset, _is_moved(s, dynamic) or (not is_data and _leaves(name)))
         for s, name in zip(tables.sections, tables.names, strict=True)
         if s.loaded
     )
-    ends = [start for start, _, _ in rows[1:]]
-    for (start, end, goes), following in itertools.zip_longest(rows, ends):
+    ends = [start for start, _ in rows[1:]] + [max(load.file_end for load in tables.loads)]
+    for (start, goes), end in zip(rows, ends, strict=False):
         if goes:
-            yield start, following or end
+            yield start, end
 
 
 def _leaves(name: bytes) -> bool:

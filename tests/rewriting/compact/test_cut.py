@@ -117,7 +117,6 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
     old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
     assert sum(start in old and end - 1 in old for start, end in done.gaps) == 1
-    assert list(done.gaps) == sorted(done.gaps)
     assert done.library.read_bytes().count(f"{name}399\0".encode()) == 1
     script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{name}399())"
     words = [sys.executable, "-c", script, str(done.library)]
@@ -461,6 +460,7 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
     other = Kit(tmp_path / "libpages.so", kit.program, kit.pages)
     other.library.write_bytes(data)
     cut = other.cut(tmp_path / "cut")
+    assert list(cut.gaps) == sorted(cut.gaps)
     assert size(cut.gaps) == size(kit.cut(tmp_path / "kit").gaps)
     assert kit.run("plain", cut.library).stdout == kit.output
 
