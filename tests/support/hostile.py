@@ -355,7 +355,7 @@ def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
         cookie = ctypes.c_size_t()
         map_of = LinkMap(base, b"/lib.so", ctypes.addressof(dynamic))
         library.la_objopen(ctypes.byref(map_of), 0, ctypes.byref(cookie))
-        for start, end, _, _, constants in rows if cookie else ():
+        for start, end, _, _, constants in rows[: wide[5]] if cookie else ():
             # As the stub does it with what the note has now; constants come from the spare.
             armed = not constants & 0xFFFF_FFFF
             if armed and 3 * page <= start < end <= (gaps + 3) * page:
