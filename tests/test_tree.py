@@ -12,12 +12,13 @@ NO_PACKAGES = {"data", "docs", "fixtures", "fuzz", "gpu", "oracle", "real", "sup
 
 @functools.cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Everything in all modules of the tests, with the module's name."""
+    """All imports and calls in all modules of the tests, with the module's name."""
     return [
         (str(path.relative_to(TESTS)), node)
         for path in sorted(TESTS.rglob("*.py"))
         if FIXTURES not in path.parents
         for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
     ]
 
 

@@ -39,8 +39,9 @@ from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, SlimStatus
 from pytest_negativa.reporting.progress import Progress
+from pytest_negativa.reporting.slimming import render_gaps
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.slim import (
@@ -90,8 +91,6 @@ class _SlimGroup(click.Group):
         return click.Command.invoke(self, ctx)
 
 
-# Milliseconds for two mappings (2 virtual cores, Linux 6.18).
-_FORK_OF_GAP = 0.0026
 _CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
@@ -487,14 +486,8 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         f"{format_bytes(size)} on disk); {undo} puts it back",
         err=True,
     )
-    # Fewer gaps cost nobody anything.
-    if (slower := report.gaps * _FORK_OF_GAP) >= 1:
-        click.echo(
-            f"negativa: the libraries have {format_items(report.gaps, 'gap', 'gaps')}: a fork of a "
-            f"process that loads them all takes about {slower:.1f} ms more. "
-            f"Shorter ones than {format_bytes(report.min_gap)} stay in the files (--spare-gaps)",
-            err=True,
-        )
+    if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
+        click.echo(f"negativa: {cost}", err=True)
 
 
 def _show_wheel(request: SlimRequest, report: SlimReport) -> None:

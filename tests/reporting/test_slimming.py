@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.slimming import render_problems, render_rows
+from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
 
 
 def failed(path: str, detail: str) -> SlimRow:
@@ -45,6 +45,13 @@ def test_the_largest_have_rows_of_their_own() -> None:
     ]
     assert " ".join(changed.splitlines()[-1].split()) == "3 libraries 27.0 kB 6.0 kB 22.2%"
     assert "1 more" in changed and "more" not in render_rows(rows, "")
+
+
+def test_gaps_are_named_if_a_fork_is_slower() -> None:
+    assert render_gaps(300, 16 << 10) is None
+    text = render_gaps(2_500, 64 << 10) or ""
+    assert text.startswith("the libraries have 2,500 gaps: a fork of a process that loads them all")
+    assert "about 6.5 ms more. Shorter ones than 65.5 kB stay" in text
 
 
 def test_a_line_comes_once() -> None:
