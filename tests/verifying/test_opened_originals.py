@@ -133,7 +133,7 @@ def test_a_child_that_loads_the_copy_by_its_path(
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A test reads an original by itself, as cuModuleLoad of a path does.",
-    says="a process opened the original 1 time while the tests ran on the copies (its opener is",
+    says="a process opened the original 1 time while the tests ran on the copies (",
 )
 def test_a_test_that_reads_the_original(traced: VerifiedProject, fault: PlantedFault) -> None:
     fault.check(traced.verify(status=1, FAULT="read"))
