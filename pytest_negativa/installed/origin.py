@@ -1,11 +1,13 @@
-"""Tells the command that installs the distribution of a file again.
+"""The command that installs the distribution of a file again.
 
 ``conda-meta`` lists the files of each package (conda's ``PrefixRecord``). A distribution with a
-``direct_url.json`` came from no index (PyPA, "Direct URL data structure").
+``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
+installer's name (PyPA, "Recording installed projects").
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -58,6 +60,10 @@ def _command(installed: Installed) -> str | None:
     if (installed.record.parent / "direct_url.json").exists():
         return None
     wanted = shlex.quote(f"{installed.name}=={installed.version}")
+    # An environment that uv made has no pip.
+    with contextlib.suppress(OSError):
+        if read_regular(installed.record.parent / "INSTALLER").strip() == b"uv":
+            return f"uv pip install --reinstall --no-deps {wanted}"
     return f"pip install --force-reinstall --no-deps {wanted}"
 
 

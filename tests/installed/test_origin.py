@@ -27,6 +27,12 @@ def test_a_distribution_of_an_index(site: Path) -> None:
     assert command == "pip install --force-reinstall --no-deps some-thing==1.0"
 
 
+def test_a_distribution_that_uv_installed(site: Path) -> None:
+    (site / "some_thing-1.0.dist-info/INSTALLER").write_text("uv\n")
+    command = ReinstallCommands([Site(site)]).of(site / LIBRARY)
+    assert command == "uv pip install --reinstall --no-deps some-thing==1.0"
+
+
 def test_what_came_from_no_index(site: Path) -> None:
     (site / "some_thing-1.0.dist-info/direct_url.json").write_text("{}")
     assert ReinstallCommands([Site(site)]).of(site / LIBRARY) is None
