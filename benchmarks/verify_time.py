@@ -1,4 +1,4 @@
-"""What a proof costs: suites of a minute on the stand-in for a GPU, plain, traced, and proved.
+"""Cost of a proof: suites of a minute on the stand-in for a GPU, plain, traced, and proved.
 
 The suites are thirty tests of two seconds, and a hundred small ones; without and with three tests
 that fail at random, half of the time. Each row gives the wall time of the whole command, its ratio

@@ -38,7 +38,7 @@ _MALLOPT = {-3: 32 << 20, -1: 64 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 Workers: TypeAlias = "LocalProcesses | DaskCluster"
-"""What does tasks: processes here, or machines of a cluster.
+"""Workers for tasks: processes of this machine, or machines of a Dask cluster.
 
 Remote workers may have other files at the same paths. ``count`` gives the number of workers for so
 many tasks; ``open`` starts their executor, which stops tasks that run if it is left by an

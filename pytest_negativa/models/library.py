@@ -216,7 +216,7 @@ class Element(Record, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is code as it is, with no fatbin around it and not packed."""
+        """Whether it is machine code or PTX alone: no fatbin around it, not compressed."""
         return self.region is None and self.compression is Compression.NONE
 
     @property

@@ -206,7 +206,7 @@ class RoundFacts(Record, frozen=True, kw_only=True):
 
 
 class FoundBy(str, enum.Enum):
-    """Why removed code is given back."""
+    """The evidence by which removed code is given back."""
 
     TOUCH = "touch"
     REFUSAL = "refusal"
