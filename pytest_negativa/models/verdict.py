@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.outcomes import Aspect, Outcome
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
@@ -82,6 +83,29 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
     watched_bytes: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def unproved(cls, plan: LibraryPlan) -> ProvedLibrary:
+        """The row of a plan of which nothing is proved: no copy, no span."""
+        library = plan.library
+        return cls(
+            path=library.path,
+            soname=library.soname,
+            build_id=library.build_id,
+            size=library.size,
+            sha256=library.sha256,
+            copy_sha256=None,
+            status=LibraryStatus.NOT_PROVED,
+            detail=None,
+            code_bytes=plan.code_bytes,
+            unused_bytes=0,
+            elements=len(plan.decisions),
+            unused_elements=0,
+            trimmed_code_bytes=0,
+            left_bytes=plan.code_bytes,
+            processes=0,
+            spans=(),
+        )
 
 
 class AspectChange(Record, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.models.reconstruction import FILL
@@ -133,19 +135,11 @@ def _unite_rows(
     if not plan.unused_bytes and not plan.trimmed:
         status = LibraryStatus.NOTHING_UNUSED
     unused_bytes = sum(d.size for d in unused)
-    library = plan.library
-    return ProvedLibrary(
-        path=library.path,
-        soname=library.soname,
-        build_id=library.build_id,
-        size=library.size,
-        sha256=library.sha256,
-        copy_sha256=None,
+    return replace(
+        ProvedLibrary.unproved(plan),
         status=status,
         detail=detail,
-        code_bytes=plan.code_bytes,
         unused_bytes=unused_bytes,
-        elements=len(plan.decisions),
         unused_elements=len(unused),
         trimmed_code_bytes=sum(map(size, trimmed.values())),
         left_bytes=plan.code_bytes - unused_bytes,

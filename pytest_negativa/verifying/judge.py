@@ -446,18 +446,12 @@ def _row(
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
     unused = copy.unused_bytes if copy is not None else 0
     saved = unused + sum(c.stored_before - c.stored_after for c in repacked)
-    return ProvedLibrary(
-        path=plan.library.path,
-        soname=plan.library.soname,
-        build_id=plan.library.build_id,
-        size=plan.library.size,
-        sha256=plan.library.sha256,
+    return replace(
+        ProvedLibrary.unproved(plan),
         copy_sha256=None if copy is None else copy.copy_sha256,
         status=status,
         detail=detail,
-        code_bytes=plan.code_bytes,
         unused_bytes=unused,
-        elements=len(plan.decisions),
         unused_elements=0 if copy is None else copy.elements,
         trimmed={c.start: c.filled for c in repacked},
         notes=_notes(copy),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
@@ -55,22 +57,13 @@ def judge_files(
             names = (str(d.detail) for d in plan.decisions if (d.start, d.end) in stays)
             notes = (f"opened while the tests ran on the copies, so kept: {format_names(names)}",)
         unused = sum(span.size for span in spans)
-        yield ProvedLibrary(
-            path=library.path,
-            soname=None,
-            build_id=None,
-            size=library.size,
-            sha256=library.sha256,
-            copy_sha256=None,
+        yield replace(
+            ProvedLibrary.unproved(plan),
             status=status,
             detail=detail,
-            code_bytes=plan.code_bytes,
             unused_bytes=unused,
-            elements=len(plan.decisions),
             unused_elements=len(spans),
-            trimmed_code_bytes=0,
             left_bytes=plan.code_bytes - unused,
-            processes=0,
             spans=spans,
             notes=notes,
         )

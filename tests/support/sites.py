@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.lock import Lock
@@ -79,19 +81,13 @@ def verdict_of(*planned: AnalyzedLibrary, status: LibraryStatus = LibraryStatus.
 
 def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
     plan, library = one.plan, one.plan.library
-    return ProvedLibrary(
-        path=library.path,
-        soname=library.soname,
-        build_id=library.build_id,
-        size=library.size,
-        sha256=library.sha256,
+    return replace(
+        ProvedLibrary.unproved(plan),
         copy_sha256="0" * 64,
         copy_size=library.size,
         status=status,
         detail=None if status is LibraryStatus.PROVED else "it was not loaded",
-        code_bytes=plan.code_bytes,
         unused_bytes=plan.unused_bytes,
-        elements=len(plan.decisions),
         unused_elements=sum(not d.kept for d in plan.decisions),
         trimmed_code_bytes=sum(t.unused_size for t in plan.trimmed),
         left_bytes=plan.code_bytes - plan.unused_bytes,
