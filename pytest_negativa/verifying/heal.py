@@ -31,8 +31,9 @@ from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.verification import Verification
 
 UNNAMED = (
-    "the driver refused no removed code, and no process touched any: trace and heal with one "
-    "command, which watches more of it, or keep the libraries that the tests use (keep.libraries)"
+    "no more removed code was refused or touched; mend what the reasons name. If tests differ, "
+    "trace and heal with one command, which watches more code, or keep their libraries "
+    "(keep.libraries)"
 )
 """Why nothing is given back although the plan is not proved."""
 
