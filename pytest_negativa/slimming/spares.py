@@ -49,14 +49,11 @@ from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
-    MAGIC,
     MAX_COPIED,
-    MAX_TRAILER,
     PAGE_SIZE,
     SPARE_FOLDER,
     Note,
-    trailer_offset,
-    unpack_trailer,
+    last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
@@ -421,24 +418,12 @@ def _needed_names(tree: Path, manifest: SlimManifest) -> Iterator[str]:
 
 
 def is_spare(path: Path) -> bool:
-    """Whether a file is a spare, by its name and its trailer.
-
-    Raises:
-        FormatError: a file of such a name can't be read.
-    """
+    """Whether a file is a spare, by its name and its trailer."""
     match = _NAME.fullmatch(path.name)
     if match is None or path.is_symlink() or not path.is_file():
         return False
-    with ByteSource(path) as source:
-        start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
-        tail = source.read(start, source.size - start)
-    for at in range(0, len(tail), PAGE_SIZE):
-        if tail.startswith(MAGIC, at):
-            with contextlib.suppress(FormatError):
-                trailer = unpack_trailer(tail[at:], str(path), start + at)
-                is_here = trailer_offset(trailer.original_size) == start + at
-                if is_here and trailer.pair.hex().startswith(match[1]):
-                    return True
+    with contextlib.suppress(FormatError):
+        return last_trailer(path).pair.hex().startswith(match[1])
     return False
 
 

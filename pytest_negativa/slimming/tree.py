@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import stat
@@ -241,40 +242,23 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
 
 def _walk(root: Path, *, deep: bool) -> Iterator[tuple[str, os.stat_result]]:
     """Names and status of regular files."""
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        try:
-            listed = _list(root / below)
-        except FileNotFoundError:
-            # Another process may remove folders meanwhile.
-            continue
-        except OSError as e:
-            raise StoreError(f"{root / below}: cannot be listed: {e.strerror}") from e
+    start = len(os.path.join(root, ""))
+    for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         # A search by digest would find kept originals and slim them.
-        if deep and any(name == ORIGINALS_MARK for name, _ in listed):
+        if deep and ORIGINALS_MARK in files:
+            folders.clear()
             continue
-        for base_name, status in listed:
-            name = f"{below}{base_name}"
-            if stat.S_ISDIR(status.st_mode):
-                # __pycache__ has half of the files and no libraries.
-                if deep and base_name != "__pycache__":
-                    waiting.append(f"{name}/")
-            elif stat.S_ISREG(status.st_mode):
-                yield name, status
+        # __pycache__ has half of the files and no libraries.
+        folders[:] = [name for name in folders if deep and name != "__pycache__"]
+        for path in (os.path.join(folder, name) for name in files):
+            # Another process may remove files meanwhile.
+            with refusing(path, "listed"), contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                if stat.S_ISREG(status.st_mode):
+                    yield path[start:], status
 
 
-def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """List the names in a folder with their status, without following links.
-
-    Raises:
-        OSError: it can't be listed.
-    """
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            try:
-                found.append((entry.name, entry.stat(follow_symlinks=False)))
-            except FileNotFoundError:
-                continue  # Another process may remove files meanwhile.
-    return found
+def _refuse_unlisted(error: OSError) -> None:
+    # Another process may remove folders meanwhile.
+    if not isinstance(error, FileNotFoundError):
+        raise StoreError(f"{error.filename}: cannot be listed: {error.strerror}")

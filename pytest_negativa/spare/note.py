@@ -22,6 +22,7 @@ spare with the same pair fits.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import struct
 from dataclasses import dataclass
@@ -209,6 +210,28 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
         return Trailer(pair, original, size, tuple(MovedSpan(*row) for row in rows))
     except struct.error as e:
         raise FormatError(path, offset, f"its trailer is damaged: {e}") from e
+
+
+def last_trailer(path: Path) -> Trailer:
+    """The trailer of a spare whose library is not at hand.
+
+    It begins with the last page that begins like one.
+
+    Raises:
+        FormatError: the file can't be read, or has none.
+    """
+    try:
+        with path.open("rb") as spare:
+            file = spare.fileno()
+            size = os.fstat(file).st_size
+            end = (size - 1) // PAGE_SIZE
+            for page in range(end, max(end - MAX_TRAILER // PAGE_SIZE, 0) - 1, -1):
+                start = page * PAGE_SIZE
+                if os.pread(file, len(MAGIC), start) == MAGIC:
+                    return unpack_trailer(os.pread(file, size - start, start), str(path), start)
+    except OSError as e:
+        raise FormatError(str(path), None, f"cannot be read: {e.strerror}") from e
+    raise FormatError(str(path), None, "is no spare: it has no trailer")
 
 
 class StubParameters(NamedTuple):
