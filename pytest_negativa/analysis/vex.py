@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import has_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
@@ -33,7 +33,7 @@ from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
-from pytest_negativa.slimming.tree import digest_of, soname_of
+from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.note import Note
 
 _LACKS = "The file has none of the code that the list names."

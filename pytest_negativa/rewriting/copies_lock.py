@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, refusing
-from pytest_negativa.models.reconstruction import FileState, Reconstruction
-from pytest_negativa.rewriting.copies import state_of
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.rewriting.copies import state_at
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 
 WRITING_NAME = ".negativa-lock"
@@ -81,7 +81,7 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
             (library.copy, library.copy_state),
             (library.library.path, library.original_state),
         ):
-            found = _state(path)
+            found = state_at(Path(path))
             if found is None:
                 problems.append(f"{path} was removed while the tests ran")
             elif found != known:
@@ -100,10 +100,3 @@ def _opened(root: Path, name: str) -> Iterator[int]:
 def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> bool:
     with refusing(root, "locked", ReconstructError):
         return lock(file, shared=shared, wait=wait)
-
-
-def _state(path: str) -> FileState | None:
-    try:
-        return state_of(path)
-    except OSError:
-        return None

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
@@ -33,7 +33,6 @@ from pytest_negativa.models.reconstruction import (
     RECONSTRUCTION_VERSION,
     Compaction,
     CopyRecord,
-    FileState,
     Manifest,
     ReconstructedLibrary,
     Reconstruction,
@@ -43,7 +42,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
-from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
+from pytest_negativa.rewriting.copies import check_digest, state_at, state_of, write_copy
 from pytest_negativa.rewriting.copies_lock import PATIENCE, writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
 from pytest_negativa.rewriting.layout import StoppedError
@@ -255,12 +254,12 @@ class _Reconstructor:
         if known is None or known.recipe != recipe:
             return None
         made = known.library
-        copy = _state(target)
+        copy = state_at(target)
         if copy is None or copy.size != made.copy_state.size:
             return None
-        if copy != made.copy_state and _sha256(target) != made.copy_sha256:
+        if copy != made.copy_state and digest_of(target) != made.copy_sha256:
             return None
-        original = _state(Path(library.path))
+        original = state_at(Path(library.path))
         if original != made.original_state:
             original = check_digest(library)
         return msgspec.structs.replace(
@@ -320,19 +319,3 @@ def _recipe(
     trimmed = msgspec.json.encode(plan.trimmed).decode()
     text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _state(path: Path) -> FileState | None:
-    try:
-        # A link at the place of a copy is no copy.
-        return None if path.is_symlink() else state_of(path)
-    except OSError:
-        return None
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with ByteSource(path) as source:
-            return source.sha256()
-    except FormatError:
-        return None

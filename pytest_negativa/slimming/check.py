@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.slimmed import has_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import check_files
@@ -18,10 +18,10 @@ from pytest_negativa.slimming.manifest import (
     Records,
     how_to_reinstall,
     is_uninstalled,
-    load_manifest,
+    manifest_of,
 )
 from pytest_negativa.slimming.spares import note_of, problem_of
-from pytest_negativa.slimming.tree import Tree, digest_of
+from pytest_negativa.slimming.tree import Tree
 
 _Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]
@@ -46,7 +46,7 @@ def check_tree(
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
-    manifest = load_manifest(tree.root)
+    manifest = manifest_of(tree)
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
@@ -27,6 +28,7 @@ from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     is_part_of_manifest,
     load_manifest,
+    manifest_of,
     save_manifest,
     token_of,
 )
@@ -35,7 +37,6 @@ from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import (
     MANIFEST_NAME,
     Tree,
-    digest_of,
     staged_name,
 )
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -58,7 +59,7 @@ class Journal:
     def __init__(self, tree: Tree, held: Sequence[Path] = ()) -> None:
         self.tree = tree
         self.root = tree.root
-        self.manifest = load_manifest(tree.root)
+        self.manifest = manifest_of(tree)
         self.token = token_of(self.manifest)
         self.sites = tree.sites
         self.held = tuple(held)

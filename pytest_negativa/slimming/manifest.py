@@ -15,14 +15,14 @@ import msgspec
 from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_head, read_regular
@@ -63,6 +63,21 @@ def load_manifest(root: Path) -> SlimManifest:
         # The manifest may have come with an image from elsewhere.
         if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
             raise StoreError(f"{path}: names {name!r}, which is not below its folder")
+    return manifest
+
+
+def manifest_of(tree: Tree) -> SlimManifest:
+    """The manifest of a tree, without removed files that are back, or of nothing installed now.
+
+    Raises:
+        StoreError: see ``load_manifest``.
+    """
+    manifest = load_manifest(tree.root)
+    for name, entry in [*manifest.removed.items()] if not tree.partial else ():
+        record = None if entry.record is None else tree.root / entry.record
+        is_uninstalled = record is not None and not record.parent.is_dir()
+        if is_uninstalled or tree.group_of(name) is not None:
+            del manifest.removed[name]
     return manifest
 
 

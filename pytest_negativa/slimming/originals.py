@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import RecordRow, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
@@ -27,7 +28,7 @@ from pytest_negativa.slimming.manifest import (
     other_manifest,
 )
 from pytest_negativa.slimming.spares import find_spare, note_of
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of
+from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
 
 

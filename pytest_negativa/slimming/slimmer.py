@@ -29,7 +29,7 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.slimming.code_files import forget_stale, remove_files
+from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.originals import Slimmed
@@ -176,7 +176,6 @@ class Slimmer:
             return self.rows
         journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
-        before = msgspec.json.encode(journal.manifest)
         begun = bool(work.tasks or work.packages or work.past or journal.manifest.run)
         folders = []
         with contextlib.ExitStack() as held:
@@ -188,14 +187,11 @@ class Slimmer:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
             release(self._spares, journal.root, journal.manifest, folders)
-        if not begun and msgspec.json.encode(journal.manifest) != before:
-            journal.save()
         return self.rows
 
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            forget_stale(journal.tree, journal.manifest)
             try:
                 self._process(self._slim, self._publish, on_done)
                 for package in self.work.packages:

@@ -8,14 +8,13 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import digest_of, read_fact
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.reconstruction import FileState
@@ -157,23 +156,6 @@ class Tree:
         if group not in self._libraries:
             self._libraries[group] = _is_library(self.root / group.name)
         return self._libraries[group]
-
-
-_Fact = TypeVar("_Fact")
-
-
-def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
-    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
-    try:
-        with ByteSource(path) as source:
-            return read(source)
-    except FormatError:
-        return None
-
-
-def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, in hex; None if it can't be read."""
-    return read_fact(path, ByteSource.sha256)
 
 
 def soname_of(path: Path) -> str | None:

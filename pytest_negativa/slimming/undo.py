@@ -28,7 +28,7 @@ from pytest_negativa.slimming.originals import entry_of, is_past, kept_original,
 from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.spares import clear_abandoned, find_spare, release
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 
 def undo_trees(
@@ -67,7 +67,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     rows: list[SlimRow] = []
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
-    if dry_run or not (entries or manifest.removed or manifest.run):
+    if dry_run or not (entries or (tree.root / MANIFEST_NAME).is_file()):
         return [*rows, *_undo_entries(journal, entries, on_done, dry_run=True)]
     before = clear_abandoned(manifest)
     with journal.at_work(before):

@@ -20,6 +20,7 @@ import msgspec
 from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
@@ -48,7 +49,7 @@ from pytest_negativa.slimming.spares import (
     SparePolicy,
     find_spare,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, read_fact, soname_of
+from pytest_negativa.slimming.tree import FileGroup, Tree, soname_of
 
 _OWN_DISTRIBUTION = "pytest_negativa"
 # With what they require: CUPTI is loaded where programs are traced.

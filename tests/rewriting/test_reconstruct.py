@@ -157,6 +157,7 @@ class TestReuse:
     ) -> None:
         """Unchanged files are not opened: an opening would be refused here."""
         monkeypatch.setattr(module, "ByteSource", None)
+        monkeypatch.setattr(module, "digest_of", None)
         monkeypatch.setattr(module, "check_digest", None)
         self.again(planned, first, set())
 

@@ -218,8 +218,7 @@ def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: 
     slim(site, keep_originals=tmp_path / "originals")
     [metadata] = site.glob("*.dist-info")
     shutil.rmtree(metadata)
-    rows = undo_trees([site])
-    assert [row.status for row in rows] == [SlimStatus.LEFT]
+    assert undo_trees([site]) == []
     assert left(site) == STAYS and not (site / MANIFEST_NAME).exists()
 
 
@@ -259,8 +258,7 @@ def upgrade(site: Path, *without: str) -> None:
 def test_what_an_older_version_lost_is_forgotten(site: Path, tmp_path: Path) -> None:
     slim(site, keep_originals=tmp_path / "originals")
     upgrade(site, "kernels/cubins/b/", "kernels/cubins/new.ptx")
-    [row] = check(site)
-    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "3 files")
+    assert check(site) == []
     done = slim_trees(SlimRequest(paths=(site,), devices=(B200,)))
     assert not done.failed
     assert {"one.cubin", "two.cubin"}.isdisjoint(left(site))
@@ -281,8 +279,7 @@ def test_undo_mixes_no_versions(site: Path, tmp_path: Path) -> None:
 def test_files_that_were_installed_again_are_forgotten(site: Path, installed: Path) -> None:
     by_lock(site, "one.cubin")
     shutil.copytree(installed, site, dirs_exist_ok=True)
-    [row] = check(site)
-    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "4 files")
+    assert check(site) == []
     by_lock(site, "one.cubin", "two.cubin")
     assert [row.status for row in check(site)] == [SlimStatus.SOUND]
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
-from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage import shared_folders

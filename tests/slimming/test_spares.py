@@ -22,7 +22,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.hostcode.processor import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
@@ -41,7 +41,7 @@ from pytest_negativa.slimming.spares import (
     note_of,
     problem_of,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import MAX_COPIED, trailer_offset

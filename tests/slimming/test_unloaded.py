@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.report import report_image
 from pytest_negativa.models.hostcode import HostUsage
@@ -24,7 +25,6 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import SparePolicy
-from pytest_negativa.slimming.tree import digest_of
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.worklist import runs_below
 from pytest_negativa.spare.misses import Misses
