@@ -17,7 +17,9 @@ tried with real cubins on an H200 with driver 580.159, lazy and eager:
 
 from __future__ import annotations
 
+import re
 import struct
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -49,6 +51,7 @@ _PAIR = struct.Struct("<II")
 # Types of the sections that belong to a function; they name its code section in sh_info.
 _OWNED_TYPES = (SHT_PROGBITS, SHT_NOBITS, SHT_REL, SHT_RELA, _SHT_CUDA_INFO)
 _CODE_PREFIX = b".text."
+_STRING, _DOT = re.compile(rb"[^\0]+"), re.compile(rb"\.")
 # Alignment of code sections in bytes, which is also the size of the smallest one.
 _CODE_LEFT = 128
 
@@ -220,30 +223,20 @@ def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) ->
         kept: offsets of strings that are needed; they may lie inside longer strings.
     """
     result = bytearray(strings)
-    ends = sorted(kept)
-    position = 0
-    at = 0
-    while position < len(strings):
-        end = strings.find(b"\0", position)
-        end = len(strings) if end < 0 else end
-        while at < len(ends) and ends[at] < position:
-            at += 1
-        needed = at < len(ends) and ends[at] < end
-        if end > position and not needed and _ends_with(strings[position:end], names):
-            result[position:end] = bytes(end - position)
-        position = end + 1
+    places = sorted(kept)
+    for found in _STRING.finditer(strings):
+        start, end = found.span()
+        at = bisect_left(places, start)
+        needed = at < len(places) and places[at] < end
+        if not needed and _ends_with(found[0], names):
+            result[start:end] = bytes(end - start)
     return result
 
 
 def _ends_with(string: bytes, names: Collection[bytes]) -> bool:
     """Whether a string is one of ``names``, or a section's name that ends in one of them."""
-    if string in names:
-        return True
-    at = 0
-    while string.startswith(b".") and (at := string.find(b".", at + 1)) >= 0:
-        if string[at + 1 :] in names:
-            return True
-    return False
+    dots = _DOT.finditer(string, 1) if string.startswith(b".") else ()
+    return string in names or any(string[dot.end() :] in names for dot in dots)
 
 
 def _name_at(table: bytes, offset: int) -> bytes:

@@ -11,6 +11,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pytest_negativa.models.spans import Span, union
 
@@ -111,7 +112,7 @@ class Edits:
         Raises:
             ValueError: see ``Edits``.
         """
-        return cls(size, tuple(sorted(changes, key=_start)))
+        return cls(size, tuple(sorted(changes, key=attrgetter("start"))))
 
     @property
     def fills(self) -> tuple[Fill, ...]:
@@ -172,7 +173,3 @@ def merge_edits(first: Edits, *others: Edits) -> Edits:
         if other.size != first.size:
             raise ValueError(f"edits for files of {first.size} and {other.size} bytes")
     return Edits.of(first.size, (c for edits in (first, *others) for c in edits.changes))
-
-
-def _start(change: Change) -> int:
-    return change.start

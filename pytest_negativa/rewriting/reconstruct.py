@@ -93,16 +93,14 @@ def reconstruct(
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
     with writing_copies(root, patience):
-        return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
+        return _Reconstructor(root, fill, compact).run(
+            wanted, jobs or len(os.sched_getaffinity(0)), on_done
+        )
 
 
 def copy_path(root: Path, path: str) -> Path:
     """Where the copy of the library ``path`` (a real path) lies below ``root``."""
     return root / path.lstrip("/")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 class _Reconstructor:
@@ -280,15 +278,10 @@ class _Reconstructor:
                 contextlib.suppress(FileNotFoundError, IsADirectoryError),
             ):
                 target.unlink()
-            self._prune(target.parent)
+            # The folder itself has its manifest.
+            with contextlib.suppress(OSError):
+                os.removedirs(target.parent)
         self._save(kept)
-
-    def _prune(self, folder: Path) -> None:
-        """Remove folders that are empty now."""
-        with contextlib.suppress(OSError):
-            while folder != self._root:
-                folder.rmdir()
-                folder = folder.parent
 
     def _load(self) -> dict[str, CopyRecord | None]:
         path = self._root / MANIFEST_NAME

@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.copies import state_at
 from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import spares_of
@@ -36,7 +36,7 @@ from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
-    Planned,
+    Removal,
     Result,
     foresee_library,
     names_of,
@@ -102,7 +102,7 @@ class Slimmer:
         self.options = options
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
-        self._planned: dict[str, Planned | NegativaError] = {}
+        self._planned: dict[str, Removal | NegativaError] = {}
         self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
@@ -121,17 +121,17 @@ class Slimmer:
         finally:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
-            if isinstance(planned, Planned):
+            if isinstance(planned, Removal):
                 yield from planned.gaps
 
-    def _plan(self, task: Task) -> Planned | NegativaError:
+    def _plan(self, task: Task) -> Removal | NegativaError:
         try:
             with self._at_hand(task) as source:
                 return plan_library(task.recipe, source)
         except NegativaError as e:
             return e
 
-    def _plan_of(self, task: Task) -> Planned | None:
+    def _plan_of(self, task: Task) -> Removal | None:
         """What is planned for a library; None: it has no spare, or is to be read again.
 
         Raises:
@@ -203,7 +203,7 @@ class Slimmer:
                 for key, entry in self.work.past.items():
                     if journal.manifest.slimmed.get(key) is entry:
                         journal.note_back(key, entry)
-                journal.finish(journal.lines())
+                journal.finish()
         finally:
             if self._unchecked is not None:
                 discard_unchecked(self._unchecked)
@@ -337,8 +337,9 @@ class Slimmer:
         self.rows.append(row)
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        journal = self.journal
-        notes = (*made.removal.notes, *made.notes)
+        journal, file = self.journal, made.made
+        assert file is not None, "it was written"
+        notes = (*made.removal.notes, *file.notes)
         if task.outside:
             links = format_items(task.outside, "hard link", "hard links")
             outside = f"the original still takes its space: it has {links} outside of the folder"
@@ -351,12 +352,12 @@ class Slimmer:
         slimmed = journal.manifest.slimmed
         before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
         known = [] if task.slimmed is None else [task.slimmed.entry]
-        known += [e for e in before.values() if e.original_sha256 == made.original_sha256]
+        known += [e for e in before.values() if e.original_sha256 == file.original_sha256]
         old = known[0] if known else None
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
-            aside = self.options.keep_originals / made.original_sha256
+            aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
             linked = keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
@@ -365,22 +366,22 @@ class Slimmer:
         rows = journal.rows_before(task.names) if old is None else old.rows
         slimmed[task.name] = SlimmedFile(
             names=task.names,
-            original_sha256=made.original_sha256,
+            original_sha256=file.original_sha256,
             original_size=task.size,
-            sha256=made.sha256,
+            sha256=file.sha256,
             size=status.st_size,
             mtime_ns=status.st_mtime_ns,
             recipe=task.recipe.digest,
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
-            certificate=made.certificate,
+            certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             rows=rows,
             original=original,
             notes=notes,
             reinstall=reinstall if old is None else old.reinstall,
             spare=None if spare is None else str(spare),
-            replaced=None if replaced == made.sha256 else replaced,
+            replaced=None if replaced == file.sha256 else replaced,
         )
         journal.save()
         try:
@@ -391,7 +392,8 @@ class Slimmer:
             with self._letting_go(task):
                 replace_all(staged, places | changed, journal.token)
         except ReconstructError:
-            if not any(_is_file(place, status) for place in places):
+            now = FileState.of(status)
+            if not any(is_same_file(state_at(place), now) for place in places):
                 self._spares |= spares_of([slimmed.pop(task.name)])
                 slimmed.update(before)
                 journal.save()
@@ -421,11 +423,3 @@ class Slimmer:
         size = task.size if task.slimmed is None else task.slimmed.entry.size
         row = SlimRow.unchanged(task.name, status, size, detail)
         self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
-
-
-def _is_file(path: Path, status: os.stat_result) -> bool:
-    """Whether a name leads to the file of that status."""
-    try:
-        return os.path.samestat(path.stat(), status)
-    except OSError:
-        return False

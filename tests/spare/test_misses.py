@@ -12,7 +12,7 @@ import pytest
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import PageLogError, encode_misses, read_misses
-from pytest_negativa.rewriting.compact.cut import Cut
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.misses import Miss, Misses
 from tests.support.compiling import compile_c
 from tests.support.cutting import Kit, logged, may_mount, needs_stub

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.spans import size
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.slimming.spares import problem_of
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import (

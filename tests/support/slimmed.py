@@ -21,12 +21,13 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     Compacted,
     CompactOptions,
+    Cut,
 )
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.slimming.spares import SparePolicy, plan_cut
