@@ -69,7 +69,7 @@ class Package:
         unused: those that go.
         gone: names of those that an earlier run removed, and its entries.
         kept: those that stay.
-        changed: names of those that stay because their content is another than RECORD's.
+        note: why some of these stay that the lock has as unused.
         problem: why nothing is removed.
         status: of the row if there is a problem.
     """
@@ -79,14 +79,9 @@ class Package:
     unused: list[FileGroup] = field(default_factory=list)
     gone: dict[str, RemovedFile] = field(default_factory=dict)
     kept: list[FileGroup] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    note: str | None = None
     problem: str | None = None
     status: SlimStatus = SlimStatus.FAILED
-
-    @property
-    def names(self) -> Iterator[str]:
-        """All names of the files that go."""
-        return (name for group in self.unused for name in group.names)
 
     @property
     def size(self) -> int:
@@ -104,14 +99,8 @@ class Package:
             before=gone + kept,
             after=kept,
             detail=f"{count:,} of {format_items(count + len(self.kept), 'file', 'files')} removed",
-            notes=() if not self.changed else (self._why_kept,),
+            notes=() if self.note is None else (self.note,),
         )
-
-    @property
-    def _why_kept(self) -> str:
-        files = format_items(len(self.changed), "file", "files")
-        why = "another content than in RECORD, so not what was proved"
-        return f"{files} left: {why}: {self.changed[0]}"
 
     def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
         """A row for the files that stay."""
@@ -133,8 +122,8 @@ class Package:
             return SlimRow.unchanged(self.name, self.status, size, self.problem)
         if self.gone and not self.unused:
             return self.row(SlimStatus.ALREADY, ())
-        if self.changed and not self.unused:
-            return self.unchanged(SlimStatus.DIFFERENT, self._why_kept)
+        if self.note is not None and not self.unused:
+            return self.unchanged(SlimStatus.DIFFERENT, self.note)
         return None
 
 
@@ -221,12 +210,18 @@ def packages_by_lock(
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
         package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
                                    names, kept)  # fmt: skip
-        for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items():
-            recorded = {one.rows[names[name]].digest for name in group.names}
-            if sha256 is None or recorded != {record_digest(sha256)}:
-                package.unused.remove(group)
-                package.kept.append(group)
-                package.changed.append(group.name)
+        changed = {
+            group: None
+            for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items()
+            if sha256 is None
+            or {one.rows[names[name]].digest for name in group.names} != {record_digest(sha256)}
+        }
+        if changed:
+            package.unused = [group for group in package.unused if group not in changed]
+            package.kept += changed
+            why = "another content than in RECORD, so not what was proved"
+            files = format_items(len(changed), "file", "files")
+            package.note = f"{files} left: {why}: {next(iter(changed)).name}"
         yield package
     if named and not same:
         problem = (
@@ -299,7 +294,6 @@ def remove_files(
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     states: dict[FileGroup, FileState] = {}
     failed: list[str] = []
-    recorded = tree.recorded(set(package.names))
     for group, sha256 in tree.digests(package.unused, jobs).items():
         try:
             if sha256 is None:
@@ -324,7 +318,7 @@ def remove_files(
             original=None if aside is None else str(aside),
         )
         for name in group.names:
-            record = recorded.get(name, {}).get(record_digest(sha256))
+            record = tree.records.get(name, {}).get(record_digest(sha256))
             relative = None if record is None else os.path.relpath(record, root)
             removed[name] = replace(entry, record=relative)
     if keep_originals is not None and states:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from pytest_negativa.slimming.manifest import (
     save_manifest,
     token_of,
 )
-from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
+from pytest_negativa.slimming.replace import copy_file, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import (
     MANIFEST_NAME,
@@ -143,7 +143,7 @@ class Journal:
             else:
                 # Not a link: a program that writes to the library must not change the kept one.
                 copy_file(aside, staged, like=like, mtime_ns=entry.mtime_ns)
-            if not has_digest(staged, entry.original_sha256):
+            if digest_of(staged) != entry.original_sha256:
                 raise ReconstructError(
                     f"{aside} changed while it was copied; run the command again"
                 )
@@ -158,15 +158,6 @@ class Journal:
                 self._lines[record][os.path.join(self.root, row.name)] = RecordLine(
                     row.digest, row.size
                 )
-
-    def lines(self) -> dict[str, RecordLine]:
-        """The lines of RECORD files for all results that are there."""
-        return {
-            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
-            for entry in self.manifest.slimmed.values()
-            for name in entry.names
-            if _is_result(self.root / name, entry)
-        }
 
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
         """What RECORD files say of a library, for its entry."""
@@ -183,19 +174,22 @@ class Journal:
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
 
-    def finish(self, changes: Mapping[str, RecordLine]) -> None:
+    def finish(self) -> None:
         """Bring RECORD files in line with the libraries, and forget what is back.
-
-        Args:
-            changes: the lines of results, by absolute path.
 
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
         """
+        results = {
+            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
+            for entry in self.manifest.slimmed.values()
+            for name in entry.names
+            if _is_result(self.root / name, entry)
+        }
         problem: NegativaError | None = None
         for site in self.sites:
             for installed in site.installed():
-                wanted = {**changes, **self._lines.get(str(installed.record), {})}
+                wanted = {**results, **self._lines.get(str(installed.record), {})}
                 wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}
                 try:
                     if wanted:

@@ -8,7 +8,6 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -184,39 +183,39 @@ class Fate(enum.Enum):
     GONE = "no file"
 
 
-class Judgement(NamedTuple):
-    """What became of a name, and why it is another file."""
-
-    fate: Fate
-    reason: str | None = None
+Fates = Mapping[Fate, Mapping[str, str | None]]
+"""The names of each fate, with the reason of those that are another file."""
 
 
-def judge(tree: Tree, entry: SlimmedFile) -> dict[str, Judgement]:
-    """What became of each name of a slimmed library.
+def judge(tree: Tree, entry: SlimmedFile) -> Fates:
+    """What became of the names of a slimmed library.
 
     By digest: some tools give all files the same time, so time and size tell nothing.
     """
-    recorded = tree.recorded(set(entry.names))
-    return {name: _judge(tree, name, entry, recorded.get(name, {})) for name in entry.names}
+    found: dict[Fate, dict[str, str | None]] = {fate: {} for fate in Fate}
+    for name in entry.names:
+        fate, reason = _judge(tree, name, entry, tree.records.get(name, {}))
+        found[fate][name] = reason
+    return found
 
 
-def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judgement:
+def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple[Fate, str | None]:
     if (group := tree.group_of(name)) is None:
-        return Judgement(Fate.GONE)
+        return Fate.GONE, None
     if (digest := tree.digest(group)) is None:
-        return Judgement(Fate.UNREADABLE, UNREADABLE)
+        return Fate.UNREADABLE, None
     if digest == entry.original_sha256:
-        return Judgement(Fate.ORIGINAL)
+        return Fate.ORIGINAL, None
     if digest in (entry.sha256, entry.replaced):
-        return Judgement(Fate.RESULT)
-    reason = None
+        return Fate.RESULT, None
     if record_digest(digest) in records:
-        reason = "another one was installed since: RECORD has its digest"
-    elif is_reinstalled(name, entry, records):
+        return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
+    if is_reinstalled(name, entry, records):
         reason = "another one was installed since: RECORD has neither digest of this one"
-    elif not _is_made_from(tree.root / name, entry):
-        reason = "another file took its place since"
-    return Judgement(Fate.RESULT if reason is None else Fate.ANOTHER, reason)
+        return Fate.ANOTHER, reason
+    if _is_made_from(tree.root / name, entry):
+        return Fate.RESULT, None
+    return Fate.ANOTHER, "another file took its place since"
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:

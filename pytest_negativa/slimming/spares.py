@@ -32,17 +32,14 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.rewriting.compact.cut import (
-    Cut,
-    CutOptions,
-    cut_library,
-)
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
     read_trailer,
     rebuild_original,
 )
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
@@ -313,8 +310,6 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
 
     Yields a folder in it for spares that are not checked yet, which goes at the end.
 
-    What was made for it goes again if no spare came.
-
     Args:
         folder: absolute path.
         tree: the folder of the libraries. Who can exchange that one needs no spare to do harm,
@@ -323,16 +318,13 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     Raises:
         ReconstructError: it can't be written, or other users may write to it.
     """
-    made: list[Path] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
         with refusing(folder, "written", ReconstructError):
             for one in reversed((folder, *folder.parents)):
                 if not one.exists():
                     _refuse_shared(one, tree)
                     with contextlib.suppress(FileExistsError):
                         one.mkdir(0o755)
-                        made.append(one)
                         # Processes of all users who can read the libraries need it. setgid stays.
                         set_mode(one, 0o755, add=True)
             _refuse_shared(folder, tree)
@@ -463,12 +455,6 @@ def _remove_note(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if all(path.name == ORIGINALS_MARK for path in folder.iterdir()):
             (folder / ORIGINALS_MARK).unlink()
-
-
-def _remove_empty(made: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError):
-        for path in reversed(made):
-            path.rmdir()
 
 
 @contextlib.contextmanager

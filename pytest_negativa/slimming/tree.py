@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -79,7 +80,7 @@ class FileGroup:
         return self.state.mtime_ns
 
 
-@dataclass(slots=True)
+@dataclass
 class Tree:
     """A folder, or single files of it, as it was found.
 
@@ -121,15 +122,15 @@ class Tree:
         """Whether the tree tells if a file of these names is there."""
         return not self.partial or any(name in self._by_name for name in names)
 
-    def recorded(self, names: Set[str]) -> dict[str, dict[str, Path]]:
-        """The digests that RECORD files have for some names, and which RECORD has each."""
-        paths = {os.path.join(self.root, name): name for name in names}
+    @functools.cached_property
+    def records(self) -> dict[str, dict[str, Path]]:
+        """By name: the digests that RECORD files have for it, and which RECORD has each."""
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-        for site in self.sites if paths else ():
+        for site in self.sites:
             for installed in site.installed():
-                for path in installed.libraries.keys() & paths.keys():
-                    if digest := installed.libraries[path].digest:
-                        found[paths[path]][digest] = installed.record
+                for path, line in installed.libraries.items():
+                    if line.digest and path.startswith(below := os.path.join(self.root, "")):
+                        found[path.removeprefix(below)][line.digest] = installed.record
         return dict(found)
 
     def digest(self, group: FileGroup) -> str | None:
