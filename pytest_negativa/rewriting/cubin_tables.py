@@ -99,9 +99,8 @@ class CubinTables:
             Disjoint patches; none if the symbols have extended section indices (SHN_XINDEX).
         """
         symbols = [s for s in self._sections if s.sh_type == SHT_SYMTAB]
-        if any(
-            shndx == SHN_XINDEX for table in symbols for _, _, _, shndx, _, _ in self._rows(table)
-        ):
+        symbol = (row for table in symbols for row in symbol_rows(self._cubin, table))
+        if any(shndx == SHN_XINDEX for _, _, _, shndx, _, _ in symbol):
             return
         headers = [SHDR.pack(section) for section in self._sections]
         for index in owned:
@@ -137,16 +136,10 @@ class CubinTables:
             raise PayloadError(f"cubin: no section {index} for {what}")
         return section_bytes(self._cubin, self._sections[index], what)
 
-    def _rows(self, table: SectionHeader) -> Iterator[tuple[int, ...]]:
-        rows = section_bytes(self._cubin, table, "symbol table")
-        if len(rows) % SYM.size:
-            raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
-        return SYM.struct.iter_unpack(rows)
-
     def _emptied_symbols(
         self, table: SectionHeader, code: set[int], owned: set[int]
     ) -> Iterator[bytes]:
-        for name, info, other, shndx, value, size in self._rows(table):
+        for name, info, other, shndx, value, size in symbol_rows(self._cubin, table):
             if shndx in code:
                 yield SYM.struct.pack(0, info, other, shndx, 0, 0)
             elif shndx in owned:
@@ -170,7 +163,7 @@ class CubinTables:
         kept[shstrndx].update(s.sh_name for i, s in enumerate(self._sections) if i not in gone)
         for table in symbols:
             strings = self._content(table.sh_link, "symbol names")
-            for name, _, _, shndx, _, _ in self._rows(table):
+            for name, _, _, shndx, _, _ in symbol_rows(self._cubin, table):
                 if shndx in gone:
                     names.add(_name_at(strings, name))
                 else:
@@ -212,6 +205,18 @@ class CubinTables:
                 name = common
             size = min(section.sh_size, _CODE_LEFT)
             headers[index] = SHDR.pack(section._replace(sh_name=name, sh_size=size))
+
+
+def symbol_rows(cubin: bytes, table: SectionHeader) -> Iterator[tuple[int, ...]]:
+    """The fields of each symbol of a table: name, info, other, section, value, size.
+
+    Raises:
+        PayloadError: the table leaves the cubin, or ends within a symbol.
+    """
+    rows = section_bytes(cubin, table, "symbol table")
+    if len(rows) % SYM.size:
+        raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
+    return SYM.struct.iter_unpack(rows)
 
 
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:

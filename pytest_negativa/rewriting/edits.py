@@ -10,7 +10,7 @@ import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from pytest_negativa.models.spans import Span, union
@@ -91,10 +91,8 @@ class Edits:
 
     size: int
     changes: tuple[Change, ...] = ()
-    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_ends", tuple(change.end for change in self.changes))
         start = end = 0
         for change in self.changes:
             if change.start < start:
@@ -131,7 +129,7 @@ class Edits:
 
     def overlapping(self, start: int, end: int) -> Iterator[Change]:
         """The changes that have bytes at file offsets ``[start, end)``, by offset."""
-        at = bisect_right(self._ends, start)
+        at = bisect_right(self.changes, start, key=attrgetter("end"))
         while at < len(self.changes) and self.changes[at].start < end:
             yield self.changes[at]
             at += 1

@@ -282,28 +282,20 @@ def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[st
 
 
 def _libraries(named: Sequence[Loss]) -> Iterator[str]:
-    known = [library for library in named if library.entry is not None]
-    unknown = [library for library in named if library.entry is None]
-    if known:
-        yield f"{format_items(len(known), 'library has', 'libraries have')} lost GPU code here:"
-        yield from _rows(known)
-    if unknown:
-        yield (
-            f"{format_items(len(unknown), 'library was', 'libraries were')} slimmed, and their "
-            "manifest is gone or can't be read, so what they lost is not known:"
-        )
-        yield from _rows(unknown)
+    is_sure = all(library.entry is not None for library in named)
+    has, have = ("has", "have") if is_sure else ("may have", "may have")
+    yield f"{format_items(len(named), f'library {has}', f'libraries {have}')} lost GPU code here:"
+    for one in named[:_MAX_ROWS]:
+        loss = format_bytes(one.removed)
+        if one.entry is None:
+            loss = "its manifest is gone or can't be read, so what it lost is not known"
+        elif one.entry.never_loaded:
+            loss += ", all of it: the proved run never loaded the library"
+        yield f"  {printable(one.path)}: {loss}"
+    if len(named) > _MAX_ROWS:
+        yield f"  and {len(named) - _MAX_ROWS} more"
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
         yield f"The code that stayed follows {printable(source)}."
-
-
-def _rows(libraries: Sequence[Loss]) -> Iterator[str]:
-    for one in libraries[:_MAX_ROWS]:
-        all_of_it = ", all of it: the proved run never loaded the library"
-        loss = f": {format_bytes(one.removed)}{all_of_it if one.never_loaded else ''}"
-        yield f"  {printable(one.path)}{loss if one.entry is not None else ''}"
-    if len(libraries) > _MAX_ROWS:
-        yield f"  and {len(libraries) - _MAX_ROWS} more"
 
 
 def _verdict_on(error: str) -> str | None:
