@@ -53,7 +53,7 @@ from pytest_negativa.slimming.slim import (
     slim_trees,
 )
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import MOST_GAPS, SparePolicy
+from pytest_negativa.slimming.spares import MOST_GAPS, SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
@@ -392,12 +392,12 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     )
 
 
-def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SparePolicy:
+def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SparePolicy.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
+    policy = SpareTarget.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
     return policy.with_misses(read_misses(flags.logs))
 
 

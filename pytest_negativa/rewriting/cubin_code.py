@@ -38,7 +38,7 @@ _CAPSULE_TYPE = 0x70000016
 
 
 class CubinCodeError(Exception):
-    """Why the code of a cubin is left alone; the caller adds the file and the offset."""
+    """The reason to leave the code of a cubin alone; the caller adds the file and the offset."""
 
 
 def overwrite_code(cubin: bytes, unused: Sequence[Span], value: int) -> Edits:

@@ -202,7 +202,7 @@ def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iter
 
 
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
-    """What is known of a removed file of GPU code that an error names; None if it names none."""
+    """Lines about a removed file of GPU code that an error names; None if it names none."""
     if not any(suffix in error for suffix in CODE_SUFFIXES):
         return None
     asked = dict.fromkeys(f.resolve() for f in folders or _sites())

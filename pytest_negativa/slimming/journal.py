@@ -1,4 +1,4 @@
-"""What a run notes of a folder: the manifest while it works, and RECORD files at the end.
+"""Notes of a run on a folder: the manifest while it works, and RECORD files at the end.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
@@ -160,7 +160,7 @@ class Journal:
                 )
 
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
-        """What RECORD files say of a library, for its entry."""
+        """The lines of a library in RECORD files, for its entry."""
         return tuple(
             RecordRow(
                 record=os.path.relpath(installed.record, self.root),

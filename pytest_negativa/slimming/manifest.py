@@ -174,7 +174,7 @@ def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
 
 
 class Fate(enum.Enum):
-    """What became of a name of a slimmed library."""
+    """The file that a name of a slimmed library leads to now."""
 
     RESULT = "the result, or the result damaged"
     ORIGINAL = "the original"
@@ -188,7 +188,7 @@ Fates = Mapping[Fate, Mapping[str, str | None]]
 
 
 def judge(tree: Tree, entry: SlimmedFile) -> Fates:
-    """What became of the names of a slimmed library.
+    """The fates of the names of a slimmed library.
 
     By digest: some tools give all files the same time, so time and size tell nothing.
     """

@@ -98,7 +98,7 @@ def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
 
 
 def entry_of(tree: Tree, group: FileGroup) -> SlimmedFile:
-    """What a manifest would say of a library with a spare. It has the times of its original.
+    """The entry for a library with a spare, as of a manifest. It has the times of its original.
 
     Raises:
         ReconstructError: the library and its spare don't give the original.

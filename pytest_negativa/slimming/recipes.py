@@ -39,7 +39,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SparePolicy, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -128,7 +128,7 @@ class Recipe:
     source: str
     key: tuple[Any, ...]
     plan: Callable[[Recipe, Path], Removal]
-    spare: SparePolicy | None = None
+    spare: SpareTarget | None = None
     strips_others: bool = False
     devices: tuple[ComputeCapability, ...] = ()
 
@@ -144,7 +144,7 @@ class Recipe:
         return not by_code or (self.spare is not None and self.spare.may_know(size))
 
     def why(self, *, has_gpu_code: bool) -> str | None:
-        """What a row tells of a library that lost its code because no run loaded it."""
+        """The detail of a library that lost its code because no run loaded it."""
         if self.kind is not Kind.NEVER_LOADED:
             return None
         if self.spare is not None and self.spare.unneeded:
@@ -153,7 +153,7 @@ class Recipe:
 
 
 def by_lock(
-    locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SparePolicy | None = None
+    locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SpareTarget | None = None
 ) -> Recipe:
     """Keep what a lock keeps of a library."""
     kept = [(code.offset, code.functions) for code in locked.kept]
@@ -189,7 +189,7 @@ def by_archs(
     keep_ptx: bool,
     strip: bool,
     strip_others: bool,
-    spare: SparePolicy | None = None,
+    spare: SpareTarget | None = None,
 ) -> Recipe:
     """Keep what devices can load."""
 
@@ -208,11 +208,11 @@ def by_archs(
 
 
 def never_loaded(
-    lock: str, *, strip: bool, strip_others: bool = False, spare: SparePolicy | None = None
+    lock: str, *, strip: bool, strip_others: bool = False, spare: SpareTarget | None = None
 ) -> Recipe:
     """Keep no GPU code: the run of the lock, in words, did not load the library.
 
-    With ``SparePolicy.unneeded``, all goes that can come back, and no proof says that nothing
+    With ``SpareTarget.unneeded``, all goes that can come back, and no proof says that nothing
     needs it.
     """
     is_spared = spare is not None and spare.unneeded
@@ -228,7 +228,7 @@ def strip_only() -> Recipe:
     return Recipe(Kind.STRIP, source, ("strip",), _plan_nothing, strips_others=True)
 
 
-def by_pages(spare: SparePolicy) -> Recipe:
+def by_pages(spare: SpareTarget) -> Recipe:
     """Keep all GPU code, and the CPU code that a run touched."""
     return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
 
@@ -330,7 +330,7 @@ def foresee_library(
     planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
 ) -> Result:
-    """What ``slim_library`` would write; loading is not tried.
+    """Forecast the size of what ``slim_library`` would write.
 
     Args:
         recipe, path, name, strip, planned, min_gap: see there.
@@ -358,7 +358,7 @@ def _removed_from(cubin: RepackedCubin) -> int:
 def _plan_by_headers(
     plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, path: Path
 ) -> Removal:
-    """What a plan that needs no cubin unpacked removes from a library."""
+    """The removal by a plan that needs no cubin unpacked."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
         try:

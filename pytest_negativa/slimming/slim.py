@@ -43,7 +43,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SlimRequest:
-    """What to slim, and how.
+    """A request to slim.
 
     The *others* of a lock are the other libraries of its distributions and of the distributions
     that these require. Without a lock, they are all libraries.
@@ -76,7 +76,7 @@ class SlimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SlimReport:
-    """What slimming did.
+    """The outcome of slimming.
 
     Attributes:
         rows: one for each library, by path.

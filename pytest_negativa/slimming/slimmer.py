@@ -46,7 +46,7 @@ from pytest_negativa.slimming.recipes import (
 from pytest_negativa.slimming.replace import is_same_file, keep_original, replace_all
 from pytest_negativa.slimming.spares import (
     LEAST_GAP,
-    SparePolicy,
+    SpareTarget,
     clear_abandoned,
     discard_unchecked,
     find_spare,
@@ -66,7 +66,7 @@ OnDone = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class SlimOptions:
-    """How to slim.
+    """The choices for slimming.
 
     Attributes:
         strip: drop symbol tables and debug information. A spare keeps them.
@@ -79,7 +79,7 @@ class SlimOptions:
     strip: bool = True
     dry_run: bool = False
     keep_originals: Path | None = None
-    spare: SparePolicy | None = None
+    spare: SpareTarget | None = None
     jobs: int = 1
 
 
@@ -132,7 +132,7 @@ class Slimmer:
             return e
 
     def _plan_of(self, task: Task) -> Removal | None:
-        """What is planned for a library; None: it has no spare, or is to be read again.
+        """The plan for a library; None: it has no spare, or is to be read again.
 
         Raises:
             NegativaError: nothing could be planned.
@@ -144,7 +144,7 @@ class Slimmer:
         return None if task.is_cut else planned
 
     def count_gaps(self, *, without_tasks: bool = False) -> int:
-        """How many gaps the libraries of the folder have, or those that no task is to change."""
+        """The number of gaps of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
         count = 0

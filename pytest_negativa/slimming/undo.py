@@ -142,7 +142,7 @@ def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) 
 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
-    """Why a library that was deleted is not put back; None: its package is there."""
+    """The reason to leave a deleted library away; None: its package is there."""
     if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
     if any(is_reinstalled(name, entry, tree.records.get(name, {})) for name in entry.names):

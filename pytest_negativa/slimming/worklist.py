@@ -1,4 +1,4 @@
-"""Which library of a folder gets which recipe. Reads files, and writes nothing.
+"""The recipes for the libraries of a folder. Reads files, and writes nothing.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
@@ -46,7 +46,7 @@ from pytest_negativa.slimming.recipes import (
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareAwayError,
-    SparePolicy,
+    SpareTarget,
     find_spare,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree, soname_of
@@ -66,7 +66,7 @@ _LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
 
 
 class Role(enum.Enum):
-    """What the run of a lock had to do with a library."""
+    """The part of a library in the run of a lock."""
 
     LOADED = "loaded, or may stand for one that was"
     NEVER = "never loaded"
@@ -74,7 +74,7 @@ class Role(enum.Enum):
 
 
 def runs_below(path: Path, names: Iterable[str]) -> str | None:
-    """Why a library must stay whole even if no test loaded it; None if it may lose code.
+    """The reason to keep a library whole that no test loaded; None if it may lose code.
 
     Args:
         path: of the library.
@@ -156,7 +156,7 @@ Library: TypeAlias = Slimmed | FileGroup
 def classify(
     tree: Tree, library: Library, recipe: Recipe, *, keeps_original: bool = False
 ) -> Task | SlimRow | None:
-    """What a recipe makes of a library, as if it had never been slimmed.
+    """The task that a recipe makes of a library, as if it had never been slimmed.
 
     Args:
         tree: where it lies.
@@ -229,7 +229,7 @@ def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
 
 
 class WorkList:
-    """What is to be done in a folder, whose files are given to the recipes.
+    """The work in a folder, whose files are given to the recipes.
 
     Args:
         tree, manifest: of the folder.
@@ -350,7 +350,7 @@ def find_by_lock(
     strip: bool,
     others: Recipe | None,
     unloaded: bool = False,
-    spare: SparePolicy | None = None,
+    spare: SpareTarget | None = None,
     spare_unloaded: bool = False,
     keeps_originals: bool,
     jobs: int,
@@ -406,7 +406,7 @@ def find_by_lock(
 
 
 class _Others:
-    """What becomes of the libraries of a folder that a lock does not name.
+    """The rules for libraries of a folder that a lock does not name.
 
     Args:
         folder: whose libraries.
@@ -424,7 +424,7 @@ class _Others:
         others: Recipe | None,
         never: Recipe | None,
         whole: Recipe | None,
-        spare: SparePolicy | None,
+        spare: SpareTarget | None,
     ) -> None:
         self._tree = folder.tree
         self._others, self._whole, self._spare = others, whole, spare
@@ -492,7 +492,7 @@ class _Others:
         return _stays(group, library, _KEPT) if has_code else None
 
     def _role_of(self, paths: Sequence[str]) -> Role:
-        """What the run of the lock had to do with a library.
+        """The part of a library in the run of the lock.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname.

@@ -83,7 +83,7 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a cut library says about itself.
+    """The note of a cut library about itself.
 
     Attributes:
         original: SHA-256 of the original.
@@ -235,7 +235,7 @@ def last_trailer(path: Path) -> Trailer:
 
 
 class StubParameters(NamedTuple):
-    """What the stub of a library knows: addresses as in the file, sizes in bytes.
+    """Constants in the stub of a library: addresses as in the file, sizes in bytes.
 
     Attributes:
         own, note: of the stub and the note.
@@ -263,7 +263,7 @@ PROBLEMS = (
     "lies where no code may run (a file system mounted noexec) and is too large to be copied",
     "can't be mapped: no memory is left, or no more mappings (vm.max_map_count)",
 )
-"""What the stub says of a spare without which its library can't be loaded, in the stub's order."""
+"""The stub's messages about a spare without which its library can't be loaded, in its order."""
 
 
 def stub_for(parameters: StubParameters) -> bytes:
@@ -278,7 +278,7 @@ def stub_for(parameters: StubParameters) -> bytes:
 
 
 def why_no_stub() -> str | None:
-    """Why no library can be cut on this machine; None: it can."""
+    """The reason why no library can be cut on this machine; None: it can."""
     if platform.machine() != "x86_64":
         return f"spares need x86-64, and this machine is {platform.machine()}"
     if not _STUB.is_file():

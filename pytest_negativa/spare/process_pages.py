@@ -1,4 +1,4 @@
-"""Which pages of its libraries' spares a running process has, seen from outside.
+"""The pages of spares that a running process has, seen from outside.
 
 Nothing is set up in the process. The kernel maps up to 16 pages around a page that is touched, if
 they are in memory already (``fault_around_bytes``), so pages that nothing touched are among them.

@@ -534,7 +534,7 @@ class TestHolding:
         assert order == ["writing", "written", "held"]
 
     def test_folder_that_is_not_there(self, root: Path) -> None:
-        with pytest.raises(ReconstructError, match="cannot be made or written"), hold_copies(root):
+        with pytest.raises(ReconstructError, match="cannot be opened"), hold_copies(root):
             pass
 
 

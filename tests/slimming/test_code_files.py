@@ -33,7 +33,7 @@ from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
@@ -321,7 +321,7 @@ def test_a_mistyped_subcommand(site: Path) -> None:
 @pytest.mark.parametrize("by", ["arch", "lock"])
 def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: str) -> None:
     before = digests(site)
-    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
     request = SlimRequest(paths=(site,), devices=(H200,), options=options)
     if by == "lock":
         lock = locked(site, "one.cubin")
@@ -335,7 +335,7 @@ def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: st
 
 
 def test_a_spare_leaves_only_files_that_are_here(site: Path, tmp_path: Path) -> None:
-    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
     lock = locked(site, "one.cubin")
     (site / "kernels/cubins/a/two.cubin").unlink()
     [row] = slim_trees(SlimRequest(paths=(site,), lock=lock, options=options)).rows

@@ -30,7 +30,7 @@ from pytest_negativa.rewriting.compact.records import (
     Cut,
 )
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.slimming.spares import SparePolicy, plan_cut
+from pytest_negativa.slimming.spares import SpareTarget, plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of
 
@@ -80,7 +80,7 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    planned = plan_cut(path, library_map, plan, SparePolicy(folder))
+    planned = plan_cut(path, library_map, plan, SpareTarget(folder))
     return cut_library(
         path, folder / path.name, folder, planned.needed, CutOptions(), planned.containers
     )

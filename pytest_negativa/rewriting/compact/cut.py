@@ -121,7 +121,7 @@ _REMEDY = "Put the spare beside the library, or put the original back."
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """How to cut a library.
+    """The choices for cutting a library.
 
     Attributes:
         min_hole: bytes; smaller gaps stay in the file. Each gap costs a mapping.
@@ -459,7 +459,7 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
 def _hole_rows(
     tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
 ) -> list[Hole]:
-    """What is mapped into the holes: GPU code and CPU code apart from constants."""
+    """Rows of the note for the holes: GPU code and CPU code apart from constants."""
     sections = zip(tables.sections, tables.names, strict=True)
     own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
     constants = around(minus(own, containers), PAGE_SIZE)

@@ -26,7 +26,7 @@ class CheckError(CannotCompactError):
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """How to compact.
+    """The choices for compaction.
 
     Attributes:
         strip: drop symbol table and debug information.

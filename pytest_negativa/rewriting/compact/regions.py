@@ -89,7 +89,7 @@ def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPla
 
 
 def _unused(plan: LibraryPlan) -> set[Range]:
-    """What is unused; of two decisions on the same bytes, keeping wins."""
+    """The unused ranges; of two decisions on the same bytes, keeping wins."""
     kept = {(d.start, d.end) for d in plan.decisions if d.kept}
     return {(d.start, d.end) for d in plan.decisions if not d.kept} - kept
 
@@ -115,7 +115,7 @@ def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
 
 
 def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | Patch]:
-    """What becomes zeros, and new headers."""
+    """Ranges that become zeros, and new headers."""
     start, end = region.span
     if unused and all(unused):
         yield start, end
