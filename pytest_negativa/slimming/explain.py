@@ -88,11 +88,6 @@ class Loss(NamedTuple):
             return note_of(Path(self.path)) is not None
         return False
 
-    @property
-    def never_loaded(self) -> bool:
-        """Whether it lost all GPU code, because the proved run never loaded it."""
-        return self.entry is not None and self.entry.never_loaded
-
 
 def slimmed_in(folders: Iterable[Path]) -> tuple[Loss, ...]:
     """Find the slimmed libraries of folders; those that lost most come first.
@@ -169,7 +164,7 @@ def explain_error(error: str, slimmed: Sequence[Loss], folders: Sequence[Path] =
 
 
 def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]:
-    verdict = _verdict_on(error)
+    verdict = next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)
     if not slimmed:
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
@@ -197,7 +192,9 @@ def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iter
     if error:
         yield str(verdict)
     # If a library without any code is loaded, none of its kernels can be.
-    yield from _libraries(sorted(lacking, key=lambda one: not one.never_loaded))
+    yield from _libraries(
+        sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
+    )
     yield from _remedies(lacking, folders)
 
 
@@ -296,7 +293,3 @@ def _libraries(named: Sequence[Loss]) -> Iterator[str]:
         yield f"  and {len(named) - _MAX_ROWS} more"
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
         yield f"The code that stayed follows {printable(source)}."
-
-
-def _verdict_on(error: str) -> str | None:
-    return next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,6 @@ from pytest_negativa.slimming.manifest import (
     load_manifest,
     manifest_of,
     save_manifest,
-    token_of,
 )
 from pytest_negativa.slimming.replace import copy_file, replace_all
 from pytest_negativa.slimming.spares import rebuild
@@ -53,15 +53,14 @@ class Journal:
         root: the folder.
         manifest: what was done there.
         token: of the run.
-        sites: where distributions are installed, below the root or around it.
     """
 
     def __init__(self, tree: Tree, held: Sequence[Path] = ()) -> None:
         self.tree = tree
         self.root = tree.root
         self.manifest = manifest_of(tree)
-        self.token = token_of(self.manifest)
-        self.sites = tree.sites
+        # After a run that was killed, the same one.
+        self.token = self.manifest.run or secrets.token_hex(8)
         self.held = tuple(held)
         self._back: list[str] = []
         # By RECORD, because two distributions may each have a line for a file; then by path.
@@ -168,7 +167,7 @@ class Journal:
                 digest=line.digest,
                 size=line.size,
             )
-            for site in self.sites
+            for site in self.tree.sites
             for installed in site.installed()
             for name in names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
@@ -187,7 +186,7 @@ class Journal:
             if _is_result(self.root / name, entry)
         }
         problem: NegativaError | None = None
-        for site in self.sites:
+        for site in self.tree.sites:
             for installed in site.installed():
                 wanted = {**results, **self._lines.get(str(installed.record), {})}
                 wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}

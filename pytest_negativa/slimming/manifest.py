@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -78,11 +77,6 @@ def manifest_of(tree: Tree) -> SlimManifest:
         if is_uninstalled or tree.group_of(name) is not None:
             del manifest.removed[name]
     return manifest
-
-
-def token_of(manifest: SlimManifest) -> str:
-    """The token for a run: after a run that was killed, the same one."""
-    return manifest.run or secrets.token_hex(8)
 
 
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.models.reconstruction import FileState
@@ -109,7 +107,7 @@ class Slimmer:
 
     @functools.cached_property
     def _commands(self) -> ReinstallCommands:
-        return ReinstallCommands(self.journal.sites)
+        return ReinstallCommands(self.journal.tree.sites)
 
     def foresee_gaps(self) -> Iterator[int]:
         """Sizes in bytes of the gaps that the libraries of the work list could have."""
@@ -421,5 +419,5 @@ class Slimmer:
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.slimmed is None else task.slimmed.entry.size
-        row = SlimRow.unchanged(task.name, status, size, detail)
-        self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
+        others = len(task.names) - 1
+        self.rows.append(SlimRow.unchanged(task.name, status, size, detail, others))
