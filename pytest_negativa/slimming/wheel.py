@@ -109,6 +109,10 @@ def _check(request: SlimRequest) -> tuple[Path, Path]:
         raise OptionError(f"{wheel}: a wheel needs --target DIR, the folder for the smaller wheel")
     if request.options.spare is not None:
         raise OptionError(f"{wheel}: --spare takes installed libraries, not wheels")
+    try:
+        ByteSource(wheel).close()
+    except FormatError as e:
+        raise OptionError(str(e)) from e
     if os.path.lexists(target / wheel.name):
         raise OptionError(f"{target / wheel.name} exists; name another folder, or move it away")
     if not request.options.dry_run:
