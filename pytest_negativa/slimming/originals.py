@@ -60,15 +60,19 @@ class Slimmed:
         return (*self.results, *self.originals)
 
 
-def find_slimmed(tree: Tree, manifest: SlimManifest) -> Iterator[Slimmed]:
-    """The slimmed libraries that are there, of the manifest and then the others."""
+def find_slimmed(tree: Tree, manifest: SlimManifest, lost: dict[str, str]) -> Iterator[Slimmed]:
+    """The slimmed libraries that are there, of the manifest and then the others.
+
+    ``lost`` gets the problem of those whose original nothing gives back, by each of their names.
+    """
     for key, entry in manifest.slimmed.items():
         if tree.covers(entry.names) and (found := _slimmed(tree, key, entry)) is not None:
             yield found
     for group in unlisted(tree, manifest):
         try:
             entry = entry_of(tree, group)
-        except NegativaError:
+        except NegativaError as e:
+            lost.update(dict.fromkeys(group.names, str(e)))
             continue
         yield Slimmed(group.name, entry, group.names, entry.sha256)
 

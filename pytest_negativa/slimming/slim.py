@@ -27,7 +27,6 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import (
     find_by_archs,
     find_by_lock,
-    require_known,
 )
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -114,7 +113,7 @@ def slim_trees(
     if request.drop_never_loaded:
         if request.lock is None:
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
-        require_known(request.lock)
+        _require_known(request.lock)
     if request.target is not None:
         raise OptionError(
             "--target takes a wheel; to leave a folder as it is, copy it (cp -a PATH COPY) and "
@@ -134,6 +133,24 @@ def slim_trees(
             if missed:
                 return SlimReport(missed, stopped=True)
         return _run(request, slimmers, unmet, on_progress)
+
+
+def _require_known(lock: Lock) -> None:
+    """Refuse a lock that doesn't prove what was loaded.
+
+    Raises:
+        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
+    """
+    proof = lock.proof
+    if not proof.proved:
+        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
+    if proof.incomplete:
+        raise OptionError(
+            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
+            f"{'; '.join(proof.incomplete)}"
+        )
+    if not lock.libraries:
+        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
 
 
 def scan(paths: Sequence[Path]) -> list[Tree]:

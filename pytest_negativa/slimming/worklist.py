@@ -17,9 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
-from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
@@ -30,7 +29,6 @@ from pytest_negativa.slimming.code_files import Package, packages_by_archs, pack
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,
-    entry_of,
     find_slimmed,
     is_past,
     kept_original,
@@ -88,24 +86,6 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
         if name.startswith(_INTERPRETER):
             return "it is an interpreter of Python"
     return None
-
-
-def require_known(lock: Lock) -> None:
-    """Refuse a lock that doesn't prove what was loaded.
-
-    Raises:
-        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
-    """
-    proof = lock.proof
-    if not proof.proved:
-        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
-    if proof.incomplete:
-        raise OptionError(
-            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
-            f"{'; '.join(proof.incomplete)}"
-        )
-    if not lock.libraries:
-        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
 
 
 _KEPT = (
@@ -243,6 +223,7 @@ class WorkList:
         packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
+        lost: why the original of any other slimmed library is lost, by each of its names.
     """
 
     def __init__(
@@ -255,7 +236,8 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
-        self.slimmed = list(find_slimmed(tree, manifest))
+        self.lost: dict[str, str] = {}
+        self.slimmed = list(find_slimmed(tree, manifest, self.lost))
         self._taken: set[str] = set()
         self._own = _libraries_of_negativa(tree)
         # Sizes of files that can't be read.
@@ -584,14 +566,9 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
         for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
             folder.take(group)
-            path = folder.tree.root / name
-            # Of slimmed libraries with an original it is known that it was another file, too.
-            if name not in folder.slimmed_by_name and is_slimmed(path):
-                try:
-                    entry_of(folder.tree, group)
-                except NegativaError as e:
-                    # What the lock needs of it may be gone.
-                    return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, str(e))
+            # What the lock needs of it may be gone. Other originals are known to be other files.
+            if name in folder.lost:
+                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, folder.lost[name])
             detail = (
                 f"not the file that was proved{wanted}; left as it is: install that file, or prove "
                 "and lock this one"
