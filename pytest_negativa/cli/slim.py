@@ -476,11 +476,12 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    # A run that cut nothing leaves no folder that it made.
-    if (spare := request.options.spare) is None or not spare.folder.is_dir():
+    if (spare := request.options.spare) is None:
         return
     # Of other libraries, too.
     size = sum(path.lstat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
+    if size == 0:
+        return
     click.echo(
         f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
         f"{format_bytes(size)} on disk); {undo} puts it back",
