@@ -89,6 +89,15 @@ class Journal:
         """
         save_manifest(self.root, self.manifest, self.token)
 
+    def change(self, slimmed: Mapping[str, SlimmedFile]) -> None:
+        """Write the manifest with these libraries; an interruption finds the old ones or these.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        self.manifest = replace(self.manifest, slimmed=dict(slimmed))
+        self.save()
+
     @contextlib.contextmanager
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
         """Note the run, and its ``run_spares``, while the block works.

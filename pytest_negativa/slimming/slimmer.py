@@ -347,10 +347,10 @@ class Slimmer:
             spare = self.options.spare.folder / made.spare.name
         linked: FileState | None = None
         places = journal.places(task.names)
-        slimmed = journal.manifest.slimmed
-        before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
+        before = journal.manifest.slimmed
         known = [] if task.slimmed is None else [task.slimmed.entry]
-        known += [e for e in before.values() if e.original_sha256 == file.original_sha256]
+        found = (before[name] for name in task.names if name in before)
+        known += [one for one in found if one.original_sha256 == file.original_sha256]
         old = known[0] if known else None
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
@@ -362,7 +362,7 @@ class Slimmer:
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)
         rows = journal.rows_before(task.names) if old is None else old.rows
-        slimmed[task.name] = SlimmedFile(
+        entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
             original_size=task.size,
@@ -381,7 +381,9 @@ class Slimmer:
             spare=None if spare is None else str(spare),
             replaced=None if replaced == file.sha256 else replaced,
         )
-        journal.save()
+        # In one step: an interruption saves the manifest, too.
+        others = {name: other for name, other in before.items() if name not in task.names}
+        journal.change({**others, task.name: entry})
         try:
             if spare is not None and made.spare is not None:
                 publish(made.spare, spare)
@@ -392,9 +394,8 @@ class Slimmer:
         except ReconstructError:
             now = FileState.of(status)
             if not any(is_same_file(state_at(place), now) for place in places):
-                self._spares |= spares_of([slimmed.pop(task.name)])
-                slimmed.update(before)
-                journal.save()
+                self._spares |= spares_of([entry])
+                journal.change(before)
             raise
         self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
