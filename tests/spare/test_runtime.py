@@ -167,7 +167,8 @@ def fails():
         return "Help." in str(e)
 def mappings():
     return len(open("/proc/self/maps").readlines()), len(os.listdir("/proc/self/fd"))
-fails()
+# Python's own memory grows at first.
+warm = [fails() for _ in range(300)]
 before = mappings()
 print(all(fails() for _ in range(300)), mappings() == before)
 os.rename(sys.argv[2], sys.argv[3])
