@@ -72,7 +72,7 @@ _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
 def judge(attempt: Attempt) -> Verdict:
     """The verdict that follows from an attempt."""
     traced = attempt.traced
-    tests = _test_evidence(attempt)
+    tests = evidence_of_tests(attempt)
     verdicts = judge_tests(tests)
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
@@ -235,7 +235,8 @@ class TestEvidence:
     hurried: Collection[str] = ()
 
 
-def _test_evidence(attempt: Attempt) -> TestEvidence:
+def evidence_of_tests(attempt: Attempt) -> TestEvidence:
+    """How the tests of an attempt ended, beside their ends in the traced run."""
     traced, usage = attempt.traced, attempt.usage
     before, after = by_nodeid(traced.session.tests), attempt.after
     tolerate = attempt.settings.tolerate

@@ -97,7 +97,13 @@ def verify_program(
     elif settings.cpu and run.has_pages and not run.plan_files() and not run.is_unlocated:
         return _prove_only_pages(run, settings, runner, None)
     run.hold()
-    verification = Verification(load_traced_run(run, settings, own_status), settings, runner)
+    traced = load_traced_run(run, settings, own_status)
+    if settings.trace.level.counts_launches and not traced.usage.launches:
+        _say(
+            "negativa: the traced run counted no launches, so launches are not compared; trace "
+            "with --negativa-level=launch"
+        )
+    verification = Verification(traced, settings, runner)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
