@@ -228,7 +228,7 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
     # Without a table, the auditor is unloaded at once.
-    write_table(RedirectTable(str(tmp_path / "copies"), ()), table)
+    write_table(RedirectTable(str(tmp_path / "copies"), {}), table)
     with CopyWatch([str(copy)], str(auditor)) as watch:
         for environ in redirect_environment({}, table, logs), {}:
             with subprocess.Popen(
