@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import itertools
 import os
 import select
 import struct
@@ -71,7 +70,7 @@ class OpenWatch:
 
     Args:
         paths: the files. All hard links to a file are watched with it. If the user's limit of
-            watches is reached, the first ones are watched.
+            watches is reached, none is watched.
         finds_openers: whether to look for the processes.
     """
 
@@ -117,21 +116,14 @@ class OpenWatch:
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
                 if e.errno == errno.ENOSPC:
-                    self._halve(inotify, str(e.strerror))
-                    break
+                    # Tests watch, too, and share the user's limit.
+                    os.close(inotify)
+                    self._lose(str(e.strerror))
+                    return
             else:
                 self._by_watch[watch].append(path)
         self._inotify = inotify
         self._try_canaries()
-
-    def _halve(self, inotify: int, reason: str) -> None:
-        """Give back the later half of the watches: tests watch, too, and share the user's limit."""
-        for watch in tuple(self._by_watch)[len(self._by_watch) // 2 :]:
-            with contextlib.suppress(OSError):  # A file that is gone has no watch any more.
-                _call("inotify_rm_watch", inotify, watch)
-            del self._by_watch[watch]
-        watched = set(itertools.chain.from_iterable(self._by_watch.values()))
-        self._unseen.update({path: reason for path in self._paths if path not in watched})
 
     def _watch_canary(self, inotify: int, folder: str) -> int:
         """Watch a folder on the device of this one, but not for opens of its files; the device.
