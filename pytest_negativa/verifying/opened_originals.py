@@ -81,29 +81,17 @@ def held_originals(
     return younger, older
 
 
-def leftover_users(users: Iterable[str]) -> Iterator[str]:
-    """Why rounds tell nothing: processes of an earlier one may have answered.
+def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
+    """Why rounds tell nothing: what the traced run or an earlier round started may have answered.
 
     Args:
-        users: processes that used a copy when the tests began.
+        processes: those that used a copy when the tests began, or CUDA's driver when they ended.
     """
-    for who in dict.fromkeys(users):
+    for who in dict.fromkeys(processes):
         yield (
-            f"{who} still used a copy of an earlier round when the tests ran again, so their "
-            "outcomes tell nothing; let the test that starts this process end it"
-        )
-
-
-def older_processes(users: Iterable[str]) -> Iterator[str]:
-    """Why a round tells nothing: an earlier run's processes with CUDA's driver may have answered.
-
-    Args:
-        users: these processes, in words.
-    """
-    for who in dict.fromkeys(users):
-        yield (
-            f"{who}, which the traced run or an earlier round started, still runs and has the CUDA "
-            "driver loaded: a test may have talked to it; let the test that starts it end it"
+            f"{who} of the traced run or an earlier round still used a copy or the CUDA driver "
+            "when the tests ran again: one may have talked to it; let the test that starts this "
+            "process end it"
         )
 
 

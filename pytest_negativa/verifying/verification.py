@@ -26,7 +26,6 @@ from pytest_negativa.processes.file_users import (
     FileUser,
     processes_with_driver,
     wait_for_users,
-    wait_for_users_of_gone,
 )
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import misses_environment
@@ -66,8 +65,7 @@ from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.opened_originals import (
     held_originals,
-    leftover_users,
-    older_processes,
+    lingering_processes,
     opened_originals,
 )
 from pytest_negativa.verifying.originals import (
@@ -110,8 +108,7 @@ class Verification:
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
         self._tripwire = Tripwire()
-        self._leftover: tuple[str, ...] = ()
-        self._older: tuple[str, ...] = ()
+        self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict.
@@ -121,7 +118,7 @@ class Verification:
         """
         # An earlier verdict must not outlive a verification that is interrupted.
         remove_file(self.record)
-        self._held = self._leftover = self._older = ()
+        self._held = self._lingering = ()
         reconstruction = self._write_copies(planned)
         tripwire = self._tripwire
         rounds = self._run(RoundKind.VERIFY, None)
@@ -156,8 +153,7 @@ class Verification:
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
-                *leftover_users(self._leftover),
-                *older_processes(self._older),
+                *lingering_processes(self._lingering),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -201,7 +197,9 @@ class Verification:
             attempt,
             originals=self._originals,
             all_rounds=tuple(self._rounds),
-            problems=tuple(dict.fromkeys((*attempt.problems, *leftover_users(self._leftover)))),
+            problems=tuple(
+                dict.fromkeys((*attempt.problems, *lingering_processes(self._lingering)))
+            ),
             files=self._judge_files(),
         )
 
@@ -269,9 +267,8 @@ class Verification:
     def _run_once(
         self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
-        users = wait_for_users(self._copy_files, self._since)
-        self._leftover += tuple(user.who for _, user in users)
-        self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
+        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
+        self._lingering += tuple(user.who for _, user in users)
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         where, environ = "on the originals", self.program.environ
         used: Mapping[str, str] = {}
@@ -291,7 +288,7 @@ class Verification:
                 kind, run, environ, where, tests=tests, repeated=repeated, why=why
             )
         if kind is RoundKind.VERIFY:
-            self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
+            self._lingering += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
             watch.opens,
             unseen={**copies.opens.unseen, **watch.opens.unseen},
