@@ -20,11 +20,11 @@ from pytest_negativa.processes.redirect import (
     why_not_redirected,
 )
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRound
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
+from pytest_negativa.verifying.used_originals import loaded_originals
 
 # Round, process id and executable.
 _Program = tuple[str, int, str]
@@ -196,12 +196,12 @@ def gather_loads(
                 problems += [_UNTRACED] if traces_children else []
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
-    found = loaded_originals(usage, reconstruction)
+    mapped, unknown = loaded_originals(usage, reconstruction)
     return LoadEvidence(
         copies=copies,
-        originals={**found.processes, **originals},
+        originals={**mapped, **originals},
         unsubstituted=unsubstituted,
-        incomplete=incomplete or found.unknown or _why_not_logged(usage, logged),
+        incomplete=incomplete or unknown or _why_not_logged(usage, logged),
     )
 
 

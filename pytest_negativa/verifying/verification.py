@@ -63,11 +63,6 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
-from pytest_negativa.verifying.opened_originals import (
-    held_originals,
-    lingering_processes,
-    opened_originals,
-)
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     ends_of,
@@ -77,7 +72,12 @@ from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, Tripwire, arm, read_touches
-from pytest_negativa.verifying.twins import find_twins
+from pytest_negativa.verifying.used_originals import (
+    find_twins,
+    held_originals,
+    lingering_processes,
+    opened_originals,
+)
 
 
 class Verification:

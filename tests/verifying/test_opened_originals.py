@@ -21,7 +21,7 @@ from pytest_negativa.processes.redirect import (
     redirect_library,
     write_table,
 )
-from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
+from pytest_negativa.verifying.used_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, ROOT
@@ -523,7 +523,7 @@ def test_a_static_program_that_opens_the_original(
 WATCHES = """
 import sys
 from pytest_negativa.processes.open_watch import OpenWatch
-from pytest_negativa.verifying.opened_originals import opened_originals
+from pytest_negativa.verifying.used_originals import opened_originals
 with OpenWatch(sys.argv[1:]) as watch:
     open(sys.argv[1]).close()
 print(*opened_originals([watch.opens]).values())
