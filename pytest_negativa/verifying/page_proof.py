@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -53,38 +52,34 @@ UNCOMPARED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PageAttempt:
-    """One run of all tests, traced once more: every fact that its verdict follows from.
+def judge_pages(
+    evidence: TestEvidence,
+    traced: HostUsage,
+    found: HostUsage,
+    rounds: Sequence[RoundResult],
+    *,
+    run_id: str,
+    compares_ends: bool,
+) -> PageVerdict:
+    """The verdict that follows from one run of all tests. Pure: nothing here touches a file.
 
-    Attributes:
-        run_id: the traced run.
-        tests: how the tests ended, and what else speaks against the run.
+    Args:
+        evidence: how the tests ended, and what else speaks against the run.
         traced, found: the pages that the traced run and the rounds touched.
-        compares_ends: whether the ends of other processes than the first are compared.
         rounds: every start of the program.
+        run_id: the traced run.
+        compares_ends: whether the ends of other processes than the first are compared.
     """
-
-    run_id: str
-    tests: TestEvidence
-    traced: HostUsage
-    found: HostUsage
-    compares_ends: bool
-    rounds: tuple[RoundResult, ...]
-
-
-def judge_pages(attempt: PageAttempt) -> PageVerdict:
-    """The verdict that follows from an attempt. Pure: nothing here touches a file."""
-    tests = judge_tests(attempt.tests)
-    found = {library.sha256: library for library in attempt.found.libraries}
+    libraries = {library.sha256: library for library in found.libraries}
+    tests = judge_tests(evidence)
     rows = tuple(
-        _judge_library(library, found.get(library.sha256))
-        for library in attempt.traced.libraries
+        _judge_library(library, libraries.get(library.sha256))
+        for library in traced.libraries
         if library.unwatched is None
     )
-    reasons = [f"the traced run is not complete: {text}" for text in attempt.traced.incomplete]
-    reasons += [f"the proof is not complete: {text}" for text in attempt.found.incomplete]
-    reasons += reasons_of_outcomes(attempt.tests, tests)
+    reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
+    reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
+    reasons += reasons_of_outcomes(evidence, tests)
     pages = sum(span.size for row in rows for span in row.missed) // PAGE
     if pages:
         reasons.append(
@@ -97,14 +92,14 @@ def judge_pages(attempt: PageAttempt) -> PageVerdict:
         reasons.append("no process loaded a library with untouched pages")
     return PageVerdict(
         format_version=PAGE_VERDICT_VERSION,
-        run_id=attempt.run_id,
+        run_id=run_id,
         proved=not reasons,
         reasons=tuple(reasons),
-        processor=attempt.found.processors[0],
-        limits=(UNAUDITED,) if attempt.compares_ends else (UNAUDITED, UNCOMPARED),
+        processor=found.processors[0],
+        limits=(UNAUDITED,) if compares_ends else (UNAUDITED, UNCOMPARED),
         libraries=rows,
         tests=tests,
-        rounds=tuple(map(facts_of, attempt.rounds)),
+        rounds=tuple(map(facts_of, rounds)),
     )
 
 
@@ -175,14 +170,12 @@ class _PageProof(Verification):
         attempt = self.attempt(())
         self._logs = [result.run.page_logs for result in attempt.rounds]
         self.verdict = judge_pages(
-            PageAttempt(
-                run_id=run.run_id,
-                tests=evidence_of_tests(attempt),
-                traced=pages,
-                found=unite([require_usage(result.run, files) for result in attempt.rounds]),
-                compares_ends=bool(run.trace_files()),
-                rounds=attempt.all_rounds,
-            )
+            evidence_of_tests(attempt),
+            pages,
+            unite([require_usage(result.run, files) for result in attempt.rounds]),
+            attempt.all_rounds,
+            run_id=run.run_id,
+            compares_ends=bool(run.trace_files()),
         )
         write_record(self.record, self.verdict, indent=1)
 

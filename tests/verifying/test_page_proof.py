@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from msgspec import structs
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.spans import Span
 from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
@@ -18,7 +18,6 @@ from pytest_negativa.verifying.judge import TestEvidence
 from pytest_negativa.verifying.page_proof import (
     UNAUDITED,
     UNCOMPARED,
-    PageAttempt,
     judge_pages,
 )
 from pytest_negativa.verifying.supervisor import why_no_page_proof
@@ -65,19 +64,24 @@ def evidence(after: Outcome = Outcome.PASSED) -> TestEvidence:
     )
 
 
-def attempt(*found: HostLibrary) -> PageAttempt:
-    return PageAttempt(
+def judge(
+    *found: HostLibrary,
+    tests: TestEvidence | None = None,
+    traced: tuple[HostLibrary, ...] = (TRACED,),
+    lacks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+) -> PageVerdict:
+    return judge_pages(
+        tests or evidence(),
+        usage_of(*traced, incomplete=lacks[0]),
+        usage_of(*found, incomplete=lacks[1]),
+        (),
         run_id="run",
-        tests=evidence(),
-        traced=usage_of(TRACED),
-        found=usage_of(*found),
         compares_ends=False,
-        rounds=(),
     )
 
 
 def test_pages_that_nothing_touched_are_proved() -> None:
-    verdict = judge_pages(attempt(touched((0x11000, 0x12000))))
+    verdict = judge(touched((0x11000, 0x12000)))
     assert (verdict.proved, verdict.reasons) == (True, ())
     (row,) = verdict.libraries
     assert (row.untouched_bytes, row.missed) == (6 * PAGE, ())
@@ -88,7 +92,7 @@ def test_pages_that_nothing_touched_are_proved() -> None:
     says="2 pages were touched that the traced run did not touch",
 )
 def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
-    verdict = judge_pages(attempt(touched((0x11000, 0x12000), (0x14000, 0x16000))))
+    verdict = judge(touched((0x11000, 0x12000), (0x14000, 0x16000)))
     assert not verdict.proved
     fault.check("; ".join(verdict.reasons))
     (row,) = verdict.libraries
@@ -101,7 +105,7 @@ def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
 )
 def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
     unwatched = structs.replace(touched(), unwatched="its code is relocated")
-    fault.check("; ".join(judge_pages(attempt(unwatched)).reasons))
+    fault.check("; ".join(judge(unwatched).reasons))
 
 
 @pytest.mark.planted_fault(
@@ -110,17 +114,16 @@ def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
 )
 def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
     added = structs.replace(TRACED, paths=("/lib/libb.so",), sha256="b" * 64)
-    fine = replace(attempt(touched()), traced=usage_of(TRACED, added))
-    verdict = judge_pages(fine)
+    verdict = judge(touched(), traced=(TRACED, added))
     assert verdict.proved and [r.path for r in verdict.covered] == ["/lib/liba.so"]
     text = "\n".join(render_page_verdict(verdict))
     assert "24.6 kB of CPU code in 1 library" in text
     fault.check(text)
-    assert not judge_pages(replace(fine, traced=usage_of(added))).proved
+    assert not judge(touched(), traced=(added,)).proved
 
 
 def test_the_verdict_states_what_it_does_not_cover() -> None:
-    verdict = judge_pages(attempt(touched()))
+    verdict = judge(touched())
     text = "\n".join(render_page_verdict(verdict))
     assert verdict.limits == (UNAUDITED, UNCOMPARED)
     assert UNAUDITED in text and UNCOMPARED in text
@@ -144,19 +147,11 @@ def test_why_a_run_has_no_proof(tmp_path: Path, fault: PlantedFault) -> None:
 
 
 def test_what_else_speaks_against_a_proof() -> None:
-    fine = attempt(touched())
-    for changed, reason in (
-        (replace(fine, tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
-        (
-            replace(fine, traced=usage_of(TRACED, incomplete=("the disk was full",))),
-            "the traced run is not complete: the disk was full",
-        ),
-        (
-            replace(fine, found=usage_of(TRACED, incomplete=("x.so: gone",))),
-            "the proof is not complete: x.so: gone",
-        ),
-        (attempt(), "no process loaded a library with untouched pages"),
+    for verdict, reason in (
+        (judge(touched(), tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
+        (judge(TRACED, lacks=(("a full disk",), ())), "the traced run is not complete: a full"),
+        (judge(TRACED, lacks=((), ("x.so: gone",))), "the proof is not complete: x.so: gone"),
+        (judge(), "no process loaded a library with untouched pages"),
     ):
-        verdict = judge_pages(changed)
         assert not verdict.proved
         assert reason in "; ".join(verdict.reasons)
