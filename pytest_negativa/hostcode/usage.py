@@ -14,9 +14,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
-from pytest_negativa.gpucode.source import ByteSource, Stamp
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, intersection, minus, size, union
@@ -25,8 +25,6 @@ from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Why a library could not be traced."""
-
-_headers: dict[tuple[str, Stamp], HostElf] = {}
 
 
 class FileKey(NamedTuple):
@@ -93,18 +91,6 @@ def file_key(file: HostFile) -> FileKey:
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
 
 
-def read_headers(source: ByteSource) -> HostElf:
-    """The ELF headers; a report asks for those of a library twice.
-
-    Raises:
-        FormatError: see ``read_host_elf``.
-    """
-    key = source.path, source.stamp
-    if (elf := _headers.get(key)) is None:
-        elf = _headers[key] = read_host_elf(source, with_segments=True)
-    return elf
-
-
 def identify(
     key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
 ) -> HostFile | str:
@@ -124,7 +110,7 @@ def identify(
             status = os.fstat(source.fileno())
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
-            elf = read_headers(source)
+            elf = read_host_elf(source, with_segments=True)
             segments = tuple(
                 (segment.p_vaddr, segment.p_offset, segment.p_filesz)
                 for segment in elf.segments
