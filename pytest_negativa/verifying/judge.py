@@ -385,14 +385,13 @@ def judge_libraries(
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
             opened=None if only_noted else opened.get(path),
         )
-        row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
-        if copy is not None:
-            row = replace(row, watched_bytes=size(intersection(copy.unused, armed.get(path, ()))))
-        if only_noted and path in opened:
-            row = replace(row, notes=(*row.notes, opened[path]))
-        if path in held:
-            row = replace(row, notes=(*row.notes, held[path]))
-        yield row
+        row = _row(plan, copy, armed.get(path, ()), status, detail)
+        noted = [opened.get(path) if only_noted else None, held.get(path)]
+        yield replace(
+            row,
+            processes=len(loads.copies.get(path, ())),
+            notes=(*row.notes, *filter(None, noted)),
+        )
 
 
 def _status(
@@ -439,45 +438,36 @@ def _status(
 def _row(
     plan: LibraryPlan,
     copy: ReconstructedLibrary | None,
-    processes: int,
+    armed: Sequence[Span],
     status: LibraryStatus,
     detail: str | None,
 ) -> ProvedLibrary:
-    repacked = copy.repacked if copy is not None else ()
+    row = replace(ProvedLibrary.unproved(plan), status=status, detail=detail)
+    if copy is None:
+        return row
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
-    unused = copy.unused_bytes if copy is not None else 0
-    saved = unused + sum(c.stored_before - c.stored_after for c in repacked)
+    saved = copy.unused_bytes + sum(c.stored_before - c.stored_after for c in copy.repacked)
     return replace(
-        ProvedLibrary.unproved(plan),
-        copy_sha256=None if copy is None else copy.copy_sha256,
-        status=status,
-        detail=detail,
-        unused_bytes=unused,
-        unused_elements=0 if copy is None else copy.elements,
-        trimmed={c.start: c.filled for c in repacked},
+        row,
+        copy_sha256=copy.copy_sha256,
+        unused_bytes=copy.unused_bytes,
+        unused_elements=copy.elements,
+        trimmed={c.start: c.filled for c in copy.repacked},
         notes=_notes(copy),
-        trimmed_code_bytes=sum(c.code_bytes for c in repacked),
+        trimmed_code_bytes=sum(c.code_bytes for c in copy.repacked),
         left_bytes=plan.code_bytes - saved,
-        copy_size=_size(copy),
-        processes=processes,
-        spans=() if copy is None else copy.unused,
+        copy_size=copy.library.size if copy.compaction is None else copy.compaction.size,
+        spans=copy.unused,
+        watched_bytes=size(intersection(copy.unused, armed)),
     )
 
 
-def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
-    if copy is None:
-        return ()
+def _notes(copy: ReconstructedLibrary) -> tuple[str, ...]:
     left = [c.left_alone for c in copy.repacked if c.left_alone is not None]
     notes = copy.compaction.notes if copy.compaction is not None else ()
     if copy.not_compacted is not None:
         notes = (f"overwritten instead of compacted: {copy.not_compacted}",)
     return (*notes, *(f"a cubin stays whole: {reason}" for reason in dict.fromkeys(left)))
-
-
-def _size(copy: ReconstructedLibrary | None) -> int | None:
-    if copy is None:
-        return None
-    return copy.library.size if copy.compaction is None else copy.compaction.size
 
 
 def reasons_of_libraries(

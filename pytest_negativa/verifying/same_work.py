@@ -123,15 +123,6 @@ def _gpu_children(usage: Usage) -> Iterator[UsageProcess]:
             yield usage.processes[number]
 
 
-def loaded_images(usage: Usage, places: Places) -> dict[Use, Context]:
-    """Images of libraries, with and without look-ups, and where they were loaded first."""
-    return {
-        Use(*places.find(library.library.path, image.offset), None): usage.context_of(image.first)
-        for library in usage.libraries
-        for image in library.images
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one run or process did.
@@ -153,7 +144,13 @@ class Work:
         """The work that a usage tells of."""
         return cls(
             uses_of(usage, places),
-            loaded_images(usage, places),
+            {
+                Use(*places.find(one.library.path, image.offset), None): usage.context_of(
+                    image.first
+                )
+                for one in usage.libraries
+                for image in one.images
+            },
             launches_of(usage),
             refusals_of(usage, places),
         )
