@@ -8,7 +8,7 @@ import os
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import function_starts, functions_within
+from pytest_negativa.hostcode.functions import FunctionStarts, function_starts, functions_within
 from pytest_negativa.models.hostcode import (
     HOST_REPORT_VERSION,
     HostLibrary,
@@ -34,20 +34,20 @@ def summarize(usage: HostUsage) -> HostReport:
 
 
 def _row(library: HostLibrary) -> HostRow:
-    counts = None if library.unwatched else _count(library)
+    known = None if library.unwatched else touched_functions(library)
     return HostRow(
         path=library.paths[0],
         size=library.size,
         watched=library.watched_bytes,
         touched=library.touched_bytes,
-        functions=counts and counts[0],
-        touched_functions=counts and counts[1],
+        functions=known and len(known[0]),
+        touched_functions=known and sum(map(len, known[1])),
         unwatched=library.unwatched,
     )
 
 
-def _count(library: HostLibrary) -> tuple[int, int] | None:
-    """Number of functions, and of those on touched pages; None if not known."""
+def touched_functions(library: HostLibrary) -> tuple[FunctionStarts, list[range]] | None:
+    """The functions, and the numbers of those on touched pages; None if they are not known."""
     path = next(filter(os.path.exists, library.paths), library.paths[0])
     with contextlib.suppress(FormatError), ByteSource(path) as source:
         elf = read_host_elf(source)
@@ -55,7 +55,7 @@ def _count(library: HostLibrary) -> tuple[int, int] | None:
         starts = function_starts(source, elf) if is_traced else None
         if starts is not None:
             ranges = unwatched_or_touched(elf, library)
-            return len(starts), sum(map(len, functions_within(starts, ranges)))
+            return starts, [*functions_within(starts, ranges)]
     return None
 
 
