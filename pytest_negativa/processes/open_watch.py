@@ -126,19 +126,10 @@ class OpenWatch:
         self._try_canaries()
 
     def _watch_canary(self, inotify: int, folder: str) -> int:
-        """Watch a folder on the device of this one, but not for opens of its files; the device.
-
-        It is this folder or the nearest one around it that this user may read.
-        """
+        """Watch a folder on its device, but not for opens of its files; the device."""
         device, _ = _file_at(folder)
-        around = map(os.fspath, (Path(folder), *Path(folder).parents))
-        while device not in self._canaries:
-            canary = next((f for f in around if _file_at(f)[0] == device), None)
-            if canary is None:
-                text = f"no folder may be read from {folder} up, to see whether opens are reported"
-                raise PermissionError(errno.EACCES, text)
-            with contextlib.suppress(PermissionError):
-                self._canaries[device] = canary, _add_watch(inotify, canary, _IN_DELETE_SELF)
+        if device not in self._canaries:
+            self._canaries[device] = folder, _add_watch(inotify, folder, _IN_DELETE_SELF)
         return device
 
     def _try_canaries(self) -> None:

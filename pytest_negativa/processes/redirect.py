@@ -305,15 +305,10 @@ def _unescape(field: str) -> str:
 def why_not_redirected(executable: str | Path) -> str | None:
     """Why a process of this executable leaves no log; None if nothing speaks against a log."""
     try:
-        source = ByteSource(executable)
+        with ByteSource(executable) as source:
+            interpreter, bits = find_interpreter(source)
     except FormatError:
-        return None
-    try:
-        interpreter, bits = find_interpreter(source)
-    except FormatError:
-        return None  # a script: its interpreter counts, and that is another executable
-    finally:
-        source.close()
+        return None  # It is gone, or a script: its interpreter is another executable, and counts.
     if bits != 64:
         return f"it is a {bits}-bit executable, and the library for LD_AUDIT a 64-bit one"
     if interpreter is None:
