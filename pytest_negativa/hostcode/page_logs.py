@@ -144,7 +144,7 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
 
 
 def read_misses(paths: Iterable[Path]) -> list[Misses]:
-    """What came back to libraries with a spare, added up by the content of the original.
+    """Pages that came back to libraries with a spare, added up by the content of the original.
 
     Args:
         paths: logs, and folders of logs.

@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
-"""Why a library could not be traced."""
+"""Reason for which a library could not be traced."""
 
 
 class FileKey(NamedTuple):

@@ -25,7 +25,7 @@ _TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 
 def why_no_auditor(library: Path | None) -> str | None:
-    """Why processes can't load an auditor on this machine; None if nothing speaks against it."""
+    """Reason for which processes can't load an auditor on this machine; None if they can."""
     if not sys.platform.startswith("linux"):
         return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
     try:

@@ -24,7 +24,7 @@ class CodeFileWatch(OpenWatch):
         super().__init__(self._here, finds_openers=False)
 
     def opened(self) -> tuple[WatchedFiles, ...]:
-        """What was opened until now."""
+        """Files that were opened until now."""
         self.check()
         opens = self.opens
         found = []

@@ -48,7 +48,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """What was seen of the watched files.
+    """Events of the watched files.
 
     Attributes:
         times: by path: how often the file was opened, at least. Equal events in a row are one.

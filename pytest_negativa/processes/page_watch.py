@@ -29,7 +29,7 @@ def watch_library() -> Path | None:
 
 
 def why_unwatchable() -> str | None:
-    """Why CPU code can't be traced on this machine; None if nothing speaks against it."""
+    """Reason for which this machine can't trace CPU code; None if it can."""
     return why_no_auditor(watch_library())
 
 

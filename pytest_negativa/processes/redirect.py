@@ -64,7 +64,7 @@ class RedirectError(NegativaError):
 
 @dataclass(frozen=True, slots=True)
 class RedirectTable:
-    """What is replaced.
+    """Libraries to replace.
 
     Attributes:
         root: each copy lies there, followed by its original's path.
@@ -76,7 +76,7 @@ class RedirectTable:
 
 
 class LoggedLine(NamedTuple):
-    """What a line of a log says of the exec'd process, or of a child that it forked.
+    """Line of a log about the exec'd process, or about a child that it forked.
 
     Attributes:
         kind: ``copy``, ``original`` or ``driver``. Libraries that a child inherited are in its
@@ -128,7 +128,7 @@ def redirect_library() -> Path | None:
 
 
 def why_unsupported() -> str | None:
-    """Why processes can't be redirected on this machine; None if nothing speaks against it."""
+    """Reason for which this machine can't redirect processes; None if it can."""
     return why_no_auditor(redirect_library())
 
 
@@ -141,7 +141,7 @@ def copy_path(root: str | Path, original: str | Path) -> str:
 
 
 def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
-    """Why the path of a library or its copy can't stand in a table; None if both can."""
+    """Reason for which a library's path or its copy's can't stand in a table; None if both can."""
     path, copy = os.path.realpath(original), copy_path(root, original)
     try:
         encoded = copy.encode("utf-8")
@@ -303,7 +303,7 @@ def _unescape(field: str) -> str:
 
 
 def why_not_redirected(executable: str | Path) -> str | None:
-    """Why a process of this executable leaves no log; None if nothing speaks against a log."""
+    """Reason for which a process of this executable leaves no log; None if it should."""
     try:
         with ByteSource(executable) as source:
             interpreter, bits = find_interpreter(source)

@@ -36,7 +36,7 @@ CONTEXT_LOST = "negativa: the CUDA context is lost"
 """The begin of the reason for which a session stops itself; see ``cuda_context``."""
 
 _MODULES = "negativa_modules"
-"""What a worker of pytest-xdist tells the controller in the end."""
+"""Key of the modules that a worker of pytest-xdist imported."""
 
 _MAX_TEXT = 500
 _ATTEMPTS = pytest.StashKey[Counter[str]]()

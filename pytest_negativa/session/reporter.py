@@ -455,7 +455,7 @@ def _describe(error: Exception) -> str:
 
 
 def failed_tests(session: pytest.Session) -> str | None:
-    """How many tests failed, in words; None if none did."""
+    """Number of failed tests, in words; None if none failed."""
     from pytest_negativa.reporting.units import format_items
 
     failed = session.testsfailed

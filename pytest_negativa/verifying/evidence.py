@@ -40,7 +40,7 @@ _UNTRACED = (
 
 @dataclass(frozen=True, slots=True)
 class LoadEvidence:
-    """Which processes loaded copies and originals, in all rounds on the copies.
+    """Processes that loaded copies and originals, in all rounds on the copies.
 
     Attributes:
         copies: by real path of the original: the processes that had its copy mapped.
@@ -118,7 +118,7 @@ def libraries_by_test(usage: Usage) -> dict[str, set[str]]:
 
 
 def count_gpu_tests(usage: Usage, flaky: Collection[str] = ()) -> int:
-    """How many contexts of tests were the first to load an image or to look up a kernel.
+    """Number of contexts of tests that were the first to load an image or to look up a kernel.
 
     Fixtures, and children that no test is known to have started, count too; flaky tests don't.
     """
@@ -130,7 +130,7 @@ def count_gpu_tests(usage: Usage, flaky: Collection[str] = ()) -> int:
 
 
 def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
-    """What speaks against the rounds besides the outcomes of their tests."""
+    """Reasons against the rounds besides the outcomes of their tests."""
     for result in rounds:
         for error in result.session.collection_errors:
             yield f"not collected: {error}"
@@ -206,7 +206,7 @@ def gather_loads(
 
 
 def _why_not_logged(usage: Usage, logged: Collection[_Program]) -> str | None:
-    """Why a traced process could not be redirected, if one could not.
+    """Reason for which a traced process could not be redirected; None if all could.
 
     Ids of processes repeat, and a process that had a log may execute another program.
     """

@@ -176,7 +176,7 @@ def _compare_work(
 
 
 def _outside_of_part(attempt: Attempt) -> set[str | None]:
-    """What the contexts of a plan for some tests are called that belong to none of these tests.
+    """Names of the contexts, in a plan for some tests, that belong to none of these tests.
 
     Fixtures of the other tests are among them.
     """
@@ -206,7 +206,7 @@ def needs_all_tests(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TestEvidence:
-    """How the tests ended.
+    """Ends of the tests in both runs, and what else decides about them.
 
     Attributes:
         before, after: by node id, in the traced run and on the copies.
@@ -236,7 +236,7 @@ class TestEvidence:
 
 
 def evidence_of_tests(attempt: Attempt) -> TestEvidence:
-    """How the tests of an attempt ended, beside their ends in the traced run."""
+    """Evidence of an attempt's tests."""
     traced, usage = attempt.traced, attempt.usage
     before, after = by_nodeid(traced.session.tests), attempt.after
     tolerate = attempt.settings.tolerate
@@ -299,7 +299,7 @@ def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
 
 
 def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests prove nothing of GPU code; empty if they do."""
+    """Reasons against a proof of GPU code from the tests."""
     yield from reasons_of_outcomes(tests, verdicts)
     if not tests.gpu_tests:
         flaky = " that is not flaky" if any(v.flaky for v in verdicts) else ""
@@ -312,7 +312,7 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
 
 
 def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests do not agree with the traced run; empty if they do."""
+    """Differences between the tests and the traced run, a sentence each."""
     yield from tests.problems
     against = [v for v in verdicts if not v.flaky]
     missing = [v for v in against if v.after is None]
@@ -473,7 +473,7 @@ def _notes(copy: ReconstructedLibrary) -> tuple[str, ...]:
 def reasons_of_libraries(
     libraries: Collection[ProvedLibrary], loaded_when_traced: Collection[str]
 ) -> Iterator[str]:
-    """Why the libraries prevent a proof; empty if they don't.
+    """Reasons against a proof from the libraries.
 
     A library that no test loads in either run does not invalidate the proof. A plugin may have
     added it.

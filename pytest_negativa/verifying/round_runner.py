@@ -65,7 +65,7 @@ class RoundRunner:
 
     @cached_property
     def session(self) -> SessionResult:
-        """How the tests of the traced run ended."""
+        """Ends of the traced run's tests."""
         return read_outcomes(self._traced.outcomes_file)
 
     def run(

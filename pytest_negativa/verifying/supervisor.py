@@ -118,7 +118,7 @@ def verify_program(
 
 
 def why_no_page_proof(run: Run) -> str | None:
-    """Why the CPU code of a traced run can't be proved; None if it can."""
+    """Reason for which the CPU code of a traced run can't be proved; None if it can."""
     if not run.page_log_files.exists():
         if run.has_pages:
             return (

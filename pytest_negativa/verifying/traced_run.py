@@ -19,7 +19,7 @@ from pytest_negativa.storage.runs import Run
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """What verification needs of a traced run.
+    """Traced run, as verification needs it.
 
     Attributes:
         run: its files.
@@ -120,7 +120,7 @@ def command_to_verify(
 
 
 def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
-    """Why nothing tells how the tests of a run ended, and what to do about it."""
+    """Reason for which the ends of a run's tests are unknown, and the remedy."""
     for lack in () if usage is None else usage.incomplete:
         if lack.code in PROCESS_UNTRACED:
             return f"{run}: not verified: this session was not traced: {lack.text}"

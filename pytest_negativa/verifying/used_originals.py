@@ -99,7 +99,7 @@ def held_originals(
 
 
 def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
-    """Why rounds tell nothing: what the traced run or an earlier round started may have answered.
+    """Reasons against rounds: a process of the traced run or an earlier round may have answered.
 
     Args:
         processes: those that used a copy when the tests began, or CUDA's driver when they ended.
@@ -159,7 +159,7 @@ def _who(used: LibraryUsage, usage: Usage) -> str:
 
 
 def _why_original(traced: TracedLibrary, original: LibraryIdentity) -> str | None:
-    """What a file was, if it was or may have been an original; None if it was another library."""
+    """Name of a file that was or may have been an original; None for another library."""
     if traced.path == original.path:
         return "the original"
     if (traced.size, traced.build_id) != (original.size, original.build_id):

@@ -337,7 +337,7 @@ class Verification:
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:
-    """How to compact copies; None to overwrite unused code."""
+    """Options to compact copies; None to overwrite unused code."""
     return None if settings.verify.copies is CopyKind.OVERWRITTEN else CompactOptions()
 
 
