@@ -45,7 +45,7 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         known_files: files that need not be read, beside those of the run.
 
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a file can't be read or written.
     """
     if not run.page_log_files.exists():

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import FormatError
+from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
+from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, intersection, minus, size, union
 from pytest_negativa.models.trace import FileState
@@ -154,7 +154,7 @@ def _offsets(file: HostFile, addresses: Iterable[tuple[int, int]]) -> tuple[Span
         for first, last in intersection([(start, start + length)], spans)
     ]
     if size(found) < size(spans):
-        raise PageLogError(f"{file.path}: no segment holds all addresses that were watched")
+        raise NegativaError(f"{file.path}: no segment holds all addresses that were watched")
     return union(found)
 
 

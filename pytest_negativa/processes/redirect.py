@@ -58,10 +58,6 @@ _HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 
 
-class RedirectError(NegativaError):
-    """Libraries cannot be replaced by their copies."""
-
-
 @dataclass(frozen=True, slots=True)
 class RedirectTable:
     """Libraries to replace.
@@ -167,34 +163,34 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
     The folders of the copies become passable for other users, like those of the originals.
 
     Raises:
-        RedirectError: a path can't stand in a table, a copy does not exist, or the root's file
+        NegativaError: a path can't stand in a table, a copy does not exist, or the root's file
             system is mounted noexec.
     """
     rows: dict[str, str] = {}
     root = os.path.realpath(root)
     with contextlib.suppress(OSError):
         if os.statvfs(root).f_flag & os.ST_NOEXEC:
-            raise RedirectError(
+            raise NegativaError(
                 f"{root} is on a file system mounted noexec: no library can be loaded from there; "
                 "choose a run folder elsewhere"
             )
     for original in originals:
         problem = why_not_replaceable(root, original)
         if problem is not None:
-            raise RedirectError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
+            raise NegativaError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
         path, copy = os.path.realpath(original), copy_path(root, original)
         try:
             ids = _file_id(path), _file_id(copy)
         except OSError as e:
-            raise RedirectError(
+            raise NegativaError(
                 f"{path} can't be replaced by its copy: {e.filename}: {e.strerror}"
             ) from e
         if os.path.realpath(copy) != copy or not Path(copy).is_file():
-            raise RedirectError(
+            raise NegativaError(
                 f"{copy}: expected the copy of {path}, a regular file and no symbolic link"
             )
         if ids[0] == ids[1]:
-            raise RedirectError(f"{copy} and {path} are one file (a hard link?), expected a copy")
+            raise NegativaError(f"{copy} and {path} are one file (a hard link?), expected a copy")
         rows[path] = "\t".join(("library", *ids, path, copy))
         make_passable(Path(copy).parent, Path(root))
     return RedirectTable(root, rows)
@@ -226,11 +222,11 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
     A user's own auditors stay, behind ours, so they see the names of the copies.
 
     Raises:
-        RedirectError: the native library was not built.
+        NegativaError: the native library was not built.
     """
     library = redirect_library()
     if library is None:
-        raise RedirectError(why_unsupported() or "the native library was not built")
+        raise NegativaError(why_unsupported() or "the native library was not built")
     return {
         **with_auditor(environ, library),
         TABLE_VARIABLE: str(table.absolute()),

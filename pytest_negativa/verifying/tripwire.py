@@ -171,7 +171,7 @@ def read_touches(
     """Read what the processes of rounds on armed copies touched.
 
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
     maps = {p.plan.library.path: p.library_map for p in planned}

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import MACHINES
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
-    RedirectError,
     copy_path,
     make_table,
     read_logs,
@@ -746,7 +746,7 @@ def test_a_named_pipe_for_a_table_does_not_block(stage: Stage) -> None:
 def test_paths_that_cannot_stand_in_a_table(tmp_path: Path, name: str, reason: str) -> None:
     original = tmp_path / name
     assert reason in (why_not_replaceable(tmp_path / "mirror", original) or "")
-    with pytest.raises(RedirectError, match=reason) as error:
+    with pytest.raises(NegativaError, match=reason) as error:
         make_table(tmp_path / "mirror", [original])
     assert repr(str(original)) in str(error.value)
 
@@ -756,24 +756,25 @@ def test_a_table_needs_real_copies(stage: Stage) -> None:
     assert why_not_replaceable(stage.root, stage.lib) is None
     assert "where the copies are" in (why_not_replaceable(stage.root, copy) or "")
     copy.unlink()
-    with pytest.raises(RedirectError, match="No such file"):
+    with pytest.raises(NegativaError, match="No such file"):
         make_table(stage.root, [stage.lib])
     copy.symlink_to(stage.near)
-    with pytest.raises(RedirectError, match="no symbolic link"):
+    with pytest.raises(NegativaError, match="no symbolic link"):
         make_table(stage.root, [stage.lib])
     copy.unlink()
     copy.hardlink_to(stage.lib)
-    with pytest.raises(RedirectError, match="one file"):
+    with pytest.raises(NegativaError, match="one file"):
         make_table(stage.root, [stage.lib])
 
 
 def test_nothing_can_be_loaded_from_noexec(stage: Stage) -> None:
     code = f"""
 from pathlib import Path
-from pytest_negativa.processes.redirect import RedirectError, make_table
+from pytest_negativa.errors import NegativaError
+from pytest_negativa.processes.redirect import make_table
 try:
     make_table(Path({str(stage.other)!r}), [])
-except RedirectError as e:
+except NegativaError as e:
     print(e)
 """
     script = f"mount -t tmpfs -o noexec none {stage.other} && exec {sys.executable} -"
