@@ -275,7 +275,8 @@ class Verification:
         if kind is RoundKind.VERIFY:
             where, environ, used = self.where, self._restrict(run, environ), self._copy_files
         if not self.program.is_pytest:
-            environ = traced_environment(environ, run, self.program.root)
+            level = self.settings.trace.level
+            environ = traced_environment(environ, run, self.program.root, level)
         originals = [*used.values(), *(self._twins if used else ())]
         watch = OpenWatch([*originals, *self._unopened])
         copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
