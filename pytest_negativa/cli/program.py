@@ -17,7 +17,6 @@ from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
 _NO_TRACE = (
@@ -30,8 +29,9 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
     """Run a command traced, into a new run; returns its exit status, too."""
     run = RunsFolder(Path(settings.directory)).new_run()
     environ = _watch_pages(run) if settings.cpu else os.environ
+    watch = CodeFileWatch(sys.path)
     try:
-        with CodeFileWatch(sys.path) as watch:
+        with watch:
             status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
         if run.trace_files():
             save_opened(run, watch.opened())
@@ -45,8 +45,7 @@ def _watch_pages(run: Run) -> dict[str, str]:
     """The environment in which processes record the pages of CPU code that they touch."""
     added = watch_environment(os.environ, run.page_logs)
     run.make()
-    make_logs_folder(run.page_logs, run.folder.parent)
-    begin_logs(run)
+    begin_logs(run, run.folder.parent)
     return {**os.environ, **added}
 
 

@@ -22,10 +22,11 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.results import load_planned
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.verifying.rounds import Program
 from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
-from pytest_negativa.verifying.traced_run import command_to_verify, load_libraries
+from pytest_negativa.verifying.traced_run import command_to_verify
 from pytest_negativa.verifying.verification import compact_options
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -55,7 +56,8 @@ def reconstruct(**flags: Any) -> None:
     """
     settings = settings_of(flags)
     run = run_of(settings)
-    planned = load_libraries(run)
+    # Files that are GPU code have no copies.
+    planned = [one for one in load_planned(run) if not one.plan.is_files]
     root = RunsFolder(Path(settings.directory)).copies
     with Progress("writing copies") as progress:
         made = write_copies(

@@ -36,6 +36,7 @@ from pytest_negativa.models.measurement import (
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
     RedirectTable,
+    copy_path,
     make_table,
     read_logs,
     redirect_environment,
@@ -144,8 +145,8 @@ class _Experiment:
         self._table = table
         self._gpus = Gpus()
         self._files = {
-            Variant.ORIGINAL: [Path(row.original) for row in table.replacements],
-            Variant.SLIM: [Path(row.copy) for row in table.replacements],
+            Variant.ORIGINAL: [Path(path) for path in table.rows],
+            Variant.SLIM: [Path(copy_path(table.root, path)) for path in table.rows],
         }
         self._tables = {
             Variant.ORIGINAL: request.folder / "original.table",
@@ -155,7 +156,7 @@ class _Experiment:
         self._notes: dict[str, None] = {}
 
     def run(self, created: int) -> Measurement:
-        write_table(RedirectTable(self._table.root, ()), self._tables[Variant.ORIGINAL])
+        write_table(RedirectTable(self._table.root, {}), self._tables[Variant.ORIGINAL])
         write_table(self._table, self._tables[Variant.SLIM])
         self._prepare_notes()
         results = tuple(map(self._run_all, self._request.loadings))
@@ -168,7 +169,7 @@ class _Experiment:
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
             copies_root=self._table.root,
-            libraries=tuple(row.original for row in self._table.replacements),
+            libraries=tuple(self._table.rows),
             created_ns=created,
             pairs=self._request.pairs,
             cold=self._request.cold,
@@ -197,7 +198,7 @@ class _Experiment:
         return [run for run in self._runs if run.loading is loading]
 
     def _sizes(self, variant: Variant) -> FileSizes:
-        names = [row.original for row in self._table.replacements]
+        names = [*self._table.rows]
         return measure_sizes(tuple(zip(names, self._files[variant], strict=True)))
 
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
@@ -275,7 +276,7 @@ class _Experiment:
                     f"{who} loaded the original {path} (as {opened}) though there is a copy: the "
                     "run measures nothing"
                 )
-            for problem in (*process.problems, *(f"{p} can't be told" for p in process.unknown)):
+            for problem in process.problems:
                 raise MeasureError(f"{who}: the libraries that it loaded are unknown: {problem}")
         if not copies:
             raise MeasureError(

@@ -35,7 +35,7 @@ UNNAMED = (
     "trace and heal with one command, which watches more code, or keep their libraries "
     "(keep.libraries)"
 )
-"""Why nothing is given back although the plan is not proved."""
+"""Reason for which nothing is given back although the plan is not proved."""
 
 _FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
 from pytest_negativa.hostcode.page_logs import PAGE
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite
 from pytest_negativa.models.hostcode import (

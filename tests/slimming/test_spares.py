@@ -24,7 +24,7 @@ from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes

@@ -13,7 +13,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.spans import Range, Span
 from pytest_negativa.processes.page_watch import misses_environment
