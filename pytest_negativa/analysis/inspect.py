@@ -222,7 +222,7 @@ def render_json(
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
     from pytest_negativa.reporting import inspection
-    from pytest_negativa.reporting.arch_gates import render_loadable
+    from pytest_negativa.reporting.inspection import render_loadable
     from pytest_negativa.reporting.text import printable
 
     if request.required:

@@ -24,7 +24,7 @@ from pytest_negativa.cli.common import (
     EXECUTOR,
     settings_of,
 )
-from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report, warn_of_hooks
+from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.models.settings import FailureMode, Settings

@@ -1,18 +1,51 @@
-"""The command that plans a traced run: locate."""
+"""The command that plans a traced run, locate; and what debloat and combine share with it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from pytest_negativa.analysis.combine import (
+    at_all_paths,
+    is_used_here,
+)
+from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     EXECUTOR,
+    fail_for_limits,
     run_of,
+    say_next,
     settings_of,
+    workers_for,
 )
-from pytest_negativa.cli.plan_run import PLAN_OPTIONS, plan_and_report, warn_of_hooks
+from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.progress import Progress
+from pytest_negativa.reporting.text import print_warning
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.results import load_plans, save_healed
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_when_ended
+
+PLAN_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.kernels",
+    "keep.libraries",
+    "keep.archs",
+    "keep.ptx",
+    "granularity",
+    "reports.formats",
+)
 
 
 @click.command()
@@ -31,3 +64,71 @@ def locate(executor: str | None, **flags: Any) -> None:
     traces = run.require_traces()
     warn_of_hooks([run])
     plan_and_report(traces, run, settings, executor, failure=run.failure)
+
+
+def plan_and_report(
+    traces: Sequence[Path],
+    run: Run,
+    settings: Settings,
+    executor: str | None,
+    *,
+    failure: str | None,
+    status: int = 0,
+    healed: Sequence[NeededSpan] | None = None,
+    parts: Sequence[Run] = (),
+) -> None:
+    """Plan and report; exit with 1 if that fails and the command itself did not.
+
+    Args:
+        executor: of ``--executor``.
+        failure: why the run failed; None if it didn't.
+        status: exit status of the traced command.
+        healed: what healing gave back in the parts of a combined run; None for another run.
+        parts: of a combined run.
+    """
+    with workers_for(executor) as workers, Progress("reading libraries") as progress:
+        usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
+        killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
+        failure = failure or next(killed, None)
+        latest = healed is None or is_used_here(usage)
+        if healed:
+            save_healed(run, at_all_paths(healed, usage))
+        contents = plan_run(
+            usage,
+            settings,
+            run,
+            failure=failure,
+            latest=latest,
+            workers=workers,
+            on_done=progress.update,
+            parts=parts,
+        )
+        run.mark("incomplete", None)
+    if not latest:
+        print_warning(
+            f"{run} is not the last run: no library is here whose GPU code was used; name the "
+            "folders of the libraries with --path or paths in negativa.yaml"
+        )
+    if paragraphs := tuple(render_to_screen(contents, settings.reports)):
+        click.echo("\n\n".join(paragraphs))
+        if failure is None:
+            say_next(run)
+    fail_for_limits(contents.report.crossed, status or int(failure is not None))
+    if failure is not None and not status:
+        raise StoreError(run.why_unplanned())
+
+
+def warn_of_hooks(runs: Sequence[Run]) -> None:
+    """Warn if a plan of the runs kept code for a hook, which no command calls."""
+    for run in runs:
+        plans: tuple[LibraryPlan, ...] = ()
+        # None are there yet, or an earlier release wrote them.
+        with contextlib.suppress(StoreError):
+            plans = load_plans(run)
+        kept = sum(d.reason == KeepReason.HOOK.value for plan in plans for d in plan.decisions)
+        if kept:
+            print_warning(
+                f"{run}: its plan kept {format_items(kept, 'element', 'elements')} for the hook "
+                "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
+                "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
+            )

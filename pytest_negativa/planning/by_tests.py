@@ -66,14 +66,8 @@ def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str,
     return {test: dict(ranges) for test, ranges in found.items()}
 
 
-def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun] | None:
-    """The kernels that a test ran, with its launches of each.
-
-    Returns:
-        None if the run knows of no such test.
-    """
-    if test not in {context.place for context in usage.contexts}:
-        return None
+def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun]:
+    """The kernels that a test ran, with its launches of each."""
     runs = kernel_runs(usage, usage.iter_images())
     return {name: run for name, found in runs.items() for run in found if run.test == test}
 

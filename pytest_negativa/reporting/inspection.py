@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx
 from pytest_negativa.models.slimmed import Removed
-from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
 from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -354,3 +354,30 @@ def _problem_lines(summary: LibrarySummary) -> list[str]:
     if len(summary.problems) > _MAX_PROBLEMS:
         lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
     return ["\n".join(lines)]
+
+
+def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[str]:
+    """Code of each library that each device could load; libraries without GPU code go out."""
+    shown = sorted(path for path, rows in loadable.items() if rows)
+    if not shown:
+        return
+    headers = ["library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"]
+    yield "Regions by what a device loads of them:"
+    yield format_table(
+        "llrrrlr",
+        headers,
+        [
+            [
+                name,
+                row.device,
+                f"{row.machine:,}",
+                f"{row.compiled:,}",
+                format_bytes(row.compiled_bytes) if row.compiled else "-",
+                ", ".join(row.compiled_from) or "-",
+                "ALL" if row.is_missing else f"{row.nothing:,}",
+            ]
+            for path, name in zip(shown, short_names(shown), strict=True)
+            for row in loadable[path]
+        ],
+        drop=(4, 5, 3, 2),
+    )

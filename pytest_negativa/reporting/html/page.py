@@ -17,8 +17,8 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.reporting.html.pack import COLUMNS, Page
-from pytest_negativa.reporting.page_verdict import describe_page_verdict
 from pytest_negativa.reporting.rows import describe_part, describe_proof
+from pytest_negativa.reporting.verdict import describe_page_verdict
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
