@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.code_files import loaded_digests
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
@@ -19,6 +18,7 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.editable import OwnLibraries
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
@@ -131,6 +131,14 @@ def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
     """The compute capabilities of all traced devices."""
     found = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
     return tuple(sorted(found))
+
+
+def loaded_digests(usage: Usage) -> set[str]:
+    """RECORD's digest field of each image in memory, and of each file with images."""
+    digests: set[str | None] = {i.sha256 for i in (*usage.memory_images, *usage.compiled)}
+    # The file may lie in another environment, which nothing watched.
+    digests |= {used.library.sha256 for used in usage.libraries if used.images}
+    return {record_digest(sha256) for sha256 in digests if sha256 is not None}
 
 
 class _Analyzer:

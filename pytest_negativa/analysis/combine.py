@@ -7,7 +7,6 @@ The result depends on the traces alone, not on the order of the runs or on what 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,11 +19,18 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan, Verdict
+from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_healed, load_usage, load_verdict
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_opened,
+    load_usage,
+    load_verdict,
+    save_opened,
+)
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
@@ -173,6 +179,17 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)
 
 
+def combine_opened(run: Run, parts: Sequence[Run]) -> None:
+    """Note in a run what any of its parts opened. If one did not watch, all files stay.
+
+    Raises:
+        StoreError: a part's note can't be read, or the run's can't be written.
+    """
+    found = [load_opened(part) for part in parts]
+    if found and all(found):
+        save_opened(run, unite(found))
+
+
 def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
     """What healing gave back in the runs, whose traces don't tell of it; by the paths here.
 
@@ -208,22 +225,6 @@ def prove_by_parts(
     verdict = unite_verdicts(run.run_id, planned, tested)
     write_record(run.verdict_file, verdict, indent=1)
     return verdict
-
-
-def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan, ...]:
-    """The spans for each path at which the runs had the same library, in an order of their own."""
-    contents: defaultdict[str, set[str]] = defaultdict(set)
-    places: defaultdict[str, set[str]] = defaultdict(set)
-    for used in usage.libraries:
-        if (sha256 := used.library.sha256) is not None:
-            contents[used.library.path].add(sha256)
-            places[sha256].add(used.library.path)
-    found = {
-        replace(span, library=path)
-        for span in spans
-        for path in {span.library}.union(*(places[c] for c in contents[span.library]))
-    }
-    return tuple(sorted(found, key=lambda s: (s.library, s.start, s.code or 0, repr(s))))
 
 
 def is_used_here(usage: Usage) -> bool:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.inspect import inspect_libraries
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest
 from pytest_negativa.images.containers import count_archives, is_container
-from pytest_negativa.images.tree import Question, may_hold_code, read_tree
-from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.file_kinds import kind_of
+from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
@@ -64,16 +62,14 @@ def load_snapshot(
         return snapshot_run(title, load_planned(run))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
-    if is_container(path):
-        return _snapshot(argument, _read_archive(path, headers_only, on_done), on_unread)
-    if path.is_file():
+    if path.is_file() and not is_container(path):
         head = read_head(path)
         if head.startswith(b"{"):
             found = load_baseline(path)
             return replace(found, title=_with_run(argument, found.title))
         if kind_of(head) is None:
             return snapshot_lock(load_lock(path), argument)
-    return _snapshot(argument, _read_files(argument, headers_only, cache, on_done), on_unread)
+    return _read(argument, headers_only, cache, on_done, on_unread)
 
 
 def _with_run(argument: str, run_id: str) -> str:
@@ -81,22 +77,54 @@ def _with_run(argument: str, run_id: str) -> str:
     return argument if run_id in argument else f"{argument} (run {run_id})"
 
 
-class _Found(NamedTuple):
-    """The libraries of a folder or an archive, and why others can't be read."""
+def _read(
+    argument: str,
+    headers_only: bool,
+    cache: MapCache | None,
+    on_done: Callable[[int, int], None] | None,
+    on_unread: Callable[[NegativaError], None],
+) -> Snapshot:
+    """The snapshot of a library, or of the libraries in a folder, an archive or a distribution."""
+    kept: dict[Path, tuple[SnapshotLibrary, FileKind]] = {}
 
-    title: str
-    libraries: list[SnapshotLibrary]
-    unread: list[NegativaError]
+    def take(mapped: MappedLibrary) -> MappedLibrary:
+        library_map = mapped.library_map
+        if library_map is not None and library_map.sections:
+            kept[mapped.path] = _snapshot_file(library_map, mapped), library_map.library.file_kind
+        # All maps of a folder may not fit in memory.
+        return mapped._replace(library_map=None, error=_why_unread(mapped))
 
-
-def _snapshot(argument: str, found: _Found, on_unread: Callable[[NegativaError], None]) -> Snapshot:
-    for problem in found.unread:
+    scope = Scope(headers_only=headers_only, calls=headers_only)
+    request = MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
+    [found] = inspect_libraries((argument,), request, cache, None, on_done, take)
+    is_explicit, root, places = found.libraries.explicit, Path(argument).resolve(), Places()
+    libraries: list[SnapshotLibrary] = []
+    unread = [*found.libraries.unlisted, *(one.error for one in found.mapped if one.error)]
+    for problem in unread:
+        if is_explicit:
+            raise problem
         on_unread(problem)
-    if not found.libraries and found.unread:
+    for path, (one, kind) in sorted(kept.items()):
+        # No program loads code from a file for linkers.
+        if kind.is_link_time and not is_explicit:
+            continue
+        if is_container(root):
+            name, _, version = (found.libraries.distribution or "").partition(" ")
+            place: str | None = below_site(path.relative_to(root).as_posix())
+            holder = name or PurePosixPath(place or "").parent.as_posix()
+        else:
+            real = os.path.realpath(path)
+            where = places.from_folder(real, Path.cwd())
+            place, version = _place_here(where), where.version or ""
+            holder = where.distribution or _folder_of(real, root, where)
+        one = replace(one, place=place, version=version or None)
+        libraries.append(one if is_explicit or kind.is_host else fold_file(one, holder))
+    if not libraries and unread:
         raise FormatError(argument, None, "no library with GPU code can be read")
-    if not found.libraries:
+    if not libraries:
         raise OptionError(f"{argument}: no library with GPU code{_unopened(Path(argument))}")
-    return make_snapshot(found.title, found.libraries)
+    title = root.name if is_container(root) else found.libraries.label
+    return make_snapshot(title, libraries)
 
 
 def _unopened(path: Path) -> str:
@@ -106,42 +134,9 @@ def _unopened(path: Path) -> str:
     return f"; {were} not opened: name them" if count else ""
 
 
-def _read_files(
-    argument: str,
-    headers_only: bool,
-    cache: MapCache | None,
-    on_done: Callable[[int, int], None] | None,
-) -> _Found:
-    found = find_libraries(argument)
-    unread: list[NegativaError] = [*found.unlisted]
-    sizes = {path: size_of(path) for path in found.paths}
-    root = Path(argument).resolve() if Path(argument).is_dir() else None
-    libraries, done, places = [], 0, Places()
-    for mapped in map_libraries(tuple(sizes), _request(headers_only), cache):
-        done += sizes[mapped.path]
-        if on_done is not None:
-            on_done(done, sum(sizes.values()))
-        if (problem := _why_unread(mapped)) is not None:
-            if found.explicit:
-                raise problem
-            unread.append(problem)
-        elif mapped.library_map is not None and (
-            _has_code(mapped.library_map) or (found.explicit and mapped.library_map.sections)
-        ):
-            path = os.path.realpath(mapped.path)
-            place = places.from_folder(path, Path.cwd())
-            one = _snapshot_file(mapped.library_map, mapped, place.version, _place_here(place))
-            if not (found.explicit or mapped.library_map.library.file_kind.is_host):
-                one = fold_file(one, place.distribution or _folder_of(path, root, place))
-            libraries.append(one)
-    return _Found(found.label, libraries, unread)
-
-
-def _snapshot_file(
-    library_map: LibraryMap, mapped: MappedLibrary, version: str | None, place: str | None
-) -> SnapshotLibrary:
+def _snapshot_file(library_map: LibraryMap, mapped: MappedLibrary) -> SnapshotLibrary:
     """A file as its map tells, a slimmed library with the bytes that are left in it."""
-    one = snapshot_map(library_map, None, version, place)
+    one = snapshot_map(library_map)
     if mapped.removed is None or one.code_bytes == mapped.removed.stored_bytes:
         return one
     # Kernels went from cubins that stay. The map doesn't tell how many bytes of each arch went.
@@ -150,10 +145,10 @@ def _snapshot_file(
     return replace(one, rows=(left,))
 
 
-def _folder_of(path: str, root: Path | None, place: Place) -> str:
+def _folder_of(path: str, root: Path, place: Place) -> str:
     """The folder of a file below the named one, or else below its site."""
-    is_below = root is not None and Path(path).is_relative_to(root)
-    below = Path(path).relative_to(root) if root is not None and is_below else Path(place.path)
+    is_below = Path(path).is_relative_to(root)
+    below = Path(path).relative_to(root) if is_below else Path(place.path)
     return below.parent.as_posix()
 
 
@@ -168,36 +163,6 @@ def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
         first = found.problems[0]
         return FormatError(mapped.path, first.offset, first.text)
     return mapped.error
-
-
-def _has_code(library_map: LibraryMap) -> bool:
-    """Whether a program could load code from the file."""
-    return bool(library_map.sections) and not library_map.library.file_kind.is_link_time
-
-
-def _request(headers_only: bool) -> MapRequest:
-    scope = Scope(headers_only=headers_only, calls=headers_only)
-    return MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
-
-
-def _read_archive(
-    path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
-) -> _Found:
-    question = Question(may_hold_code, lambda size: _request(headers_only))
-    tree = read_tree(path, question, on_done=on_done)
-    unread: list[NegativaError] = [*tree.problems]
-    name, version = tree.distribution or (None, None)
-    libraries = []
-    for file, mapped in tree.libraries.items():
-        if (problem := _why_unread(mapped)) is not None:
-            unread.append(problem)
-        elif mapped.library_map is not None and _has_code(mapped.library_map):
-            place = below_site(file)
-            one = _snapshot_file(mapped.library_map, mapped, version, place)
-            if not mapped.library_map.library.file_kind.is_host:
-                one = fold_file(one, name or PurePosixPath(place).parent.as_posix())
-            libraries.append(one)
-    return _Found(path.name, libraries, unread)
 
 
 def below_site(name: str) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.code_files import widen_files
+from pytest_negativa.analysis.analyze import analyze, loaded_digests
 from pytest_negativa.analysis.misses import libraries_in, open_original
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import Element, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, seal
@@ -117,6 +117,44 @@ def widen_by_use(
         if kept.get(one.sha256) != one.kept_elements
     }
     return Widened(seal(replace(lock, libraries=tuple(rows), files=files)), added, (), more_files)
+
+
+def widen_files(
+    locked: Iterable[LockedLibrary],
+    usage: Usage,
+    opened: Collection[WatchedFiles],
+    folders: Iterable[str],
+) -> Iterator[LockedLibrary]:
+    """Keep the files that other runs used, too.
+
+    A distribution gets no row if nothing tells which of its files they used. All of them stay then.
+
+    Args:
+        locked: the files that a lock has.
+        usage: of the other runs.
+        opened: what those of them opened that watched it; samples don't.
+        folders: where the distributions are installed, such as ``sys.path``.
+    """
+    if usage.why_incomplete() is not None:
+        return
+    loaded = loaded_digests(usage)
+    paths = {used.library.path for used in usage.libraries if used.images}
+    here = {one.digest: one for one in find_code_distributions(folders)}
+    for one in locked:
+        installed = here.get(one.sha256)
+        same = [two for two in opened if two.digest == one.sha256]
+        if installed is None or any(two.unseen is not None for two in same):
+            continue
+        used = {name for two in same for name in two.opened}
+        used |= {
+            name
+            for name, row in installed.rows.items()
+            if row.digest in loaded or f"{installed.site}/{name}" in paths
+        }
+        files = installed.map()
+        missed = {f.payload.start: f.identifier or "" for f in files.iter_frames()
+                  if f.identifier in used}  # fmt: skip
+        yield widen_library(one, files, missed, KeepReason.LOADED)
 
 
 def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:

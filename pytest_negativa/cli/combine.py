@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 import click
 
-from pytest_negativa.analysis.code_files import combine_opened
 from pytest_negativa.analysis.combine import (
     Part,
     choose_parts,
+    combine_opened,
     copy_traces,
     fetch_parts,
     healed_at,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,11 +18,11 @@ from pytest_negativa.analysis.arch_gates import (
 )
 from pytest_negativa.analysis.inspect import (
     InspectionRequest,
-    JsonTexts,
     errors_of,
     inspect_libraries,
     render_json,
     render_text,
+    take_json,
 )
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
@@ -192,9 +193,7 @@ def inspect(
         )
     has_gates = bool(required or only) or max_size is not None or max_dead is not None
     request = InspectionRequest(
-        arguments=libraries,
         devices=devices,
-        with_dependencies=deps,
         kernels=kernels,
         elements=elements,
         headers_only=headers_only or (has_gates and not kernels),
@@ -204,14 +203,20 @@ def inspect(
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache)
+    texts: dict[Path, bytes] = {}
+    take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
-        if as_json:
-            texts = click.get_current_context().with_resource(JsonTexts(request))
-            inspected = inspect_libraries(request, cache, workers, progress.update, texts.take)
-        else:
-            inspected = inspect_libraries(request, cache, workers, progress.update)
+        inspected = inspect_libraries(
+            libraries,
+            request.map_request,
+            cache,
+            workers,
+            progress.update,
+            take,
+            with_dependencies=deps,
+        )
     if as_json:
-        for part in render_json(inspected, request, texts):
+        for part in render_json(inspected, texts):
             click.echo(part, nl=False)
     else:
         for number, part in enumerate(render_text(inspected, request)):

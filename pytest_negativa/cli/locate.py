@@ -9,10 +9,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.combine import (
-    at_all_paths,
-    is_used_here,
-)
+from pytest_negativa.analysis.combine import is_used_here
 from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     EXECUTOR,
@@ -27,6 +24,7 @@ from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
@@ -92,7 +90,9 @@ def plan_and_report(
         failure = failure or next(killed, None)
         latest = healed is None or is_used_here(usage)
         if healed:
-            save_healed(run, at_all_paths(healed, usage))
+            # In whatever order the parts are given.
+            ordered = sorted(healed, key=repr)
+            save_healed(run, of_each_path(ordered, (used.library for used in usage.libraries)))
         contents = plan_run(
             usage,
             settings,
