@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,28 +108,16 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
         if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
         try:
-            with Path(path).open("rb") as file:
-                magic = file.read(len(_ELF_MAGIC))
+            magic = read_head(path, len(_ELF_MAGIC))
         except OSError:
-            # A build id is a library's. A file without one may have been an archive.
-            if used.library.build_id is not None:
-                continue
             magic = b""
+        # A build id is a library's. A file without one may have been an archive.
+        if not magic and used.library.build_id is not None:
+            continue
         if magic != _ELF_MAGIC:
             what = "is no library" if magic else "is gone"
             text = f"{path}: GPU code was loaded from within this file, which {what}"
             yield UsageWarning(code="image-elsewhere", text=text, process=None)
-
-
-def with_warning(analysis: Analysis, text: str) -> Analysis:
-    """The same with one more warning."""
-    return dataclasses.replace(analysis, warnings=(*analysis.warnings, text))
-
-
-def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
-    """The compute capabilities of all traced devices."""
-    found = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
-    return tuple(sorted(found))
 
 
 def loaded_digests(usage: Usage) -> set[str]:
@@ -155,7 +142,8 @@ class _Analyzer:
         self._hooks = hooks
         self._healed = healed
         self._contents = Contents(usage)
-        self._devices = capabilities(usage)
+        found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
+        self._devices = tuple(sorted(found))
         self._extra_devices = tuple(
             ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
         )

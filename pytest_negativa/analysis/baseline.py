@@ -17,13 +17,13 @@ from pytest_negativa.planning.snapshot import (
     name_of,
     pair,
     short_names,
-    stable_name,
 )
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.results import load_baseline
 from pytest_negativa.storage.urls import place_of
 
+_UNLISTED = ": the baseline lists no kernels of it, so new ones are unknown; write it anew"
 _UNTESTED = "new-kernels-untested"
 _MOST_LINES = 10
 
@@ -77,27 +77,20 @@ def compare_figures(
 ) -> BaselineComparison:
     """Compare a run with a baseline that was read."""
     after = snapshot_run("this run", libraries)
-    before = pair(before, after)
-    changes = compare_snapshots(before, after).libraries
+    difference = compare_snapshots(before, after)
+    changes = difference.libraries
     names = dict(zip(_names_in(libraries), libraries, strict=True))
-    listed = {
-        one.name: None if one.kernels is None else set(map(stable_name, one.kernels))
-        for one in before.libraries
-    }
     # Kernels that the baseline doesn't list are not new for that.
     unlisted = [
-        name
-        for name, one in names.items()
-        if one.coverage is not None and name in listed and listed[name] is None
+        one.name
+        for one in pair(before, after).libraries
+        if one.kernels is None and one.name in names and names[one.name].coverage is not None
     ]
+    appeared = {one.library: one.appeared for one in difference.kernels}
     untested = {
-        name: sorted(
-            kernel.name
-            for kernel in one.coverage.kernels
-            if not kernel.is_run and stable_name(kernel.name) not in (listed.get(name) or ())
-        )
+        name: [k.name for k in one.coverage.kernels if not k.is_run and k.name in appeared[name]]
         for name, one in names.items()
-        if one.coverage is not None and name not in unlisted
+        if one.coverage is not None and name in appeared
     }
     total = _total(changes)
     all_untested = [name for found in untested.values() for name in found]
@@ -108,7 +101,7 @@ def compare_figures(
             limits = limit_of(settings.fail.libraries, for_globs[change.name]) or ()
             where = f"{change.name}: compare.fail"
             crossed += _crossed(where, limits, change, untested.get(change.name, []))
-    lines = [*_lines(total, changes, all_untested), *map(_unlisted_line, unlisted)]
+    lines = [*_lines(total, changes, all_untested), *(f"{name}{_UNLISTED}" for name in unlisted)]
     return BaselineComparison(tuple(lines), tuple(crossed))
 
 
@@ -164,10 +157,6 @@ def _lines(
         yield f"{len(changed) - _MOST_LINES:,} more libraries changed"
     if untested:
         yield f"{format_items(len(untested), 'new kernel', 'new kernels')} without a test"
-
-
-def _unlisted_line(name: str) -> str:
-    return f"{name}: the baseline lists no kernels of it, so new ones are unknown; write it anew"
 
 
 def _describe(change: Change) -> str:

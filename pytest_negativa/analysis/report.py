@@ -18,7 +18,6 @@ from pytest_negativa.analysis.analyze import (
     Hooks,
     analyze,
     library_candidates,
-    with_warning,
 )
 from pytest_negativa.analysis.baseline import (
     BaselineComparison,
@@ -107,10 +106,10 @@ def plan_run(
         workers=workers,
         on_done=on_done,
     )
-    if failure is not None:
-        analysis = with_warning(analysis, _NOT_PLANNED.format(failure=failure))
+    warnings = [] if failure is None else [_NOT_PLANNED.format(failure=failure)]
     if (partial := run.partial_reason) is not None:
-        analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
+        warnings.append(f"{partial}; these plans make nothing smaller")
+    analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
     report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
     verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
     if verdict is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from pytest_negativa.arch import ComputeCapability, ElementKind
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.models.library import (
     Content,
     Cubin,
@@ -167,7 +167,7 @@ class _Planner:
         # By offset of the region; only regions that the run loaded are in them.
         self._unexplained: dict[int, str] = {}
         self._relocatable: dict[int, str] = {}
-        self._kept_ptx: set[int] = set()
+        self._newest_ptx: dict[int, SmArch] = {}
         for region in self._map.iter_regions():
             if (use := located.uses.get(region.span.start)) is not None:
                 self._look_at(region, use)
@@ -185,7 +185,7 @@ class _Planner:
             (KeepReason.PLAIN_CUBIN, True, why_plain),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
             (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
-            (KeepReason.PTX_POLICY, self._kept_ptx, self._wanted_ptx),
+            (KeepReason.PTX_POLICY, self._newest_ptx, self._wanted_ptx),
             (KeepReason.KERNEL_POLICY, policy.kernels.globs, self._wanted_kernel),
             (KeepReason.HOOK, policy.vetoes, self._veto),
         )
@@ -248,7 +248,10 @@ class _Planner:
         return str(block.arch) if used else None
 
     def _wanted_ptx(self, block: Element) -> str | None:
-        return self._policy.ptx if block.payload.start in self._kept_ptx else None
+        newest = self._newest_ptx.get(block.anchor)
+        if newest is None or block.kind is not ElementKind.PTX:
+            return None
+        return self._policy.ptx if self._policy.ptx == "all" or block.arch == newest else None
 
     def _wanted_kernel(self, block: Element) -> str | None:
         """The first kernel of ``block`` that a glob of the policy names."""
@@ -387,7 +390,9 @@ class _Planner:
         unexplained = self._why_unexplained(region, use)
         if unexplained is not None:
             self._unexplained[region.span.start] = unexplained
-        self._kept_ptx.update(self._ptx_to_keep(region))
+        ptx = [e.arch for e in region.elements if e.kind is ElementKind.PTX]
+        if ptx and self._policy.ptx != "off":
+            self._newest_ptx[region.span.start] = max(ptx)
         # If a linked cubin fits, the driver has no need to link them.
         if use.prelinked and region.span.start in self._linked_anew:
             self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
@@ -404,16 +409,6 @@ class _Planner:
         if missing:
             return f"kernel {missing[0]} was used and is in no element that a device would load"
         return None
-
-    def _ptx_to_keep(self, region: Region) -> Iterator[int]:
-        """Starts of the PTX of a used region that the policy keeps."""
-        ptx = [e for e in region.elements if e.kind is ElementKind.PTX]
-        if self._policy.ptx == "off" or not ptx:
-            return
-        newest = max(e.arch for e in ptx)
-        for element in ptx:
-            if self._policy.ptx == "all" or element.arch == newest:
-                yield element.payload.start
 
     def _kernel_glob(self, name: str) -> str | None:
         """The glob of the policy that names a kernel."""

@@ -187,31 +187,17 @@ def pair(before: Snapshot, after: Snapshot) -> Snapshot:
     name, then by a name that is the end of one other name.
     """
     names: dict[str, str] = {}
-
-    def left() -> tuple[list[SnapshotLibrary], list[SnapshotLibrary]]:
+    for is_same in (_share_place, _share_name, _is_end):
         taken = set(names.values())
-        return (
-            [one for one in before.libraries if one.name not in names],
-            [one for one in after.libraries if one.name not in taken],
-        )
-
-    old, new = left()
-    # Two sites may have the same place.
-    twice = {
-        place
-        for side in (old, new)
-        for place, count in Counter(one.place for one in side).items()
-        if count > 1
-    }
-    places = {one.place: one.name for one in new if one.place not in {None, *twice}}
-    names.update((one.name, places[one.place]) for one in old if one.place in places)
-    old, new = left()
-    same = {one.name for one in old} & {one.name for one in new}
-    names.update(zip(same, same, strict=True))
-    old, new = left()
-    ends = [(a.name, b.name) for a in old for b in new if _is_end(a.name, b.name)]
-    counts = Counter(name for names_of_both in ends for name in names_of_both)
-    names.update((a, b) for a, b in ends if counts[a] == counts[b] == 1)
+        pairs = [
+            (old.name, new.name)
+            for old in before.libraries
+            for new in after.libraries
+            if old.name not in names and new.name not in taken and is_same(old, new)
+        ]
+        # Two sites may have the same place.
+        olds, news = Counter(old for old, _ in pairs), Counter(new for _, new in pairs)
+        names.update((old, new) for old, new in pairs if olds[old] == news[new] == 1)
     return replace(
         before,
         libraries=tuple(
@@ -220,8 +206,17 @@ def pair(before: Snapshot, after: Snapshot) -> Snapshot:
     )
 
 
-def _is_end(one: str, other: str) -> bool:
-    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
+def _share_place(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    return one.place is not None and one.place == other.place
+
+
+def _share_name(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    return one.name == other.name
+
+
+def _is_end(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    names = f"/{one.name}", f"/{other.name}"
+    return names[0].endswith(names[1]) or names[1].endswith(names[0])
 
 
 def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
