@@ -202,10 +202,8 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
     texts = [f"a GPU of compute capability {device.compute_capability}" for device in usage.devices]
     yield from ((text, text) for text in (*texts, *(one.text for one in usage.incomplete)))
     images = [("code in memory", i) for i in (*usage.memory_images, *usage.compiled)]
-    for library in usage.libraries:
-        place = f"code in {library.library.path}"
-        images += [(place, image) for image in library.images]
-        yield from ((place, (place, page)) for page in library.touched)
+    libraries = [(f"code in {used.library.path}", used) for used in usage.libraries]
+    images += [(place, image) for place, used in libraries for image in used.images]
     for place, image in images:
         where = place, image.offset, image.sha256
         data = ((one.kind, one.name) for one in image.data)
@@ -214,6 +212,7 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
         yield from ((place, (where, part)) for part in parts)
         for kernel, first in image.kernels.items():
             yield f"kernel {kernel} ({usage.context_of(first)})", (where, "kernel", kernel)
+    yield from ((place, (place, page)) for place, used in libraries for page in used.touched)
 
 
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.

@@ -80,10 +80,12 @@ class Libraries:
     """
 
     def __init__(self, paths: Sequence[Path], originals: Sequence[Path]) -> None:
-        known = {one.path: one.entry for one in slimmed_in(map(_folder, paths))}
+        folders = (path if path.is_dir() else path.parent for path in paths)
+        known = {one.path: one.entry for one in slimmed_in(folders)}
         places = Places()
         self._libraries: list[_Library] = []
-        self._originals = originals
+        kept = (entry.original for entry in known.values() if entry is not None)
+        self._originals = (*originals, *(Path(path) for path in kept if path is not None))
         self._paths = paths
         # Large libraries take seconds to read, and many vulnerabilities may name one.
         self._digest_of = functools.cache(_digest)
@@ -99,10 +101,7 @@ class Libraries:
                     for link in (tree.root / name for name in group.names)
                 )
                 entry = known.get(str(path))
-                digest = entry.original_sha256 if entry is not None else None
-                kept = entry.original if entry is not None else None
-                if kept is not None:
-                    self._originals = (*self._originals, Path(kept))
+                digest = None if entry is None else entry.original_sha256
                 self._libraries.append(_Library(path, names, digest))
 
     def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
@@ -239,10 +238,6 @@ def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
     with ByteSource(path) as source:
         left, _ = map_slimmed(source, Scope())
     return frozenset(left.names), _why_unknown(left)
-
-
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
 
 
 def _why_unknown(left: LibraryMap) -> str | None:

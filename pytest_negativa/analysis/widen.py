@@ -64,15 +64,15 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
     rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
             for row in lock.libraries]  # fmt: skip
     locked = {row.sha256 for row in lock.libraries}
-    return Widened(
-        lock=seal(replace(lock, libraries=tuple(rows))),
-        added={
-            new.path: new.kept_elements - old.kept_elements
-            for old, new in zip(lock.libraries, rows, strict=True)
-            if new.kept_elements > old.kept_elements
-        },
-        not_locked=tuple(m.name for digest, m in missed.items() if digest not in locked),
-    )
+    not_locked = tuple(m.name for digest, m in missed.items() if digest not in locked)
+    return Widened(*_sealed(lock, rows), not_locked)
+
+
+def _sealed(lock: Lock, rows: Sequence[LockedLibrary]) -> tuple[Lock, dict[str, int]]:
+    """A lock with other rows for its libraries; and how much more of each library it keeps."""
+    both = zip(lock.libraries, rows, strict=True)
+    added = {new.path: len({*new.kept} - {*old.kept}) for old, new in both if new != old}
+    return seal(replace(lock, libraries=tuple(rows))), added
 
 
 def widen_by_use(
@@ -98,17 +98,13 @@ def widen_by_use(
     # All that is not kept by use would be unused by the samples; no plan is made of that.
     usage = replace(usage, processes=tuple(children))
     settings = replace(settings, granularity=Granularity.KERNEL)
-    used: dict[str | None, list[LibraryPlan]] = {}
-    for one in analyze(usage, settings).libraries:
-        used.setdefault(one.plan.library.sha256, []).append(one.plan)
-    _require_here(lock, usage, {plan.library.path for plans in used.values() for plan in plans})
-    rows, added = [], {}
-    for row in lock.libraries:
-        plans = used.get(row.sha256)
-        rows.append(row if plans is None else _widen_by_plan(row, plans[0]))
-        if rows[-1] != row:
-            more = sum(new not in row.kept for new in rows[-1].kept)
-            added[row.path] = more
+    plans = [one.plan for one in analyze(usage, settings).libraries]
+    _require_here(lock, usage, {plan.library.path for plan in plans})
+    used = {plan.library.sha256: plan for plan in plans}
+    rows = [
+        _widen_by_plan(row, used[row.sha256]) if row.sha256 in used else row
+        for row in lock.libraries
+    ]
     files = tuple(widen_files(lock.files, usage, opened, sys.path))
     kept = {one.sha256: one.kept_elements for one in files}
     more_files = {
@@ -116,7 +112,7 @@ def widen_by_use(
         for one in lock.files
         if kept.get(one.sha256) != one.kept_elements
     }
-    return Widened(seal(replace(lock, libraries=tuple(rows), files=files)), added, (), more_files)
+    return Widened(*_sealed(replace(lock, files=files), rows), (), more_files)
 
 
 def widen_files(

@@ -21,6 +21,7 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from pytest_negativa.images.containers import count_archives
 from pytest_negativa.installed.active import find_active
+from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.text import fit, print_warning, printable
 from pytest_negativa.reporting.units import format_items
@@ -51,6 +52,8 @@ class PathOrUrl(click.Path):
         return super().convert(value, param, ctx)
 
 
+LOCK = "negativa.lock"
+PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 LOCK_FILE = PathOrUrl(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option(
@@ -261,3 +264,21 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def show_proof(lock: Lock) -> None:
+    """Tell what a lock doesn't rest on."""
+    doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
+    doubts += [(f.path, f.not_proved) for f in lock.files if f.not_proved is not None]
+    if not lock.proof.proved:
+        reasons = printable("; ".join(lock.proof.not_proved))
+        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
+    if lock.proof.proved and doubts:
+        first = printable(": ".join(doubts[0]))
+        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
+        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
+
+
+def typed(paths: Sequence[Path]) -> str:
+    """The paths as words of a command."""
+    return shlex.join(dict.fromkeys(map(str, paths)))

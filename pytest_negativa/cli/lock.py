@@ -10,15 +10,17 @@ import click
 from pytest_negativa.analysis.unplanned import find_unplanned
 from pytest_negativa.analysis.widen import Widened, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
+    LOCK,
+    PATHS,
     PathOrUrl,
     active_paths,
     run_of,
     runs_of,
     say_next,
     settings_of,
+    show_proof,
     slim_by,
 )
-from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places

@@ -32,7 +32,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "debloat": ("trace", "Trace COMMAND, report its unused GPU code; slim removes it."),
         "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
         "locate": ("locate", "Find the unused GPU code of a traced run."),
-        "combine": ("combine", "Find the GPU code that none of several RUNS used."),
+        "combine": ("locate", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
         "report": ("report", "Write reports of a traced run."),
@@ -52,8 +52,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "More": {
         "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
-        "push": ("stores", "Send a run to a URL."),
-        "fetch": ("stores", "Fetch runs from URLs."),
+        "push": ("runs", "Send a run to a URL."),
+        "fetch": ("runs", "Fetch runs from URLs."),
         "schema": ("schema", "Print the JSON Schema of a file or output format."),
     },
 }
