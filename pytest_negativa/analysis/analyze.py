@@ -73,7 +73,7 @@ LIMIT_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What plugins contribute."""
+    """Contributions of plugins."""
 
     libraries: tuple[str, ...] = ()
     vetoes: tuple[KeepElement, ...] = field(default=())
@@ -279,7 +279,7 @@ class _Analyzer:
         return {name: (_below(roots, file), line) for name, (file, line) in lines.items()}
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
-        """Why more of the library may have been used than is known, or None."""
+        """The reason that more of the library may have been used than is known, or None."""
         processes = set(library_usage.processes)
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
@@ -323,13 +323,10 @@ class _Analyzer:
         yield from self._unmatched("coverage.libraries", self._names)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
-            self._match_kernel_globs(library.library_map)
+            if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
+                for name in library.library_map.names:
+                    self._kernel_globs.match(name, demangle(name))
         yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
-
-    def _match_kernel_globs(self, library_map: LibraryMap) -> None:
-        if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
-            for name in library_map.names:
-                self._kernel_globs.match(name, demangle(name))
 
 
 def _below(roots: Iterable[str], file: str) -> str:

@@ -29,7 +29,7 @@ _MOST_LINES = 10
 
 
 class BaselineComparison(NamedTuple):
-    """What a report says of a run's growth.
+    """Growth of a run, for a report.
 
     Attributes:
         lines: the growth in total, and the largest changes of libraries.
@@ -41,7 +41,7 @@ class BaselineComparison(NamedTuple):
 
 
 def make_baseline(run_id: str, libraries: Sequence[AnalyzedLibrary]) -> Snapshot:
-    """What of a run a project commits: figures, and the names of its own libraries' kernels."""
+    """The file that a project commits: figures, and the names of its own libraries' kernels."""
     covered = zip(_names_in(libraries), libraries, strict=True)
     own = {name for name, one in covered if one.coverage is not None}
     found = snapshot_run(run_id, libraries)

@@ -111,15 +111,14 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
             require_ended(traces)
         digests = load_digests(run.traces_folder)
         failure = failure or next(filter(None, map(_why_unended, traces)), None)
-    except StoreError as e:
-        return Part(name, run, problem=e.beside(run))
-    except OSError as e:
-        return Part(name, run, problem=str(e))
+    except (StoreError, OSError) as e:
+        problem = e.beside(run) if isinstance(e, StoreError) else str(e)
+        return Part(name, run, problem=problem)
     return Part(name, run, traces, digests, failure=failure, carried=carried)
 
 
 def _why_unended(trace: Path) -> str | None:
-    """Why a run failed, by the trace of a process that ran tests and did not end by itself."""
+    """Failure of a run whose trace is of a process that ran tests and did not end by itself."""
     header = TraceReader(trace).header
     if header is None or not header.role.runs_tests:
         return None
@@ -141,11 +140,10 @@ def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], 
         StoreError: there are too many bad ones.
     """
     leaves_out = mode is not FailureMode.ANY
-    bad = {}
-    for part in parts:
-        failure = part.failure if leaves_out else None
-        if (problem := part.problem or failure) is not None:
-            bad[part.name] = problem
+    problems = (
+        (part.name, part.problem or (part.failure if leaves_out else None)) for part in parts
+    )
+    bad = {name: problem for name, problem in problems if problem is not None}
     lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
     if lines and mode is FailureMode.ANY:
         remedy = "--failure-mode=warn leaves such runs out, for a report alone"
@@ -156,7 +154,7 @@ def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], 
 
 
 def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
-    """Why plans of these parts must not make anything smaller; None if they may."""
+    """The reason that plans of these parts make nothing smaller; None if they may."""
     reasons = {f"{line}: left out" for line in left_out}
     reasons |= {
         f"{part.name}: carried forward from an earlier run" for part in parts if part.carried
@@ -191,7 +189,7 @@ def combine_opened(run: Run, parts: Sequence[Run]) -> None:
 
 
 def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
-    """What healing gave back in the runs, whose traces don't tell of it; by the paths here.
+    """Spans that healing gave back in the runs, whose traces lack them; by the paths here.
 
     Raises:
         StoreError: a run's list can't be read.

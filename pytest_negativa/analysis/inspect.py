@@ -56,7 +56,7 @@ class InspectionRequest:
 
     @property
     def map_request(self) -> MapRequest:
-        """How each library is to be read."""
+        """Request for the map of each library."""
         devices = tuple(sorted(map(str, self.devices))) or None
         return MapRequest(
             scope=(
@@ -251,8 +251,6 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
-    """Why libraries of the set, or folders with some, could not be read."""
+    """Errors of the libraries of the set, and of folders with some."""
     yield from inspected.libraries.unlisted
-    for mapped in inspected.mapped:
-        if mapped.error is not None:
-            yield mapped.error
+    yield from (mapped.error for mapped in inspected.mapped if mapped.error is not None)

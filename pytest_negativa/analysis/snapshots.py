@@ -73,7 +73,7 @@ def load_snapshot(
 
 
 def _with_run(argument: str, run_id: str) -> str:
-    """What the user named, with the run that it is of."""
+    """The user's argument, with the id of its run."""
     return argument if run_id in argument else f"{argument} (run {run_id})"
 
 
@@ -153,7 +153,7 @@ def _folder_of(path: str, root: Path, place: Place) -> str:
 
 
 def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
-    """Why a file could not be read, or why none of its GPU code could."""
+    """The error of a file that could not be read, or whose GPU code could not."""
     found = mapped.library_map
     if (
         found is not None

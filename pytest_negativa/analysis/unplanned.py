@@ -1,4 +1,4 @@
-"""What a traced run loaded besides the libraries that something was planned for."""
+"""Libraries that a traced run loaded besides those that something was planned for."""
 
 from __future__ import annotations
 
@@ -52,17 +52,14 @@ def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]
 
 
 def _incomplete_reasons(usage: Usage) -> Iterator[str]:
-    for warning in usage.incomplete:
-        yield warning.text
-    for warning in usage.warnings:
-        # The plan is complete all the same, for its proof ran the children, too.
-        if warning.code == CHILDREN_UNTRACED:
-            yield warning.text
+    yield from (warning.text for warning in usage.incomplete)
+    # The plan is complete without these, for its proof ran the children, too.
+    yield from (w.text for w in usage.warnings if w.code == CHILDREN_UNTRACED)
     yield from usage.why_unended()
 
 
 def _why_unplanned(path: Path) -> str | None:
-    """Why nothing was planned for a library with GPU code; None for one without."""
+    """The reason that nothing was planned for a library with GPU code; None for one without."""
     if not path.is_file():
         return "it is gone since the run" if ".so" in path.name else None
     if is_slimmed(path):

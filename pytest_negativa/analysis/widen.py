@@ -196,7 +196,7 @@ def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
 
 
 def _scope_of(locked: LockedLibrary) -> Scope:
-    """What must be unpacked to apply a lock."""
+    """Scope of the code that must be unpacked to apply a lock."""
     unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
     return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
 
@@ -219,7 +219,7 @@ def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> 
 def missed_code(
     misses: Misses, library_map: LibraryMap, devices: Collection[ComputeCapability]
 ) -> dict[int, str]:
-    """What came back of GPU code: how often, for people, by start of the payload or frame.
+    """GPU code that came back: how often, for people, by start of the payload or frame.
 
     The driver reads the headers of all elements of a region, and headers share pages with
     payloads. So a page counts for a payload if it lies within it, or if the payload was touched

@@ -117,7 +117,7 @@ def as_json_option(schema: str) -> Callable[[_Command], _Command]:
 
 
 ARCH_LIST = "ARCH|GPU,..."
-"""What stands for the value of an option that ``parse_devices`` reads."""
+"""Placeholder for the value of an option that ``parse_devices`` reads."""
 
 
 def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _Command]:
@@ -195,6 +195,12 @@ def run_of(settings: Settings) -> Run:
         StoreError: it can't be fetched.
     """
     return run_at(runs_of(settings).find(settings.run).folder)
+
+
+def settings_and_run(flags: Mapping[str, Any]) -> tuple[Settings, Run]:
+    """The settings of a command, see ``settings_of``, and its run, see ``run_of``."""
+    settings = settings_of(flags)
+    return settings, run_of(settings)
 
 
 def runs_of(settings: Settings) -> RunsFolder:

@@ -25,8 +25,8 @@ from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     EXECUTOR,
     fail_for_limits,
-    run_of,
     say_next,
+    settings_and_run,
     settings_of,
     workers_for,
 )
@@ -71,8 +71,7 @@ def locate(executor: str | None, **flags: Any) -> None:
 
     Exit status: 0, or 1 if a threshold is crossed or nothing is planned because the run failed.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     traces = run.require_traces()
     warn_of_hooks([run])
     plan_and_report(traces, run, settings, executor, failure=run.failure)

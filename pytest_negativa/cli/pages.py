@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import answer, as_json_option, run_of, settings_of
+from pytest_negativa.cli.common import answer, as_json_option, settings_and_run
 from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.reporting.host_pages import render_host_report
@@ -23,7 +23,6 @@ def pages(as_json: bool, **flags: Any) -> None:
 
     Exit status: 0, or 1 without such a trace.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     report = summarize(require_usage(run))
     answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json, then=run)

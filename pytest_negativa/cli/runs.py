@@ -93,7 +93,7 @@ def _row(run: Run) -> RunRow:
 
 
 def _state(run: Run) -> str:
-    """How far a run came, and whether it is a replay; for one that can't be read, why."""
+    """State of a run, and whether it is a replay; the error of one that can't be read."""
     try:
         return f"{_readable_state(run)} (replay)" if _is_replay(run) else _readable_state(run)
     except (StoreError, OSError) as e:

@@ -20,8 +20,7 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     encode_json,
-    run_of,
-    settings_of,
+    settings_and_run,
 )
 from pytest_negativa.cli.locate import warn_of_hooks
 from pytest_negativa.errors import OptionError, StoreError
@@ -117,8 +116,7 @@ def kernels(
     The list covers the kernels that the run's devices could load. The run must have a plan.
     --test lists what a test launched if the trace is of level launch, else what it used first.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
     runs: Mapping[str, KernelRun] | None = None
@@ -219,8 +217,7 @@ def tests(
 
     Exit status: 0, or 1 if the run can't be read.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     top = settings.reports.top
     if similar is not None:
         groups = _groups(similar, run)
@@ -261,7 +258,7 @@ def _first(
 def _list_tests(
     run: Run, usage: Usage, glob: str | None, test_glob: str | None
 ) -> tuple[ListedTest, ...]:
-    """What each test ran of the kernels that match; the most kernels first."""
+    """The kernels that match and that each test ran; the most kernels first."""
     by_test = launches_by_range(usage)
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
@@ -382,8 +379,7 @@ def needs(
     """
     if not (nodeids or markers or keywords):
         raise click.UsageError("name tests: NODEID, -m EXPR or -k EXPR")
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     usage = _usage_of(run)
     # Nothing tells which test opened a file that is GPU code.
     plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
@@ -447,7 +443,7 @@ def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[
 
 
 def _usage_of(run: Run) -> Usage:
-    """What a planned run used.
+    """The usage of a planned run.
 
     Raises:
         StoreError: it has no plan, or can't be read.

@@ -183,7 +183,7 @@ def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
 
 
 def why_failed(status: int) -> str | None:
-    """Why nothing is planned from a command's trace; None if no signal ended the command.
+    """The reason to plan nothing from a command's trace; None if no signal ended the command.
 
     Shells return 128 and the number of the signal.
     """

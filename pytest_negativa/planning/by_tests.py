@@ -23,7 +23,7 @@ from pytest_negativa.models.trace import (
 
 
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
-    """What ran each looked-up kernel of some images, by mangled name.
+    """Runs of each looked-up kernel of some images, by mangled name.
 
     A kernel that was looked up and never launched has no runs. What a process looked up that
     counted no launches counts as run.
@@ -49,7 +49,7 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
 
 
 def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str, KernelRun]]]:
-    """What each test ran: kernels by NVTX range, by mangled name.
+    """Runs of each test: kernels by NVTX range, by mangled name.
 
     Kernels that a library launched without a look-up are in it, too. For what ``kernel_runs`` knows
     by a look-up alone, no launches and no range are known.

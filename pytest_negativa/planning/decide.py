@@ -7,7 +7,7 @@ Missing data means keep: the plan calls code unused only if it is known to be un
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -49,7 +49,7 @@ KeepElement = Callable[[LibraryMap, Element], str | None]
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """What a project keeps even if its run didn't use it.
+    """Code that a project keeps even if its run didn't use it.
 
     Attributes:
         whole_library: why all of the library is kept, e.g. the glob that names it; None if not.
@@ -111,11 +111,11 @@ def plan_library(
 _FIRST_MAJOR_WITH_CAPSULES = 10
 
 _Rule = Callable[[Element], str | None]
-"""Why a block is kept, in words; None: the rule doesn't keep it."""
+"""The reason that a block is kept, in words; None: the rule doesn't keep it."""
 
 
 def why_plain(block: Element) -> str | None:
-    """Why a cubin that lies in a library's data as it is stays, used or not; None for others."""
+    """The reason to keep an unpacked cubin in a library's data, used or not; None for others."""
     return "the library may read its headers and tables itself" if block.is_plain else None
 
 
@@ -126,7 +126,7 @@ def _why_unreadable(block: Element) -> str | None:
 
 
 def _why_capsules(cubin: Cubin) -> str | None:
-    """Why a cubin with capsules stays whole.
+    """The reason that a cubin with capsules stays whole.
 
     From sm_100 on, each function has one, ``.nv.capmerc.text.NAME``: the index of its code section,
     then what it takes to make code for other devices of the family from that section (15% to 50%
@@ -172,8 +172,8 @@ class _Planner:
             if (use := located.uses.get(region.span.start)) is not None:
                 self._look_at(region, use)
         self._touched = frozenset(self._touched_blocks() if located.touched else ())
-        self._left_whole: Counter[str] = Counter()
-        self._left_bytes: Counter[str] = Counter()
+        # Bytes of unused code in each cubin that stays whole, by the reason.
+        self._left_whole: defaultdict[str, list[int]] = defaultdict(list)
         # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
         # without data keeps no block and is left out: a library may have 200,000 of them.
         rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
@@ -263,10 +263,8 @@ class _Planner:
         return None
 
     def _veto(self, block: Element) -> str | None:
-        for veto in self._policy.vetoes:
-            if reason := veto(self._map, block):
-                return reason
-        return None
+        reasons = (veto(self._map, block) for veto in self._policy.vetoes)
+        return next(filter(None, reasons), None)
 
     def _is_wanted(self, block: Element) -> bool:
         """Whether a traced device, or one that the policy names, would load the block."""
@@ -286,7 +284,7 @@ class _Planner:
                 yield from self._trim(block, use)
 
     def _trim(self, block: Element, use: UseMark) -> Iterator[TrimmedCubin]:
-        """What is unused of a cubin, if anything is; a note if that can't be told."""
+        """The unused code of a cubin, if there is any; a note if that is unknown."""
         content = block.content
         # Of a single kernel nothing can go.
         if not isinstance(content, Cubin) or len(content.kernels) < 2:
@@ -294,10 +292,9 @@ class _Planner:
         wanted = self._roots(block, content, use)
         found = wanted if isinstance(wanted, str) else reach(content, wanted)
         if isinstance(found, str):
-            self._left_whole[found] += 1
+            self._left_whole[found].append(0)
         elif found.unused and (doubt := self._veto(block) or _why_capsules(content)):
-            self._left_whole[doubt] += 1
-            self._left_bytes[doubt] += size(found.unused)
+            self._left_whole[doubt].append(size(found.unused))
         elif found.unused:
             yield TrimmedCubin(
                 start=block.payload.start,
@@ -367,9 +364,10 @@ class _Planner:
                 f"{len(self._map.problems):,} places are not understood and kept, the first at "
                 f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
             )
-        for doubt, count in self._left_whole.items():
-            elements = "1 loaded element stays" if count == 1 else f"{count:,} loaded elements stay"
-            code = f" ({unused:,} bytes of code)" if (unused := self._left_bytes[doubt]) else ""
+        for doubt, sizes in self._left_whole.items():
+            one, many = "1 loaded element stays", f"{len(sizes):,} loaded elements stay"
+            elements = one if len(sizes) == 1 else many
+            code = f" ({unused:,} bytes of code)" if (unused := sum(sizes)) else ""
             yield f"{elements} whole, unused kernels too{code}: {doubt}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
@@ -398,7 +396,7 @@ class _Planner:
             self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
 
     def _why_unexplained(self, region: Region, use: UseMark) -> str | None:
-        """Why what the run did with a region contradicts the choice rule, if it does."""
+        """The contradiction of a region's use to the choice rule, if there is one."""
         contents = [e.content for e in region.elements if e.payload.start in self._fitting]
         if not contents:
             return "loaded, though nothing in it fits a traced device"

@@ -254,7 +254,7 @@ def _why_never(plan: LibraryPlan) -> str | None:
 
 
 def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
-    """Why a library's plan is not proved."""
+    """The reason that a library's plan is not proved; None if it is."""
     row = None if verdict is None else verdict.row_of(plan.library.path)
     if verdict is None or row is None:
         return _NOT_VERIFIED

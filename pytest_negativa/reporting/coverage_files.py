@@ -174,6 +174,6 @@ def _rates(files: Sequence[SourceFile]) -> dict[str, str]:
 
 
 def _covered(files: Sequence[SourceFile]) -> tuple[int, int]:
-    """How many lines a test used, and how many there are."""
+    """Number of lines that a test used, and of all lines."""
     hits = [tests for file in files for tests in file.lines.values()]
     return sum(tests > 0 for tests in hits), len(hits)

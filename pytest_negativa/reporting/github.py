@@ -55,10 +55,8 @@ def _unused(library: LibraryCoverage) -> Iterator[str]:
         more = f" and {len(kernels) - 1:,} more" if len(kernels) > 1 else ""
         text = f"{kernels[0]}{more} of {name}: no test used this kernel"
         title = format_items(len(kernels), "unused kernel", "unused kernels")
-        if place is None:
-            yield _command("warning", text, title=title)
-        else:
-            yield _command("warning", text, title=title, file=place[0], line=str(place[1]))
+        at = {} if place is None else {"file": place[0], "line": str(place[1])}
+        yield _command("warning", text, title=title, **at)
 
 
 def _command(kind: str, text: str, **properties: str) -> str:

@@ -38,6 +38,9 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
     ``removed`` is of a slimmed library.
     """
     kind = summary.file_kind
+    remarks = _problem_lines(summary)
+    if removed is not None:
+        remarks.append(_removed_line([removed]))
     if not summary.sections:
         found = "no NVIDIA GPU code"
         if summary.problems:
@@ -47,8 +50,7 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         return "\n".join(
             [
                 f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
-                *_problem_lines(summary),
-                *([_removed_line([removed])] if removed is not None else []),
+                *remarks,
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
@@ -89,10 +91,7 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         parts.append("A linker reads this file, and no program loads it as it is.")
     if summary.loaded_bytes is not None:
         parts.append(_device_line(summary.devices, summary.loaded_bytes, summary.code_bytes))
-    parts.extend(_problem_lines(summary))
-    if removed is not None:
-        parts.append(_removed_line([removed]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *remarks])
 
 
 def set_report(
@@ -333,7 +332,7 @@ def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
 
 
 def _removed_line(removed: Sequence[Removed], who: str = "Slimmed") -> str:
-    """What slim took out of libraries, all together."""
+    """Code that slim took out of libraries, all together."""
     sizes = [one.size_before for one in removed]
     before = f" from {format_bytes(sum(size or 0 for size in sizes))}" if all(sizes) else ""
     spares = [one.spare for one in removed if one.spare is not None]

@@ -49,7 +49,7 @@ def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
 
 
 def render_gaps(count: int, shortest: int) -> str | None:
-    """What the gaps of cut libraries cost; None if a fork takes less than a millisecond more.
+    """Cost of the gaps of cut libraries; None if a fork takes less than a millisecond more.
 
     Args:
         count: of all libraries together.
@@ -97,7 +97,7 @@ def _share(after: int, before: int) -> str:
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
-    """What a table has no room for, and the libraries that are in none."""
+    """Details of the libraries in tables, and lines for those in none."""
     told = {*UNMET, SlimStatus.INTERRUPTED} - {SlimStatus.SPARE_AWAY}
     found: list[tuple[str, str, str]] = []
     for row in rows:

@@ -108,13 +108,11 @@ def _fit_lines(lines: list[str], width: int) -> str:
     # Of several lines, such as a list, each must show where it begins.
     further = "    " if len(lines) > 1 else ""
     return "\n".join(
-        line if _OURS.search(line) else wrap(line, width, line[: _indent(line)] + further)
+        line
+        if _OURS.search(line)
+        else wrap(line, width, line[: len(line) - len(line.lstrip(" "))] + further)
         for line in lines
     )
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
 
 
 def print_warning(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run found to the tables of the HTML report."""
+"""Contents of a report to the tables of the HTML report."""
 
 from __future__ import annotations
 
