@@ -19,13 +19,13 @@ from pytest_negativa.analysis.analyze import (
     analyze,
     library_candidates,
 )
-from pytest_negativa.analysis.baseline import (
+from pytest_negativa.analysis.combine import prove_by_parts
+from pytest_negativa.analysis.snapshots import (
     BaselineComparison,
     compare_with_baseline,
     make_baseline,
     names_of,
 )
-from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather

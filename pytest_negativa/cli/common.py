@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.exits import EXIT_FAILED as EXIT_FAILED
-from pytest_negativa.cli.exits import interruptible as interruptible
+from pytest_negativa.cli.main import EXIT_FAILED as EXIT_FAILED
+from pytest_negativa.cli.main import interruptible as interruptible
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
@@ -143,6 +143,20 @@ def parse_devices(
     """
     archs = parse_archs(given, also_unknown=also_unknown)
     return tuple(sorted({ComputeCapability(arch.major, arch.minor) for arch in archs}))
+
+
+def check_usage(*rules: tuple[object, str]) -> None:
+    """Refuse options that don't go together.
+
+    Args:
+        rules: whether the options break one, and the rule.
+
+    Raises:
+        click.UsageError: they break one; the first is named.
+    """
+    for is_broken, rule in rules:
+        if is_broken:
+            raise click.UsageError(rule)
 
 
 def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
@@ -274,8 +288,8 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
 
 def show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
-    doubts = [(row.path, row.not_proved) for row in lock.libraries if row.not_proved is not None]
-    doubts += [(f.path, f.not_proved) for f in lock.files if f.not_proved is not None]
+    rows = (*lock.libraries, *lock.files)
+    doubts = [(row.path, row.not_proved) for row in rows if row.not_proved is not None]
     if not lock.proof.proved:
         reasons = printable("; ".join(lock.proof.not_proved))
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)

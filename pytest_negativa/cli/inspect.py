@@ -36,6 +36,7 @@ from pytest_negativa.cli.common import (
     answer,
     arch_option,
     as_json_option,
+    check_usage,
     note_unopened,
     parsed,
     runs_of,
@@ -153,23 +154,18 @@ def inspect(
     """
     libraries = libraries or tuple(map(str, active_paths()))
     if packages or run is not None or lock is not None:
-        if len(libraries) > 1 or (run is not None and lock is not None):
-            raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
-        if (
-            required
-            or max_dead is not None
-            or only
-            or max_size is not None
-            or deps
-            or kernels
-            or elements
-            or headers_only
-            or globs
-        ):
-            raise click.UsageError(
+        others = (required, only, deps, kernels, elements, headers_only, globs)
+        check_usage(
+            (
+                len(libraries) > 1 or (run is not None and lock is not None),
+                "tables by package take one PATH; --run or --lock, not both",
+            ),
+            (
+                any(others) or max_dead is not None or max_size is not None,
                 "--packages, --run and --lock are for tables by package, which only --arch, --top "
-                "and --json shape"
-            )
+                "and --json shape",
+            ),
+        )
         show_packages(
             Path(libraries[0]),
             run,
@@ -183,14 +179,20 @@ def inspect(
             no_cache=no_cache,
         )
         return
-    if max_dead is not None and not devices:
-        raise click.UsageError("--max-dead needs --arch, which names the deployed GPUs")
-    if headers_only and kernels:
-        raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
-    if (globs or top or demangle) and not kernels:
-        raise click.UsageError(
-            "--match and --demangle go with --kernels; --top with --kernels or --packages"
-        )
+    check_usage(
+        (
+            max_dead is not None and not devices,
+            "--max-dead needs --arch, which names the deployed GPUs",
+        ),
+        (
+            headers_only and kernels,
+            "--kernels needs the code unpacked, so not with --headers-only",
+        ),
+        (
+            (globs or top or demangle) and not kernels,
+            "--match and --demangle go with --kernels; --top with --kernels or --packages",
+        ),
+    )
     has_gates = bool(required or only) or max_size is not None or max_dead is not None
     request = InspectionRequest(
         devices=devices,

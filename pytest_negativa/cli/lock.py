@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.unplanned import find_unplanned
-from pytest_negativa.analysis.widen import Widened, widen_by_use, widen_lock
+from pytest_negativa.analysis.lock import Widened, find_unplanned, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
     LOCK,
     PATHS,
     PathOrUrl,
     active_paths,
+    check_usage,
     run_of,
     runs_of,
     say_next,
@@ -96,14 +96,14 @@ def lock(
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
     settings = settings_of(flags)
-    if logs and used:
-        raise click.UsageError("--add-misses and --add-uses: give one of them")
+    check_usage(
+        (logs and used, "--add-misses and --add-uses: give one of them"),
+        (paths and not logs, "PATH goes with --add-misses"),
+    )
     if logs:
         done = widen_lock(load_lock(output), read_misses(logs), paths or active_paths())
         _save_widened(output, done, "came back", "came back")
         return
-    if paths:
-        raise click.UsageError("PATH goes with --add-misses")
     if used:
         done = _widen_by_use(load_lock(output), used, settings)
         _save_widened(output, done, "was used", "were used")

@@ -1,4 +1,4 @@
-"""The command ``negativa``: its group, and how an error ends it.
+"""The command ``negativa``: its group, and how an error or a signal ends it.
 
 A command parses, calls a stage and prints; what decides lives below. A command is imported when it
 is asked for, for a quick start.
@@ -6,7 +6,11 @@ is asked for, for a quick start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -14,9 +18,20 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
-from pytest_negativa.cli.exits import EXIT_FAILED, EXIT_USAGE, interruptible
-from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
+from pytest_negativa.errors import (
+    SYSTEM_REFUSALS,
+    NegativaError,
+    OptionError,
+    Stopped,
+    did_you_mean,
+)
 from pytest_negativa.settings.flags import click_options
+
+EXIT_FAILED = 1
+"""A file could not be read or written, or the answer is no."""
+
+EXIT_USAGE = 2
+"""Wrong usage; click's own, too."""
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Begin": {
@@ -39,7 +54,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "kernels": ("tests", "List the unused kernels of a traced run, or the used ones."),
         "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
         "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
-        "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
+        "pages": ("report", "Show which pages of CPU code a traced run touched, by library."),
         "runs": ("runs", "List and delete traced runs."),
     },
     "Ship": {
@@ -64,6 +79,36 @@ commands should not import them.
 """
 
 _COMMANDS = {name: row for commands in _GROUPS.values() for name, row in commands.items()}
+
+
+@contextlib.contextmanager
+def interruptible(state: str | None = None) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon: one line, and status 128 + N.
+
+    Args:
+        state: how things are then, for the line. The process then ends at once, although threads
+            may still be in a library. None: as Python ends it.
+    """
+    # nohup has SIGHUP ignored.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _stop)
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        click.echo(f"negativa: interrupted{f': {state}' if state else ''}", err=True)
+        status = 128 + (e.number if isinstance(e, Stopped) else signal.SIGINT)
+        if state is None:
+            sys.exit(status)
+        sys.stdout.flush()
+        os._exit(status)
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise Stopped(number)
 
 
 class _Group(click.Group):

@@ -107,12 +107,13 @@ def _is_replay(run: Run) -> bool:
 
 
 def _readable_state(run: Run) -> str:
-    if (failure := run.failure) is not None:
-        return f"failed: {failure}"
-    if (reason := run.incomplete_reason) is not None:
-        return f"incomplete: {reason}"
-    if (reason := run.partial_reason) is not None:
-        return f"partial: {reason}"
+    for word, reason in (
+        ("failed", run.failure),
+        ("incomplete", run.incomplete_reason),
+        ("partial", run.partial_reason),
+    ):
+        if reason is not None:
+            return f"{word}: {reason}"
     if run.has_samples:
         return "samples"
     try:

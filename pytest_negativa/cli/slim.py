@@ -19,6 +19,7 @@ from pytest_negativa.cli.common import (
     PATHS,
     active_paths,
     as_json_option,
+    check_usage,
     encode_json,
     interruptible,
     parse_devices,
@@ -317,7 +318,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
     refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
-    for given, allowed, problem in (
+    contradictions = (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
         (flags.keep_ptx, flags.archs, "--keep-ptx goes with --arch; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
@@ -368,9 +369,8 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
         (flags.spare_gaps, flags.spare is not None, "--spare-gaps goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
-    ):
-        if given and not allowed:
-            raise click.UsageError(problem)
+    )
+    check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     aside = flags.keep_originals
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),

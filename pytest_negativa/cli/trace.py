@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     COMMAND,
     EXECUTOR,
     PASS_ON,
+    check_usage,
     print_variables,
     say_next,
     settings_of,
@@ -81,13 +82,13 @@ def trace(
     """
     given = click.get_current_context().get_parameter_source
     settings = settings_of(flags)
+    check_usage(
+        (attach and (command or settings.cpu), "--attach-env goes without COMMAND and --cpu"),
+        (not (attach or command), "Missing argument 'COMMAND...'."),
+    )
     if attach:
-        if command or settings.cpu:
-            raise click.UsageError("--attach-env goes without COMMAND and --cpu")
         _attach(settings, one_of, seconds, files, as_json=as_json)
         return
-    if not command:
-        raise click.UsageError("Missing argument 'COMMAND...'.")
     for name in ("one_of", "seconds", "files", "as_json"):
         if given(name) is ParameterSource.COMMANDLINE:
             flag = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.comparison import compare
+from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
 from pytest_negativa.measuring.nvml import Gpus
-from pytest_negativa.measuring.pagecache import cached_bytes, evict
 from pytest_negativa.measuring.sampler import (
     MeasureError,
     first_result_library,
     run_sampled,
 )
-from pytest_negativa.measuring.sizes import measure_sizes
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
     FileSizes,
@@ -169,7 +168,7 @@ class _Experiment:
             slim=slim,
             results=results,
             runs=tuple(self._runs),
-            notes=tuple(self._notes(adopts_orphans=adopts)),
+            notes=self._notes(adopts_orphans=adopts),
         )
 
     def _run_all(self, loading: Loading) -> LoadingResult:
@@ -285,46 +284,58 @@ class _Experiment:
                 f"can't be compared; output of the latter in {output}, its end:\n{_tail(output)}"
             )
 
-    def _notes(self, *, adopts_orphans: bool) -> Iterator[str]:
+    def _notes(self, *, adopts_orphans: bool) -> tuple[str, ...]:
         """Remarks on all runs."""
-        runs = self._runs
-        if not adopts_orphans:
-            yield "this system does not show processes whose parent ended"
-        if self._gpus.missing is not None:
-            yield self._gpus.missing
-        elif not self._gpus.names:
-            yield "GPU memory and energy are not measured: NVML shows no GPU"
-        if self._has_outlived:
-            yield "processes that outlived the command were ended"
-        if any(run.left_cached_bytes for run in runs):
-            yield (
+        runs, gpus = self._runs, self._gpus
+        wants_first, observer = self._request.first_result, first_result_library()
+        failed = sorted({run.status for run in runs} - {0})
+        notes = (
+            (not adopts_orphans, "this system does not show processes whose parent ended"),
+            (gpus.missing, gpus.missing),
+            (
+                not (gpus.missing or gpus.names),
+                "GPU memory and energy are not measured: NVML shows no GPU",
+            ),
+            (self._has_outlived, "processes that outlived the command were ended"),
+            (
+                any(run.left_cached_bytes for run in runs),
                 "some pages of the libraries could not be evicted from the page cache: another "
-                "process has them mapped"
-            )
-        for status in sorted({run.status for run in runs} - {0}):
-            yield f"runs ended with exit status {status}; output in {self._request.folder}"
-        if self._gpus.names:
-            if all(run.gpu_process_bytes is None for run in runs):
-                yield (
-                    "NVML shows no process of the command (a container has its own process ids, or "
-                    "the command used no GPU): GPU memory is that of whole devices, less what "
-                    "they used before"
-                )
-            yield "energy is that of whole devices, including idle power and other programs"
-        if self._request.first_result and first_result_library() is None:
-            yield (
+                "process has them mapped",
+            ),
+            *(
+                (True, f"runs ended with exit status {status}; output in {self._request.folder}")
+                for status in failed
+            ),
+            (
+                gpus.names and all(run.gpu_process_bytes is None for run in runs),
+                "NVML shows no process of the command (a container has its own process ids, or the "
+                "command used no GPU): GPU memory is that of whole devices, less what they used "
+                "before",
+            ),
+            (
+                gpus.names,
+                "energy is that of whole devices, including idle power and other programs",
+            ),
+            (
+                wants_first and observer is None,
                 "the time to the first GPU result is not measured: its library was not built "
-                "(install a C compiler and reinstall pytest-negativa)"
-            )
-        elif self._request.first_result and all(run.first_result_s is None for run in runs):
-            yield "no run waited for a result of a GPU"
-        if all(run.cached_bytes is None for run in runs):
-            yield (
+                "(install a C compiler and reinstall pytest-negativa)",
+            ),
+            (
+                wants_first and observer and all(run.first_result_s is None for run in runs),
+                "no run waited for a result of a GPU",
+            ),
+            (
+                all(run.cached_bytes is None for run in runs),
                 "the page cache is not measured: the kernel does not report it (Linux 6.5 and "
-                "later do), or the libraries belong to another user"
-            )
-        if len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1:
-            yield "not every run on slim libraries loaded the same number of copies"
+                "later do), or the libraries belong to another user",
+            ),
+            (
+                len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1,
+                "not every run on slim libraries loaded the same number of copies",
+            ),
+        )
+        return tuple(note for holds, note in notes if holds and note)
 
 
 def _run_name(loading: Loading, pair: int, variant: Variant) -> str:

@@ -371,17 +371,14 @@ class _Planner:
             yield f"{elements} whole, unused kernels too{code}: {doubt}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
-        if incomplete is not None:
-            return KeepReason.INCOMPLETE, incomplete
-        if not self._devices:
-            return KeepReason.INCOMPLETE, "the trace names no device"
-        if self._located.changed is not None:
-            return KeepReason.CHANGED, self._located.changed
-        if self._located.unmatched:
-            return KeepReason.UNMATCHED, "; ".join(self._located.unmatched)
-        if self._policy.whole_library is not None:
-            return KeepReason.LIBRARY_POLICY, self._policy.whole_library
-        return None
+        reasons = (
+            (KeepReason.INCOMPLETE, incomplete),
+            (KeepReason.INCOMPLETE, None if self._devices else "the trace names no device"),
+            (KeepReason.CHANGED, self._located.changed),
+            (KeepReason.UNMATCHED, "; ".join(self._located.unmatched) or None),
+            (KeepReason.LIBRARY_POLICY, self._policy.whole_library),
+        )
+        return next(((reason, why) for reason, why in reasons if why is not None), None)
 
     def _look_at(self, region: Region, use: UseMark) -> None:
         """Note what the use of a region says of it and of other regions."""

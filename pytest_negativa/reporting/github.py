@@ -13,8 +13,8 @@ from pathlib import Path
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.reporting.escapes import escape_github, escape_github_property
 from pytest_negativa.reporting.rows import describe_proof
+from pytest_negativa.reporting.text import escape_github, escape_github_property
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _MOST = 10

@@ -54,21 +54,20 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
-    counts = [
-        f"{format_bytes(summary.size)}",
-        f"{code} ({format_share(summary.code_bytes, summary.size)})"
-        if removed is None
-        else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
-        format_items(summary.elements, "element", "elements"),
-    ]
-    if summary.regions or kind.is_host:
-        counts.insert(2, format_items(summary.regions, "region", "regions"))
-    if kind is not FileKind.LIBRARY:
-        counts.insert(0, kind.described)
-    if summary.frames:
-        counts.append(format_items(summary.frames, "bare frame", "bare frames"))
-    if summary.kernels is not None:
-        counts.append(format_items(summary.kernels, "kernel", "kernels"))
+    counts = (
+        (kind is not FileKind.LIBRARY, kind.described),
+        (True, format_bytes(summary.size)),
+        (
+            True,
+            f"{code} ({format_share(summary.code_bytes, summary.size)})"
+            if removed is None
+            else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
+        ),
+        (summary.regions or kind.is_host, format_items(summary.regions, "region", "regions")),
+        (True, format_items(summary.elements, "element", "elements")),
+        (summary.frames, format_items(summary.frames, "bare frame", "bare frames")),
+        (summary.kernels is not None, format_items(summary.kernels or 0, "kernel", "kernels")),
+    )
     sections = format_table(
         "lrrrr",
         ["section", "regions", "elements", "bare frames", "GPU code"],
@@ -84,7 +83,8 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         ],
         drop=(3, 1, 2),
     )
-    headline = ", ".join(counts) + format_foreign(summary.foreign)
+    headline = ", ".join(text for is_told, text in counts if is_told)
+    headline += format_foreign(summary.foreign)
     parts = [f"{printable(summary.path)}: {headline}"]
     parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
     if kind.is_link_time:

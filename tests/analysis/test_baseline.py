@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.baseline import compare_figures, compare_with_baseline, make_baseline
+from pytest_negativa.analysis.snapshots import compare_figures, compare_with_baseline, make_baseline
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.settings import Compare, GrowthLimit, Limits

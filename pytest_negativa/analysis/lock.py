@@ -1,4 +1,4 @@
-"""Widens a lock: by what came back to libraries with a spare, or by what other runs used."""
+"""Libraries that a lock leaves out, and locks that are widened: by misses, or by other runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,85 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze, loaded_digests
 from pytest_negativa.analysis.misses import libraries_in, open_original
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.errors import FormatError, NotElfError, ReconstructError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.library import map_library, read_library
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import Element, LibraryMap, Scope
-from pytest_negativa.models.lock import Lock, LockedLibrary, seal
+from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.spare.note import PAGE_SIZE
+
+
+def find_unplanned(
+    usage: Usage | None, planned: Collection[LibraryIdentity]
+) -> tuple[list[LeftOut], tuple[str, ...]]:
+    """The other libraries of a run that have, or may have, GPU code; and why there may be more.
+
+    Args:
+        usage: of the run, if it is known.
+        planned: the libraries that are in its plan.
+    """
+    if usage is None:
+        return [], ("the run has no usage.json, which tells what it loaded",)
+    paths = {library.path for library in planned}
+    others = dict.fromkeys(
+        used.library.path
+        for used in usage.libraries
+        if used.library.path not in paths and not _is_planned_copy(used.library, planned)
+    )
+    found = ((path, _why_unplanned(Path(path))) for path in others)
+    unplanned = [
+        LeftOut(path=path, soname=soname_of(Path(path)), reason=reason)
+        for path, reason in found
+        if reason is not None
+    ]
+    return unplanned, tuple(dict.fromkeys(_incomplete_reasons(usage)))
+
+
+def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
+    """Whether a file that is gone was a copy of a planned library, which has its uses."""
+    return not Path(traced.path).exists() and any(
+        traced.sha256 == library.sha256
+        if traced.sha256 is not None
+        else traced.build_id is not None
+        and (traced.size, traced.build_id) == (library.size, library.build_id)
+        for library in planned
+    )
+
+
+def _incomplete_reasons(usage: Usage) -> Iterator[str]:
+    yield from (warning.text for warning in usage.incomplete)
+    # The plan is complete without these, for its proof ran the children, too.
+    yield from (w.text for w in usage.warnings if w.code == CHILDREN_UNTRACED)
+    yield from usage.why_unended()
+
+
+def _why_unplanned(path: Path) -> str | None:
+    """The reason that nothing was planned for a library with GPU code; None for one without."""
+    if not path.is_file():
+        return "it is gone since the run" if ".so" in path.name else None
+    if is_slimmed(path):
+        return "it is slimmed already"
+    try:
+        library_map = read_library(path, Scope(headers_only=True))
+    except NotElfError:
+        return None
+    except FormatError as e:
+        return f"it cannot be read: {e.problem}"
+    return (
+        "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
+    )
+
 
 _USED = "used outside of the run that was proved"
 
