@@ -13,9 +13,8 @@ from pytest_negativa.cli.common import (
     EXIT_FAILED,
     PASS_ON,
     fail_for_limits,
-    run_of,
     say_next,
-    settings_of,
+    settings_and_run,
 )
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
@@ -54,8 +53,7 @@ def reconstruct(**flags: Any) -> None:
 
     Exit status: 0, or 1 if a library could not be copied.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     # Files that are GPU code have no copies.
     planned = [one for one in load_planned(run) if not one.plan.is_files]
     root = RunsFolder(Path(settings.directory)).copies
@@ -97,8 +95,7 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
     limit of negativa.yaml is crossed.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     words = command_to_verify(run, settings, command, healing=settings.healing)
     here = Path.cwd()
     program = Program(

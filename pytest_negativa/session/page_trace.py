@@ -158,7 +158,7 @@ def describe_pages(
     """
     from pytest_negativa.hostcode.gather import gather
     from pytest_negativa.hostcode.summary import summarize
-    from pytest_negativa.reporting.host_pages import render_host_report
+    from pytest_negativa.reporting.pages import render_host_report
 
     if trace.run is None:
         yield f"negativa: CPU code was not traced: {trace.not_traced}"

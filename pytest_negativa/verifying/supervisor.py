@@ -16,9 +16,8 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
-from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
-from pytest_negativa.reporting.verdict import render_verdict
+from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.verifying.heal import verify_and_heal

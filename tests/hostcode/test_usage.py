@@ -31,7 +31,7 @@ from pytest_negativa.models.hostcode import (
 )
 from pytest_negativa.models.spans import Span, union
 from pytest_negativa.models.trace import FileState
-from pytest_negativa.reporting.host_pages import render_host_report
+from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
 

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -129,7 +128,7 @@ def test_files_that_no_gpu_can_load_go_and_come_back(site: Path, tmp_path: Path)
     assert left(site) == STAYS
     rows = check(site)
     assert [row.status for row in rows] == [SlimStatus.SOUND]
-    assert re.search(r"kernels/ +- +sound, 3 files removed", render_rows(rows, ""))
+    assert "kernels/: sound, 3 files removed" in render_rows(rows, "")
     assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
     [back] = undo_trees([site])
     assert (back.status, back.detail) == (SlimStatus.UNDONE, "3 files")

@@ -12,7 +12,7 @@ from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, Hos
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.spans import Span
-from pytest_negativa.reporting.page_verdict import render_page_verdict
+from pytest_negativa.reporting.verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
 from pytest_negativa.verifying.page_proof import (
