@@ -276,7 +276,7 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
     if chance.random() < 0.9:
         (logs / "lost").write_bytes(bytes(chance.choice((4096, 4096, 100))))
     os.environ["NEGATIVA_PAGES_LOGS"] = chance.choice(
-        (*(str(logs),) * 20, "relative", "/", "/" + "x" * 5000, str(folder / "x" / ("y" * 4060)))
+        (*(str(logs),) * 20, "relative", f"{logs}/", "/" + "x" * 5000, f"{folder}/x/{'y' * 4060}")
     )
     files = []
     for number in range(8):
