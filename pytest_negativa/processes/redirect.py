@@ -5,24 +5,24 @@ that ``redirect.c`` reads, and reads the logs that it writes. It starts no proce
 
 The table has lines of fields parted by tabs::
 
-    negativa-redirect 1
-    root    <root>
-    library <original: major> <minor> <inode> <copy: major> <minor> <inode> <original> <copy>
+    negativa-redirect 1     <root>
+    library <original: major> <minor> <inode> <copy: major> <minor> <inode> <copy>
     end     <number of libraries>
 
-A log, one file for each exec'd process::
+A log, one file for each exec'd process, has records of four fields, each with a zero byte behind
+it. Fields that are not named here are empty::
 
-    negativa-redirect-log 1 <pid> <start, ns since 1970> <executable>
+    negativa-redirect-log 1 <executable>
     <pid>   copy        <original>              its copy was mapped
     <pid>   original    <original> <opened as>  the original itself was mapped
     <pid>   unknown     <opened as>             original or copy: not known
     <pid>   driver      <injection>             CUDA's driver was mapped; the CUDA_INJECTION64_PATH
                                                 that the exec'd process began with, or nothing
-    <pid>   lost        <number>                lines could not be written
+    <pid>   lost        <number>                records could not be written
     <pid>   disabled    <reason> <table>        nothing was redirected in this process
 
-The pid of a line differs from the head's in forked children. Control characters and the backslash
-are written as ``\\xNN`` in a log.
+The process's id and its start, in nanoseconds since 1970, are in the file's name. The pid of a
+record differs from the name's in forked children.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import contextlib
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +51,11 @@ LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
 _TABLE_HEAD = "negativa-redirect 1"
 # PATH_MAX of linux/limits.h, which counts the final zero byte.
 _PATH_MAX = 4096
-# How many fields follow pid and kind in a line of a log.
-_FIELDS = {"copy": 1, "original": 2, "unknown": 1, "driver": 1, "lost": 1, "disabled": 2}
+_KINDS = {"copy", "original", "unknown", "driver", "lost", "disabled"}
+_FIELDS = 4
 _NUMBER = re.compile(r"[0-9]{1,20}")
 _LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
-_HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\t]*)")
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_LOG_HEAD = "negativa-redirect-log 1"
 
 
 class RedirectError(NegativaError):
@@ -238,17 +238,10 @@ def write_table(table: RedirectTable, path: Path) -> None:
         StoreError: the file can't be written.
     """
     rows = [
-        "\t".join(
-            (
-                "library",
-                *map(str, (*row.original_id, *row.copy_id)),
-                row.original,
-                row.copy,
-            )
-        )
+        "\t".join(("library", *map(str, (*row.original_id, *row.copy_id)), row.copy))
         for row in table.replacements
     ]
-    lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
+    lines = (f"{_TABLE_HEAD}\t{table.root}", *rows, f"end\t{len(rows)}")
     # Processes of other users read it, too.
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"), mode=0o644)
 
@@ -259,8 +252,8 @@ def redirected_originals(table: Path) -> tuple[str, ...]:
     Raises:
         OSError: the table can't be read.
     """
-    rows = (line.split("\t") for line in table.read_text("utf-8").split("\n"))
-    return tuple(row[-2] for row in rows if row[0] == "library")
+    (_, root), *rows = (line.split("\t") for line in table.read_text("utf-8").splitlines())
+    return tuple(row[-1].removeprefix(root) for row in rows if row[0] == "library")
 
 
 # ---- The environment ----
@@ -305,54 +298,39 @@ def _read_log(path: Path) -> RedirectedProcess:
     except OSError as e:
         text = ""
         problems.append(f"the log can't be read: {e.strerror}")
-    *lines, torn = text.split("\n")
-    if torn:
-        problems.append(f"the last line is not whole: {torn[:80]!r}")
-    # The file's name has the first two, too.
-    pid, started, executable = (*path.name.split(".")[:2], "")
-    head = _HEAD.fullmatch(lines[0]) if lines else None
-    if head is None:
+    *fields, torn = text.split("\0")
+    if torn or len(fields) % _FIELDS:
+        problems.append(f"the last record is not whole: {torn[:80]!r}")
+    head, *records = [*zip(*[iter(fields)] * _FIELDS, strict=False)] or [()]
+    if head[:1] != (_LOG_HEAD,):
         problems.append("the log has no head; was the disk full?")
-    else:
-        pid, started, executable = head.groups()
-    loads: dict[int, tuple[set[str], set[tuple[str, str]], set[str], set[str]]] = {}
-    for line in lines[1:]:
-        parts = line.split("\t")
-        kind, fields = "".join(parts[1:2]), parts[2:]
-        if not _NUMBER.fullmatch(parts[0]) or len(fields) != _FIELDS.get(kind):
-            problems.append(f"a line can't be read: {line[:80]!r}")
-            continue
-        first, *more = map(_unescape, fields)
-        if kind == "lost":
-            problems.append(f"{first} lines of process {parts[0]} could not be written")
+    loads: dict[int, dict[str, set[tuple[str, str]]]] = {}
+    for pid, kind, first, second in records:
+        if not _NUMBER.fullmatch(pid) or kind not in _KINDS:
+            problems.append(f"a record can't be read: {(pid, kind)!r:.80}")
+        elif kind == "lost":
+            problems.append(f"{first} records of process {pid} could not be written")
         elif kind == "disabled":
-            problems.append(f"nothing was redirected: {first}: {more[0]}")
+            problems.append(f"nothing was redirected: {first}: {second}")
         else:
-            found = loads.setdefault(int(parts[0]), (set(), set(), set(), set()))
-            copies, originals, unknown, injections = found
-            if kind == "copy":
-                copies.add(first)
-            elif kind == "original":
-                originals.add((first, more[0]))
-            elif kind == "driver":
-                injections.add(first)
-            else:
-                unknown.add(first)
+            loads.setdefault(int(pid), defaultdict(set))[kind].add((first, second))
     return RedirectedProcess(
         log=path,
-        pid=int(pid),
-        executable=_unescape(executable),
-        started_ns=int(started),
+        pid=int(path.name.split(".")[0]),
+        executable=head[1] if head else "",
+        started_ns=int(path.name.split(".")[1]),
         loads=tuple(
-            ProcessLoads(own, *map(frozenset, found))  # type: ignore[arg-type]
-            for own, found in loads.items()
+            ProcessLoads(
+                pid=pid,
+                copies=frozenset(first for first, _ in found["copy"]),
+                originals=frozenset(found["original"]),
+                unknown=frozenset(first for first, _ in found["unknown"]),
+                injections=frozenset(first for first, _ in found["driver"]),
+            )
+            for pid, found in loads.items()
         ),
         problems=tuple(problems),
     )
-
-
-def _unescape(field: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), field)
 
 
 # ---- Processes without a log ----
