@@ -103,29 +103,24 @@ static bool hide_gaps(const Library *library, const Note *note) {
 }
 
 static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
+    char text[MAX_NAME + sizeof note->original];
     const char *name = (const char *)note + note->name;
-    size_t length = strnlen(name, MAX_NAME);
-    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) +
-                  align8(length + sizeof note->original);
-    size_t firsts = bits + align8(library->bit_bytes), size = align8(firsts + pages * 2);
-    LogRecord *record = add_record(size);
+    size_t length = strnlen(name, MAX_NAME), size, bytes = align8(library->bit_bytes);
+    memcpy(text, name, length);
+    memcpy(text + length, note->original, sizeof note->original);
+    LogRecord *record = start_record(GAPS, library->range_count, text,
+                                     length + sizeof note->original, bytes + pages * 2, &size);
     if (record == NULL) return NULL;
-    record->kind = GAPS;
-    record->range_count = (uint32_t)library->range_count;
     record->file_size = note->original_size;
     record->path_length = (uint32_t)length;
-    record->bits_offset = (uint32_t)bits;
     LogRange *ranges = (LogRange *)(record + 1);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         uint64_t offset = holes_of(note)[i].offset;
         ranges[i] = (LogRange){offset, offset + range->end - range->start};
     }
-    char *text = (char *)(ranges + library->range_count);
-    memcpy(text, name, length);
-    memcpy(text + length, note->original, sizeof note->original);
-    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->firsts = (atomic_ushort *)((uint8_t *)record + firsts);
+    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
+    library->firsts = (atomic_ushort *)((uint8_t *)library->bits + bytes);
     publish(record, size);
     return record;
 }
