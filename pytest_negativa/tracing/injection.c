@@ -26,7 +26,7 @@
 /* What was recorded stands in another file: a new file starts from nothing. The memory
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(void) {
-    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen, &warned};
+    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = (Table){0};
     maps_text = current_context = (Text){0};
     mappings = NULL;
@@ -140,7 +140,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         text_json(&line, version, strcspn(version, " "));
     }
     text_string(&line, ",\"argv\":[");
-    if (!is_sample && read_file("/proc/self/cmdline", &arguments))
+    if (!is_sample && text_read(&arguments, "/proc/self/cmdline"))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
             if (at) text_string(&line, ",");
             text_json(&line, arguments.data + at, strlen(arguments.data + at));

@@ -1,7 +1,7 @@
 /* Which file lies at an address (mappings.py). */
 #pragma once
 
-#include "warnings.h"
+#include "contexts.h"
 
 #include <link.h>
 
@@ -62,7 +62,7 @@ static void refresh_mappings(void) {
     maps_text.length = 0;
     mapping_count = 0;
     maps_valid = false;
-    if (!read_file("/proc/self/maps", &maps_text)) {
+    if (!text_read(&maps_text, "/proc/self/maps")) {
         /* In a chroot without /proc: no image can be told to lie in a library. */
         write_warning("maps-unreadable", "/proc/self/maps cannot be read", true);
         return;

@@ -33,16 +33,17 @@ enum { NVTX_ASCII = 1, NVTX_WIDE = 2, NVTX_REGISTERED = 3 };
 /* CUpti_ExternalCorrelationKind in cupti_activity.h: the last of those for tools. */
 enum { CORRELATION_CUSTOM2 = 5 };
 /* Of a process, and of a thread; a deeper range, or one more, counts as the range around it. */
-enum { MOST_RANGES = 10000, RANGE_SLOTS = 1 << 15, MOST_NESTED = 32, LONGEST_NAME = 256 };
+enum { MOST_RANGES = 10000, MOST_NESTED = 32, LONGEST_NAME = 256 };
 
 static int (*push_correlation)(int, uint64_t);
 static int (*pop_correlation)(int, uint64_t *);
-/* By number, from 1; range_slots finds the number of a name in the range around it. */
+/* By number, from 1. The table finds it by the range around it and the name. */
 static struct {
     uint32_t parent;
     char *name;
 } ranges[MOST_RANGES + 1];
-static uint32_t range_count, range_slots[RANGE_SLOTS];
+static uint32_t range_count;
+static Table range_numbers;
 static __thread struct {
     const void *domain;
     uint32_t range;
@@ -75,25 +76,21 @@ done:
 }
 
 static uint32_t range_number(uint32_t parent, const char *raw) {
-    char name[LONGEST_NAME + 1];
+    char key[sizeof parent + LONGEST_NAME + 1], *name = key + sizeof parent;
+    memcpy(key, &parent, sizeof parent);
     clean_name(name, raw);
-    uint64_t hash = hash_bytes(name, strlen(name)) * (2 * (uint64_t)parent + 1);
-    uint32_t slot = (uint32_t)(hash % RANGE_SLOTS), number;
+    size_t size = sizeof parent + strlen(name);
     pthread_mutex_lock(&ranges_lock);
-    for (; (number = range_slots[slot]) != 0; slot = (slot + 1) % RANGE_SLOTS)
-        if (ranges[number].parent == parent && strcmp(ranges[number].name, name) == 0) break;
-    if (number == 0) {
-        char *copy = range_count < MOST_RANGES ? strdup(name) : NULL;
-        number = parent;
-        if (copy != NULL) {
-            number = ++range_count;
-            ranges[number].parent = parent;
-            ranges[number].name = copy;
-            range_slots[slot] = number;
-        }
+    uint32_t number = (uint32_t)table_get(&range_numbers, key, size);
+    char *copy = number == 0 && range_count < MOST_RANGES ? strdup(name) : NULL;
+    if (copy != NULL) {
+        number = ++range_count;
+        ranges[number].parent = parent;
+        ranges[number].name = copy;
+        table_put(&range_numbers, key, size, number);
     }
     pthread_mutex_unlock(&ranges_lock);
-    return number;
+    return number ? number : parent;
 }
 
 static int enter_range(const void *domain, const char *name) {
