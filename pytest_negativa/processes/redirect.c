@@ -275,19 +275,9 @@ static bool copy_is_there(const Row *row) {
     return there;
 }
 
-/* A process that could make no log would run on the original, and nothing would show it: a copy
- * would be called proved that it never had. So that library is not to be had in it. */
-static bool may_be_original(const char *name) {
-    FileId id;
-    if (has_log || !identify(name, &id)) return true;
-    for (size_t i = 0; i < table.count; i++)
-        if (same_file(id, table.rows[i].original_id)) return false;
-    return true;
-}
-
 /* The row of a file, under any of its names. The loader maps a file once and knows it by its
  * inode, so hard links share the copy that is mapped already; else the one of the path counts. */
-static Row *row_of_file(FileId id, const char *path) {
+static Row *row_of_original(FileId id, const char *path) {
     Row *found = NULL;
     for (size_t i = 0; i < table.count; i++) {
         Row *row = &table.rows[i];
@@ -296,6 +286,19 @@ static Row *row_of_file(FileId id, const char *path) {
         if (found == NULL || strcmp(row->original, path) == 0) found = row;
     }
     return found;
+}
+
+static Row *row_of_copy(FileId id) {
+    for (size_t i = 0; i < table.count; i++)
+        if (same_file(id, table.rows[i].copy_id)) return &table.rows[i];
+    return NULL;
+}
+
+/* A process that could make no log would run on the original, and nothing would show it: a copy
+ * would be called proved that it never had. So that library is not to be had in it. */
+static bool may_be_original(const char *name) {
+    FileId id;
+    return has_log || !identify(name, &id) || row_of_original(id, name) == NULL;
 }
 
 /* The row of the original that a path leads to. `resolved`: its real path, empty if there is
@@ -309,7 +312,7 @@ static Row *find_row(const char *name, char resolved[PATH_MAX]) {
         return NULL;
     }
     /* A file that was replaced since is not the one that the copy was made of. */
-    Row *row = row_of_file(id, resolved);
+    Row *row = row_of_original(id, resolved);
     return row != NULL && copy_is_there(row) ? row : NULL;
 }
 
@@ -446,20 +449,15 @@ static bool find_mapping(uintptr_t address, Mapping *mapping) {
 }
 
 static bool log_if_known(FileId id, const char *name) {
-    for (size_t i = 0; i < table.count; i++) {
-        if (same_file(id, table.rows[i].copy_id)) {
-            table.rows[i].mapped = true;
-            log_event("copy", table.rows[i].original, "");
-            return true;
-        }
+    Row *copy = row_of_copy(id);
+    const Row *original = copy == NULL ? row_of_original(id, name) : NULL;
+    if (copy != NULL) {
+        copy->mapped = true;
+        log_event("copy", copy->original, "");
+    } else if (original != NULL) {
+        log_event("original", original->original, name);
     }
-    for (size_t i = 0; i < table.count; i++) {
-        if (same_file(id, table.rows[i].original_id)) {
-            log_event("original", table.rows[i].original, name);
-            return true;
-        }
-    }
-    return false;
+    return copy != NULL || original != NULL;
 }
 
 /* As this program got it: what it may write over it later doesn't count. Cut, it is no path of
@@ -473,11 +471,8 @@ static void look(const struct link_map *map) {
     if (is_named(name, "libcuda.so")) log_event("driver", injection, "");
     if (!find_mapping((uintptr_t)map->l_ld, &mapping)) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
-        bool known = identify(name, &id), other = known;
-        for (size_t i = 0; i < table.count && other; i++)
-            other =
-                !same_file(id, table.rows[i].copy_id) && !same_file(id, table.rows[i].original_id);
-        if (!other) log_event("unknown", name, "");
+        if (!identify(name, &id) || row_of_copy(id) != NULL || row_of_original(id, name) != NULL)
+            log_event("unknown", name, "");
     } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
         if (log_if_known(id, name)) return;
         /* Another file at a path of the table: replaced since the table was written. */

@@ -27,7 +27,7 @@
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(void) {
     Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = (Table){0};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = NULL;
     maps_text = current_context = (Text){0};
     mappings = NULL;
     mapping_count = 0;

@@ -62,7 +62,6 @@ static struct {
     uint8_t *chunk;          /* where the next record goes */
     size_t used, chunk_size; /* of the chunk */
     Shared *shared;
-    atomic_uint own_lost;
 } log_;
 
 /* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
@@ -97,8 +96,6 @@ static void note_lost(const char *reason) {
         say(reason);
     else if (log_.shared != NULL && is_readable((uintptr_t)log_.shared, 1))
         atomic_fetch_add(&log_.shared->lost, 1);
-    else
-        atomic_fetch_add(&log_.own_lost, 1);
 }
 
 static const char NO_ROOM[] = "the folder must be writable for this user, with room for logs.";

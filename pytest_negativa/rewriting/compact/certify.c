@@ -2,9 +2,9 @@
  *
  * It trusts no program that made the library, and shares no code with one. It reads the original
  * (or its digest, and puts the original together from library and spare), the slim library, its
- * spare, and what was declared as unused. All of them may be hostile: sizes
- * are checked before they are used. Its layout of the note stands elsewhere, too: shared code would
- * share a fault with the writer, which takes SHA-256 from Python.
+ * spare, and what was declared as unused. All of them may be hostile: sizes are checked before they
+ * are used. The note's layout and SHA-256 are those of the other readers in C; the writer is in
+ * Python.
  *
  * - Each byte that a segment of the original loads is at its address, with its protection; or a
  * page that the spare has, by the note's word; or within GPU code that was declared as unused.
@@ -18,6 +18,7 @@
  */
 #define _DEFAULT_SOURCE
 #include "../../native/sha256.h"
+#include "../../spare/format.h"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -36,8 +37,8 @@
 #define STUB_SHA256 ""
 #endif
 
-enum { PAGE = 4096, NEGATIVA_NOTE = 0x6e656761, NOTE_VERSION = 3, MAX_ROWS = 65536 };
-enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, MESSAGES = 6, ADDED = 4, HEADER = 64 };
+enum { PAGE = 4096, MAX_ROWS = 65536 };
+enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, ADDED = 4, HEADER = 64 };
 
 typedef struct {
     const char *path;
@@ -54,31 +55,6 @@ typedef struct {
     Elf64_Phdr *dynamic_segment;
     size_t load_count, section_count, dynamic_count;
 } Elf;
-
-typedef struct {
-    uint64_t start, end, offset;
-    uint32_t protection, constants;
-} Hole;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, flags;
-    uint8_t pair[32], original[32];
-    uint64_t original_size, reserved;
-    uint32_t holes, hole_count, name, spare, folders, remedy;
-} Note;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, kept_count;
-    uint8_t pair[32], original[32];
-    uint64_t original_size;
-} Trailer;
-
-typedef struct {
-    uint64_t own, note, symbols, symbols_start, symbols_size, headers, header_count;
-    uint32_t messages[MESSAGES];
-} Parameters;
 
 enum Kind { UNUSED, TRIMMED, REGION, CHECKED };
 
@@ -690,7 +666,7 @@ static const char *text_at(const char *start, uint64_t size, uint64_t place) {
 }
 
 static void read_note(void) {
-    uint64_t address = tag(&slim, NEGATIVA_NOTE);
+    uint64_t address = tag(&slim, DT_NEGATIVA_NOTE);
     const Elf64_Phdr *load = load_of(&slim, address);
     uint64_t size = load && address - load->p_vaddr < load->p_filesz
                         ? load->p_filesz - (address - load->p_vaddr)
@@ -763,7 +739,7 @@ static void check_spare(uint8_t *target) {
 
 static bool is_ours(int64_t name) {
     return name == DT_STRTAB || name == DT_STRSZ || name == DT_RELA || name == DT_RELASZ ||
-           name == DT_RELAENT || name == DT_JMPREL || name == NEGATIVA_NOTE;
+           name == DT_RELAENT || name == DT_JMPREL || name == DT_NEGATIVA_NOTE;
 }
 
 static void check_dynamic(void) {
@@ -831,7 +807,7 @@ static void check_added(void) {
         added[3].p_filesz != slim.header.e_phnum * sizeof(Elf64_Phdr))
         fail("its own segments are damaged");
     Parameters has, wanted = {.own = added[1].p_vaddr,
-                              .note = tag(&slim, NEGATIVA_NOTE),
+                              .note = tag(&slim, DT_NEGATIVA_NOTE),
                               .symbols = tag(&slim, DT_SYMTAB),
                               .symbols_start = symbols->p_vaddr / PAGE * PAGE,
                               .headers = added[3].p_vaddr,
@@ -841,7 +817,7 @@ static void check_added(void) {
     uint64_t place = tag(&original, DT_STRSZ), size = tag(&slim, DT_STRSZ);
     const char *strings = (const char *)table(&slim, DT_STRTAB, size),
                *name = note_text + note.spare, *remedy = note_text + note.remedy;
-    for (int i = 0; i < MESSAGES; i++) {
+    for (int i = 0; i < PROBLEMS; i++) {
         static const char start[] = "[negativa] its spare ";
         const char *message = text_at(strings, size, place);
         wanted.messages[i] = (uint32_t)place;
@@ -1024,7 +1000,7 @@ int main(int count, char **words) {
     largest_page = strtoull(words[2], NULL, 10);
     if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", words[2]);
     read_elf(&slim);
-    is_cut = tag(&slim, NEGATIVA_NOTE) != 0;
+    is_cut = tag(&slim, DT_NEGATIVA_NOTE) != 0;
     read_declared();
     if (!(is_cut && *words[1]) && !*words[3]) give_up("the original is not given");
     if (is_cut)
