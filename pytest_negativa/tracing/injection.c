@@ -83,18 +83,15 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         snprintf(last_error, sizeof last_error, "no memory is left");
         return false;
     }
-    do {
-        unsigned int random = 0;
-        if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
-            random = (unsigned int)now_ns();
-        int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
-                              (int)getpid(), random);
-        if (length < 0 || (size_t)length >= sizeof trace_path) {
-            snprintf(last_error, sizeof last_error, "the path of its trace is too long");
-            return false;
-        }
-        trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    } while (trace_fd < 0 && errno == EEXIST);
+    uint64_t salt;
+    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uint64_t)now_ns();
+    int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%016llx.jsonl", folder, run_id,
+                          (int)getpid(), (unsigned long long)salt);
+    if (length < 0 || (size_t)length >= sizeof trace_path) {
+        snprintf(last_error, sizeof last_error, "the path of its trace is too long");
+        return false;
+    }
+    trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (trace_fd >= 0 && trace_fd <= STDERR_FILENO) {
         /* A daemon closed it, and may print all the same. */
         int low = trace_fd;

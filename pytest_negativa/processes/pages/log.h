@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../../native/files.h"
-#include "../../native/wiped.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -38,7 +37,7 @@ typedef struct {
     uint32_t path_length, bits_offset;
 } LogRecord;
 
-/* What fork wipes, see wiped.h: a child has none of it. */
+/* What fork wipes, see map_wiped: a child has none of it. */
 typedef struct {
     pid_t pid; /* of the process that the log is of */
     /* Held while libraries come and go: the id of the process. A child that another thread forks

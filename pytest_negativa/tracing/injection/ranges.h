@@ -3,8 +3,6 @@
 
 #include "table.h"
 
-#include <wchar.h>
-
 #define EXPORT __attribute__((visibility("default")))
 
 static atomic_int ranges_on; /* they go to CUPTI */
@@ -29,7 +27,7 @@ typedef struct {
 } NvtxAttributes;
 
 enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
-enum { NVTX_ASCII = 1, NVTX_WIDE = 2, NVTX_REGISTERED = 3 };
+enum { NVTX_ASCII = 1, NVTX_REGISTERED = 3 };
 /* CUpti_ExternalCorrelationKind in cupti_activity.h: the last of those for tools. */
 enum { CORRELATION_CUSTOM2 = 5 };
 /* Of a process, and of a thread; a deeper range, or one more, counts as the range around it. */
@@ -117,40 +115,17 @@ static int leave_range(const void *domain) {
     return level;
 }
 
-/* A wide string in UTF-8, to be freed. */
-static char *narrow(const wchar_t *wide) {
-    Text text = {0};
-    for (; *wide != 0; wide++) {
-        uint32_t c = (uint32_t)*wide;
-        char bytes[] = {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 0x3F)),
-                        (char)(0x80 | (c >> 6 & 0x3F)), (char)(0x80 | (c & 0x3F))};
-        if (c < 0x80)
-            text_bytes(&text, &(char){(char)c}, 1);
-        else if (c < 0x800)
-            text_bytes(&text, (char[]){(char)(0xC0 | c >> 6), bytes[3]}, 2);
-        else if (c < 0x10000)
-            text_bytes(&text, (char[]){(char)(0xE0 | c >> 12), bytes[2], bytes[3]}, 3);
-        else
-            text_bytes(&text, bytes, 4);
-    }
-    return text.data;
-}
-
-static int enter_wide(const void *domain, const wchar_t *wide) {
-    char *name = wide != NULL ? narrow(wide) : NULL;
-    int level = enter_range(domain, name);
-    free(name);
-    return level;
-}
-
+/* Wide names are not read: nobody was seen to use them. */
 static int range_push_a(const char *name) { return enter_range(NULL, name); }
-static int range_push_w(const wchar_t *name) { return enter_wide(NULL, name); }
+static int range_push_w(const void *name) {
+    (void)name;
+    return enter_range(NULL, "");
+}
 static int range_pop(void) { return leave_range(NULL); }
 static int domain_range_pop(const void *domain) { return leave_range(domain); }
 
 static int domain_range_push(const void *domain, const NvtxAttributes *attributes) {
     int type = attributes != NULL ? attributes->message_type : 0;
-    if (type == NVTX_WIDE) return enter_wide(domain, attributes->message);
     bool has_name = type == NVTX_ASCII || type == NVTX_REGISTERED;
     return enter_range(domain, has_name ? attributes->message : NULL);
 }
@@ -161,7 +136,7 @@ static int range_push_ex(const NvtxAttributes *attributes) {
 
 /* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
 static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
-static const void *domain_create_w(const wchar_t *name) {
+static const void *domain_create_w(const void *name) {
     (void)name;
     return strdup("");
 }
@@ -169,9 +144,10 @@ static const void *register_a(const void *domain, const char *string) {
     (void)domain;
     return string != NULL ? strdup(string) : NULL;
 }
-static const void *register_w(const void *domain, const wchar_t *string) {
+static const void *register_w(const void *domain, const void *string) {
     (void)domain;
-    return string != NULL ? narrow(string) : NULL;
+    (void)string;
+    return strdup("");
 }
 
 /* For NVTX: called at the first range of each library that has NVTX compiled in. */

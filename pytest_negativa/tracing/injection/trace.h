@@ -5,7 +5,6 @@
 #pragma once
 
 #include "../../native/files.h"
-#include "../../native/wiped.h"
 #include "text.h"
 
 #include <pthread.h>
@@ -18,7 +17,7 @@
 static pthread_mutex_t lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 static atomic_int active; /* callbacks record; read without the lock, as a first look */
 static int trace_fd = -1;
-static pid_t *trace_owner; /* the process that opened it; fork wipes it, see wiped.h */
+static pid_t *trace_owner; /* the process that opened it; fork wipes it, see map_wiped */
 static long next_id;
 static char trace_path[4096];
 static dev_t trace_device;
