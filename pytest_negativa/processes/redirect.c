@@ -189,11 +189,23 @@ static void start_log(const char *folder) {
 
 /* ---- Looking for a library ---- */
 
-/* The part below the root, "/usr/lib/libfoo.so"; NULL for a name that is elsewhere. */
+/* The part below the root, "/usr/lib/libfoo.so"; NULL for a name that is, or leads, elsewhere. */
 static const char *below_root(const char *name) {
-    bool is_below =
-        strncmp(name, table.root, table.root_length) == 0 && name[table.root_length] == '/';
-    return is_below ? name + table.root_length : NULL;
+    if (strncmp(name, table.root, table.root_length) != 0 || name[table.root_length] != '/')
+        return NULL;
+    const char *inner = name + table.root_length;
+    long depth = 0;
+    for (const char *p = inner; *p;) {
+        while (*p == '/') p++;
+        size_t length = strcspn(p, "/");
+        if (length == 2 && p[0] == '.' && p[1] == '.')
+            depth--;
+        else if (length > 0 && !(length == 1 && p[0] == '.'))
+            depth++;
+        if (depth < 0) return NULL;
+        p += length;
+    }
+    return inner;
 }
 
 /* Folder of a path, without resolving its last part; false if there is none. */
