@@ -16,7 +16,7 @@
  *
  * The wrappers take every parameter as a word. The ABIs for Linux of x86-64 (System V) and aarch64
  * (AAPCS64) pass integers and pointers each in a register or an eight-byte slot of the stack, so
- * words go through unchanged, and one too many does no harm.
+ * words go through unchanged, and some too many do no harm.
  */
 #define _GNU_SOURCE
 #include "../native/files.h"
@@ -28,13 +28,16 @@
 
 typedef uintptr_t Word;
 
-/* By what they tell: that there is something to wait for, or that it is done. */
-enum { LAUNCH, WAIT };
+/* By what they say: that there is something to wait for, or that it is done; or they look up
+ * others: cuGetProcAddress(name, void **pointer, ...). */
+enum Kind { LAUNCH, WAIT, LOOKUP };
 /* Entry points of one name: for the legacy and the per-thread default stream, and versions. */
 enum { VARIANTS = 4 };
 
 static const char *target;
 static atomic_bool launched, finished;
+
+static Word wrap(const char *name, Word real);
 
 static void write_time(void) {
     char text[25], *end = put_digits(text, clock_ns(CLOCK_MONOTONIC));
@@ -45,57 +48,56 @@ static void write_time(void) {
     close_file(fd);
 }
 
-static void returned(int kind, int result) {
-    if (result != 0 || atomic_load_explicit(&finished, memory_order_relaxed)) return;
+static void returned(enum Kind kind) {
+    if (atomic_load_explicit(&finished, memory_order_relaxed)) return;
     if (kind == LAUNCH)
         atomic_store(&launched, true);
     else if (atomic_load(&launched) && !atomic_exchange(&finished, true))
         write_time();
 }
 
-/* Name, kind and number of parameters, as in cuda.h. */
-#define PARAMS_1 (Word a)
-#define ARGS_1 (a)
-#define PARAMS_2 (Word a, Word b)
-#define ARGS_2 (a, b)
-#define PARAMS_3 (Word a, Word b, Word c)
-#define ARGS_3 (a, b, c)
-#define PARAMS_4 (Word a, Word b, Word c, Word d)
-#define ARGS_4 (a, b, c, d)
-#define PARAMS_10 (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j)
-#define ARGS_10 (a, b, c, d, e, f, g, h, i, j)
-#define PARAMS_11 \
-    (Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j, Word k)
-#define ARGS_11 (a, b, c, d, e, f, g, h, i, j, k)
-/* cuCtxSynchronize has a context from CUDA 13 on, and had nothing before. */
-#define FUNCTIONS(X)                         \
-    X(cuLaunchKernel, LAUNCH, 11)            \
-    X(cuLaunchKernelEx, LAUNCH, 4)           \
-    X(cuLaunchCooperativeKernel, LAUNCH, 10) \
-    X(cuGraphLaunch, LAUNCH, 2)              \
-    X(cuCtxSynchronize, WAIT, 1)             \
-    X(cuStreamSynchronize, WAIT, 1)          \
-    X(cuEventSynchronize, WAIT, 1)           \
-    X(cuStreamQuery, WAIT, 1)                \
-    X(cuEventQuery, WAIT, 1)                 \
-    X(cuMemcpyDtoH, WAIT, 3)
+/* As many as the function with most of them has, cuLaunchKernel. */
+#define PARAMETERS \
+    Word a, Word b, Word c, Word d, Word e, Word f, Word g, Word h, Word i, Word j, Word k
 
-#define WRAPPER(name, kind, count, n)                                                    \
-    static int name##_##n PARAMS_##count {                                               \
-        int(*real) PARAMS_##count = (int(*) PARAMS_##count)atomic_load(&name##_real[n]); \
-        int result = real ARGS_##count;                                                  \
-        returned(kind, result);                                                          \
-        return result;                                                                   \
+static int call(Word function, enum Kind kind, PARAMETERS) {
+    int result = ((int (*)(PARAMETERS))function)(a, b, c, d, e, f, g, h, i, j, k);
+    if (result != 0) return result;
+    Word *found = (Word *)b;
+    if (kind != LOOKUP)
+        returned(kind);
+    else if (a != 0 && found != NULL && *found != 0)
+        *found = wrap((const char *)a, *found);
+    return result;
+}
+
+/* By their names in cuda.h, without suffixes. */
+#define FUNCTIONS(X)                     \
+    X(cuLaunchKernel, LAUNCH)            \
+    X(cuLaunchKernelEx, LAUNCH)          \
+    X(cuLaunchCooperativeKernel, LAUNCH) \
+    X(cuGraphLaunch, LAUNCH)             \
+    X(cuCtxSynchronize, WAIT)            \
+    X(cuStreamSynchronize, WAIT)         \
+    X(cuEventSynchronize, WAIT)          \
+    X(cuStreamQuery, WAIT)               \
+    X(cuEventQuery, WAIT)                \
+    X(cuMemcpyDtoH, WAIT)                \
+    X(cuGetProcAddress, LOOKUP)
+
+#define WRAPPER(name, kind, n)                                                            \
+    static int name##_##n(PARAMETERS) {                                                   \
+        return call(atomic_load(&name##_real[n]), kind, a, b, c, d, e, f, g, h, i, j, k); \
     }
-#define WRAPPERS(name, kind, count)            \
+#define WRAPPERS(name, kind)                   \
     static _Atomic Word name##_real[VARIANTS]; \
-    WRAPPER(name, kind, count, 0)              \
-    WRAPPER(name, kind, count, 1)              \
-    WRAPPER(name, kind, count, 2)              \
-    WRAPPER(name, kind, count, 3)
+    WRAPPER(name, kind, 0)                     \
+    WRAPPER(name, kind, 1)                     \
+    WRAPPER(name, kind, 2)                     \
+    WRAPPER(name, kind, 3)
 FUNCTIONS(WRAPPERS)
 
-#define ROW(name, kind, count) \
+#define ROW(name, kind) \
     {#name, name##_real, {(Word)name##_0, (Word)name##_1, (Word)name##_2, (Word)name##_3}},
 static const struct {
     const char *name;
@@ -103,48 +105,18 @@ static const struct {
     Word wrappers[VARIANTS];
 } functions[] = {FUNCTIONS(ROW)};
 
-static bool ends_here(const char *suffix) {
-    return *suffix == 0 || strcmp(suffix, "_v2") == 0 || strcmp(suffix, "_ptsz") == 0 ||
-           strcmp(suffix, "_ptds") == 0 || strcmp(suffix, "_v2_ptds") == 0 ||
-           strcmp(suffix, "_v2_ptsz") == 0;
-}
-
-static Word wrap(const char *name, Word real);
-
-/* cuGetProcAddress(name, void **pointer, int version, uint64 flags), and _v2 with a fifth. */
-static _Atomic Word lookup_real[2];
-static int lookup(int version, const char *name, Word *pointer, Word c, Word d, Word e) {
-    int (*real)(const char *, Word *, Word, Word, Word) =
-        (int (*)(const char *, Word *, Word, Word, Word))atomic_load(&lookup_real[version]);
-    int result = real(name, pointer, c, d, e);
-    if (result == 0 && name != NULL && pointer != NULL && *pointer != 0)
-        *pointer = wrap(name, *pointer);
-    return result;
-}
-static int lookup_v1(const char *n, Word *p, Word c, Word d, Word e) {
-    return lookup(0, n, p, c, d, e);
-}
-static int lookup_v2(const char *n, Word *p, Word c, Word d, Word e) {
-    return lookup(1, n, p, c, d, e);
+static bool is_suffix(const char *text) {
+    static const char *const suffixes[] = {"", "_v2", "_ptsz", "_ptds", "_v2_ptds", "_v2_ptsz"};
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++)
+        if (strcmp(text, suffixes[i]) == 0) return true;
+    return false;
 }
 
 /* What to bind to instead; `real` itself where nothing is to be seen. */
 static Word wrap(const char *name, Word real) {
-    static const char LOOKUP[] = "cuGetProcAddress";
-    if (strncmp(name, LOOKUP, sizeof LOOKUP - 1) == 0 && ends_here(name + sizeof LOOKUP - 1)) {
-        /* Asked for through itself, either version may come under the plain name. */
-        if (real == (Word)lookup_v1 || real == (Word)lookup_v2) return real;
-        for (int version = 0; version < 2; version++) {
-            Word expected = 0;
-            if (atomic_compare_exchange_strong(&lookup_real[version], &expected, real) ||
-                expected == real)
-                return version == 0 ? (Word)lookup_v1 : (Word)lookup_v2;
-        }
-        return real;
-    }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         size_t length = strlen(functions[i].name);
-        if (strncmp(name, functions[i].name, length) != 0 || !ends_here(name + length)) continue;
+        if (strncmp(name, functions[i].name, length) != 0 || !is_suffix(name + length)) continue;
         for (int n = 0; n < VARIANTS; n++)
             if (real == functions[i].wrappers[n]) return real;
         for (int n = 0; n < VARIANTS; n++) {
@@ -153,7 +125,6 @@ static Word wrap(const char *name, Word real) {
                 expected == real)
                 return functions[i].wrappers[n];
         }
-        return real;
     }
     return real;
 }

@@ -37,6 +37,17 @@ static inline void *map_zeroed(size_t size) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+/* A page by which a process tells itself from its forked children, whatever forks them: a process
+ * id is not enough, for in a new pid namespace a child may have its parent's. fork wipes this
+ * memory (MADV_WIPEONFORK), so a mark that the parent made there is not in the child. A child of
+ * vfork shares it. Before Linux 4.14 nothing is wiped: a mark that is the process id still tells
+ * most children. NULL: no memory is left. */
+static inline void *map_wiped(void) {
+    void *memory = map_zeroed(4096);
+    if (memory != NULL) madvise(memory, 4096, MADV_WIPEONFORK);
+    return memory;
+}
+
 /* The bytes of a regular file of at most `most`, and a NUL; closes it. NULL: it can't be read. Not
  * mapped: a file that somebody truncates would be a SIGBUS. */
 static inline char *read_whole(int fd, uint64_t most, size_t *size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -71,4 +72,14 @@ static void sha_end(Sha *sha, uint8_t digest[32]) {
     sha_add(sha, padding, 1 + (119 - sha->size % 64) % 64);
     sha_add(sha, length, 8);
     for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(sha->state[i / 4] >> (24 - i % 4 * 8));
+}
+
+static void to_hex(const uint8_t *bytes, size_t size, char *hex) {
+    for (size_t i = 0; i < size; i++) snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static void sha_hex(Sha *sha, char hex[65]) {
+    uint8_t digest[32];
+    sha_end(sha, digest);
+    to_hex(digest, sizeof digest, hex);
 }

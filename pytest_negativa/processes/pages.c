@@ -34,28 +34,20 @@
 #include <sys/auxv.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#ifndef MAX_PARTS /* mappings that touched pages may add to the process's own */
-#define MAX_PARTS (max_mappings() / 2)
+#ifndef MAX_PARTS             /* mappings that touched pages may add to the process's own */
+#define MAX_PARTS (65530 / 2) /* sysctl vm.max_map_count has 65,530 */
 #endif
 
 static bool only_gpu; /* no CPU code */
 
-/* A record of pages of a library, whose bits come last and are 0; NULL: there is no room. `base`:
- * of the ranges; `fd`: the file at `path`; -1: none. */
-static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
-                               size_t bit_bytes, const char *path, int fd, size_t *size) {
-    size_t length = strlen(path);
-    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
-    *size = align8(bits + bit_bytes);
-    LogRecord *record = add_record(*size);
+/* A record of pages of a library. `base`: of the ranges; `fd`: the file at `path`; -1: none. */
+static LogRecord *add_pages(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
+                            size_t bit_bytes, const char *path, int fd, size_t *size) {
+    LogRecord *record = start_record(kind, count, path, strlen(path), bit_bytes, size);
     if (record == NULL) {
         note_lost(NO_ROOM);
         return NULL;
     }
-    record->kind = kind;
-    record->range_count = (uint32_t)count;
-    record->path_length = (uint32_t)length;
-    record->bits_offset = (uint32_t)bits;
     if (fd >= 0) describe(record, fd, "");
     LogRange *to = (LogRange *)(record + 1);
     for (size_t i = 0; i < count; i++) {
@@ -64,7 +56,6 @@ static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count,
         if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
         to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
     }
-    memcpy(to + count, path, length);
     return record;
 }
 
@@ -75,8 +66,7 @@ static LogRecord *expect_constants(int fd, const char *path) {
     find_ranges(fd, CONSTANTS, constants, &count);
     for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
     if (pages == 0) return NULL;
-    LogRecord *record =
-        start_record(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
+    LogRecord *record = add_pages(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
     if (record == NULL) return NULL;
     record->flags = 1;
     publish(record, size);
@@ -97,8 +87,8 @@ static Library *watch(const struct link_map *map, int fd, const char *path, bool
     }
     size_t pages = number_pages(library);
     if (watched && kind == LIBRARY) library->constants = expect_constants(fd, path);
-    LogRecord *record = start_record(kind, library->ranges, library->range_count, library->base,
-                                     library->bit_bytes, path, fd, &size);
+    LogRecord *record = add_pages(kind, library->ranges, library->range_count, library->base,
+                                  library->bit_bytes, path, fd, &size);
     if (record == NULL) return NULL;
     library->record = record;
     library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
@@ -126,19 +116,6 @@ static Library *watch_all(const struct link_map *map) {
 
 /* ---- What the loader calls ---- */
 
-static unsigned long max_mappings(void) {
-    char text[24] = {0};
-    unsigned long number = 0;
-    int fd = open_file("/proc/sys/vm/max_map_count", O_RDONLY, 0);
-    if (fd >= 0) {
-        if (syscall(SYS_read, fd, text, sizeof text - 1) < 0) text[0] = 0;
-        close_file(fd);
-    }
-    for (const char *c = text; *c >= '0' && *c <= '9'; c++)
-        number = number * 10 + (unsigned)(*c - '0');
-    return number ? number : 65530;
-}
-
 EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS");
     const char *table = NULL;
@@ -158,7 +135,7 @@ EXPORT unsigned int la_version(unsigned int version) {
         mkdir(folder, 0777);
     else
         open_shared();
-    atomic_store(&parts_left, (long)(MAX_PARTS));
+    atomic_store(&parts_left, MAX_PARTS);
     own_ = map_wiped();
     if (own_ == NULL || (!only_gaps && !start_log()) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
@@ -169,6 +146,8 @@ EXPORT unsigned int la_version(unsigned int version) {
     only_gpu = gpu != NULL && gpu[0] != 0;
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
+
+#define WRAP(libc, table) faults_wrap(libc, table, sizeof(table) / sizeof *(table))
 
 enum { PROGRAM = 1 }; /* a cookie; a library's is its address */
 
@@ -185,9 +164,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         return 0;
     if (is_named(map->l_name, "libc.so.")) {
         disabled =
-            !faults_wrap_libc(map) ||
-            !faults_wrap(map, wrappers, sizeof wrappers / sizeof *wrappers) ||
-            !faults_wrap(map, process_wrappers, sizeof process_wrappers / sizeof *process_wrappers);
+            !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
         return 0;
     }

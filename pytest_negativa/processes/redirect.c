@@ -20,7 +20,7 @@
  * Rules: never fail the process. If in doubt, return the name unchanged; the log says what was
  * mapped. The one exception is an original that no log would show. No malloc: it isn't the
  * process's own one, and not safe after a fork. No descriptor is kept open: tests close what they
- * did not open. One write() for each line. The loader calls la_objsearch and la_objopen under its
+ * did not open. One write for each record. The loader calls la_objsearch and la_objopen under its
  * lock, so static buffers suffice.
  */
 #define _GNU_SOURCE
@@ -29,20 +29,21 @@
 #include <limits.h>
 #include <link.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
+#include <sys/uio.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
-static const char TABLE_HEAD[] = "negativa-redirect 1";
+static const char TABLE_HEAD[] = "negativa-redirect 1\t";
 static const char LOG_HEAD[] = "negativa-redirect-log 1";
 enum { MAX_TABLE = 16 << 20 };
 
 /* ---- System calls ---- */
 
 typedef struct {
-    uint32_t major, minor;
-    uint64_t inode;
+    uint64_t major, minor, inode;
 } FileId;
 
 static bool same_file(FileId a, FileId b) {
@@ -88,68 +89,42 @@ static bool parse_number(const char **text, unsigned base, char end, uint64_t *n
 typedef struct {
     FileId original_id, copy_id;
     const char *original, *copy; /* real paths; the copy is the root and then the original */
+    char *link;                  /* see note_link */
+    bool mapped;                 /* whether its copy was mapped in this process */
 } Row;
 
 static struct {
     const char *root;
     size_t root_length;
     Row *rows;
-    char **links; /* for each row: see note_link */
-    bool *mapped; /* for each row: whether its copy was mapped in this process */
     size_t count;
 } table;
 
 static bool parse_id(const char **text, FileId *id) {
-    uint64_t major, minor;
-    if (!parse_number(text, 10, '\t', &major) || !parse_number(text, 10, '\t', &minor) ||
-        !parse_number(text, 10, '\t', &id->inode) || major > UINT32_MAX || minor > UINT32_MAX)
-        return false;
-    id->major = (uint32_t)major;
-    id->minor = (uint32_t)minor;
-    return true;
+    return parse_number(text, 10, '\t', &id->major) && parse_number(text, 10, '\t', &id->minor) &&
+           parse_number(text, 10, '\t', &id->inode);
 }
 
 static bool parse_row(const char *text, Row *row) {
     if (!parse_id(&text, &row->original_id) || !parse_id(&text, &row->copy_id)) return false;
-    row->original = text;
-    char *tab = strchr(text, '\t');
-    if (tab == NULL) return false;
-    *tab = 0;
-    row->copy = tab + 1;
-    return row->original[0] == '/' && strncmp(row->copy, table.root, table.root_length) == 0 &&
-           strcmp(row->copy + table.root_length, row->original) == 0;
+    row->copy = text;
+    row->original = text + table.root_length;
+    return strncmp(text, table.root, table.root_length) == 0 && row->original[0] == '/';
 }
 
-/* Lines: TABLE_HEAD; "root" and the root; "library", two identities and two paths; "end" and
- * the number of libraries, without which the table is not whole. */
-static const char *parse_table(char *text, size_t size) {
-    enum { HEAD, ROOT, ROWS, END } expected = HEAD;
-    for (char *line = text, *next; line < text + size; line = next) {
-        char *newline = memchr(line, '\n', (size_t)(text + size - line));
-        if (newline == NULL) return "the table's last line has no end";
-        *newline = 0;
-        next = newline + 1;
-        if (expected == HEAD && strcmp(line, TABLE_HEAD) == 0) {
-            expected = ROOT;
-        } else if (expected == ROOT && strncmp(line, "root\t/", 6) == 0) {
-            table.root = line + 5;
-            table.root_length = strlen(table.root);
-            expected = ROWS;
-        } else if (expected == ROWS && strncmp(line, "library\t", 8) == 0) {
-            if (!parse_row(line + 8, &table.rows[table.count]))
-                return "the table has a bad line for a library";
-            table.count++;
-        } else if (expected == ROWS && strncmp(line, "end\t", 4) == 0) {
-            const char *number = line + 4;
-            uint64_t count;
-            if (!parse_number(&number, 10, 0, &count) || count != table.count)
-                return "the table's end names another number of libraries";
-            expected = END;
-        } else {
-            return "the table has a line that was not expected";
-        }
-    }
-    return expected == END ? NULL : "the table is not whole";
+/* Lines: TABLE_HEAD with the root; "library", two identities and the copy's path; "end" and the
+ * number of libraries, without which the table is not whole. */
+static bool parse_table(char *text) {
+    char *line = strsep(&text, "\n");
+    table.root = line + strlen(TABLE_HEAD);
+    if (strncmp(line, TABLE_HEAD, strlen(TABLE_HEAD)) != 0 || table.root[0] != '/') return false;
+    table.root_length = strlen(table.root);
+    while ((line = strsep(&text, "\n")) != NULL && strncmp(line, "library\t", 8) == 0)
+        if (!parse_row(line + 8, &table.rows[table.count++])) return false;
+    if (line == NULL || text == NULL || *text != 0 || strncmp(line, "end\t", 4) != 0) return false;
+    const char *number = line + 4;
+    uint64_t count;
+    return parse_number(&number, 10, 0, &count) && count == table.count;
 }
 
 /* NULL, or what is wrong. */
@@ -158,141 +133,58 @@ static const char *read_table(const char *path) {
     if (fd < 0) return "the table can't be opened";
     size_t size, lines = 1;
     char *text = read_whole(fd, MAX_TABLE, &size);
-    if (text == NULL) return "the table can't be read";
     for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
     table.rows = map_zeroed(lines * sizeof *table.rows);
-    table.links = map_zeroed(lines * sizeof *table.links);
-    table.mapped = map_zeroed(lines * sizeof *table.mapped);
-    if (table.rows == NULL || table.links == NULL || table.mapped == NULL)
-        return "the table can't be read";
-    const char *problem = parse_table(text, size);
-    /* From here on nothing changes it, not even a stray write of the program's. */
-    mprotect(text, size + 1, PROT_READ);
-    mprotect(table.rows, lines * sizeof *table.rows, PROT_READ);
-    return problem;
+    if (text == NULL || table.rows == NULL) return "the table can't be read";
+    return parse_table(text) ? NULL : "the table is damaged or not whole";
 }
 
 /* ---- The log ---- */
 
 static char log_path[PATH_MAX];
-static bool has_log; /* an empty one tells of a problem, too */
-static unsigned long lost_lines;
-static struct {
-    char data[2 * 4 * PATH_MAX + 512]; /* two paths, each byte escaped, and the rest */
-    size_t length;
-} line;
+static bool has_log; /* an empty one shows a problem, too */
+static unsigned long lost_records;
 
-static void put_char(char c) {
-    /* Room for the end of the line is kept. */
-    if (line.length < sizeof line.data - 1) line.data[line.length++] = c;
-}
-
-static void put_string(const char *string) {
-    while (*string) put_char(*string++);
-}
-
-static void put_number(uint64_t number) {
-    char digits[24];
-    *put_digits(digits, number) = 0;
-    put_string(digits);
-}
-
-/* A field of any bytes: control characters and the backslash as \xNN. */
-static void put_path(const char *path) {
-    static const char HEX[] = "0123456789abcdef";
-    put_char('\t');
-    for (size_t left = PATH_MAX; *path && left > 0; path++, left--) {
-        unsigned char c = (unsigned char)*path;
-        if (c >= 0x20 && c != 0x7f && c != '\\') {
-            put_char((char)c);
-        } else {
-            put_string("\\x");
-            put_char(HEX[c >> 4]);
-            put_char(HEX[c & 15]);
-        }
+/* Appends four fields, each with its zero byte, as a whole or not: O_APPEND, one call. */
+static bool write_record(const char *path, int create, const char *const fields[4]) {
+    struct iovec parts[4];
+    size_t size = 0;
+    for (int i = 0; i < 4; i++) {
+        parts[i] = (struct iovec){(char *)fields[i], strlen(fields[i]) + 1};
+        size += parts[i].iov_len;
     }
-}
-
-/* Appends the line, as a whole or not: O_APPEND, one write. */
-static void append_line(int fd) {
-    line.data[line.length++] = '\n';
-    bool written = false;
-    if (fd >= 0) {
-        struct statx status;
-        bool fits = statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
-                    may_grow_to(status.stx_size + line.length);
-        written = fits && syscall(SYS_write, fd, line.data, line.length) == (ssize_t)line.length;
-    }
-    if (!written) lost_lines++;
-    line.length = 0;
-}
-
-static void write_line(int create) {
-    int fd = log_path[0] ? open_file(log_path, O_WRONLY | O_APPEND | create, 0644) : -1;
-    if (fd >= 0) has_log = true;
-    append_line(fd);
-    if (fd >= 0) close_file(fd);
-}
-
-static void start_line(const char *kind) {
-    line.length = 0;
-    put_number((uint64_t)getpid());
-    put_char('\t');
-    put_string(kind);
+    struct statx status;
+    int fd = path[0] ? open_file(path, O_WRONLY | O_APPEND | create, 0644) : -1;
+    if (fd < 0) return false;
+    bool written = statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+                   may_grow_to(status.stx_size + size) &&
+                   syscall(SYS_writev, fd, parts, 4) == (ssize_t)size;
+    close_file(fd);
+    return written;
 }
 
 static void log_event(const char *kind, const char *first, const char *second) {
-    if (lost_lines > 0) {
-        unsigned long lost = lost_lines;
-        start_line("lost\t");
-        put_number(lost);
-        write_line(0);
-        if (lost_lines == lost) lost_lines = 0;
-    }
-    start_line(kind);
-    put_path(first);
-    if (second != NULL) put_path(second);
-    write_line(0);
+    char pid[24], lost[24];
+    *put_digits(pid, (uint64_t)getpid()) = 0;
+    *put_digits(lost, lost_records) = 0;
+    if (lost_records > 0 && write_record(log_path, 0, (const char *[]){pid, "lost", lost, ""}))
+        lost_records = 0;
+    if (!write_record(log_path, 0, (const char *[]){pid, kind, first, second})) lost_records++;
 }
 
-/* A file of its own for each process that was exec'd; its first line says whose it is. */
+/* A file of its own for each process that was exec'd. It gets its name after its first record: a
+ * process that is killed before leaves none. */
 static void start_log(const char *folder) {
-    uint64_t started = clock_ns(CLOCK_REALTIME);
-    if (!name_log(log_path, sizeof log_path, folder, getpid(), started, ".log")) return;
-
-    int fd = open_file(folder, O_WRONLY | O_APPEND | O_TMPFILE, 0644);
-    char unnamed[40] = "";
-    line.length = 0;
-    put_string("/proc/self/fd/");
-    put_number((uint64_t)(unsigned)fd);
-    memcpy(unnamed, line.data, line.length);
-
-    static char executable[PATH_MAX];
+    static char executable[PATH_MAX], unfinished[PATH_MAX + 8];
+    if (!name_log(log_path, sizeof log_path, folder, getpid(), clock_ns(CLOCK_REALTIME), ".log"))
+        return;
     if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) {
         const char *name = (const char *)getauxval(AT_EXECFN);
         if (name != NULL) strncpy(executable, name, sizeof executable - 1);
     }
-    line.length = 0;
-    put_string(LOG_HEAD);
-    put_char('\t');
-    put_number((uint64_t)getpid());
-    put_char('\t');
-    put_number(started);
-    put_path(executable);
-    /* The file gets its name after its first line: a process that is killed before leaves none. */
-    size_t length = line.length;
-    if (fd >= 0) {
-        append_line(fd);
-        has_log =
-            syscall(SYS_linkat, AT_FDCWD, unnamed, AT_FDCWD, log_path, AT_SYMLINK_FOLLOW) == 0;
-        close_file(fd);
-    }
-    if (!has_log) {
-        /* Some file systems have no such files, and /proc may be missing. */
-        lost_lines = 0;
-        line.length = length;
-        write_line(O_CREAT | O_EXCL);
-    }
+    strcat(strcpy(unfinished, log_path), ".new");
+    write_record(unfinished, O_CREAT | O_EXCL, (const char *[]){LOG_HEAD, executable, "", ""});
+    has_log = rename(unfinished, log_path) == 0;
 }
 
 /* ---- Looking for a library ---- */
@@ -327,27 +219,24 @@ static bool folder_of(const char *path, char folder[PATH_MAX]) {
 
 /* An original may be loaded by a link that lies elsewhere, and its neighbours beside the link:
  * the folder of the first such link counts, as in the loader. */
-static void note_link(const Row *row, const char *name) {
+static void note_link(Row *row, const char *name) {
     static char folder[PATH_MAX], resolved[PATH_MAX];
-    char **link = &table.links[row - table.rows];
-    if (*link != NULL || strchr(name, '/') == NULL || !folder_of(name, folder) ||
+    if (row->link != NULL || strchr(name, '/') == NULL || !folder_of(name, folder) ||
         realpath(folder[0] ? folder : "/", resolved) == NULL)
         return;
     size_t length = strlen(resolved);
     if (strncmp(resolved, row->original, length) == 0 &&
         strrchr(row->original, '/') == row->original + length)
         return;
-    char *memory = map_zeroed(length + 1);
-    if (memory == NULL) return;
-    memcpy(memory, resolved, length + 1);
-    *link = memory;
+    char *link = map_zeroed(length + 1);
+    if (link != NULL) row->link = strcpy(link, resolved);
 }
 
 /* The same name, from the folder of a link instead of its original's; NULL if there is none. */
 static const char *beside_link(const char *inner) {
     static char path[PATH_MAX];
     for (size_t i = 0; i < table.count; i++) {
-        const char *original = table.rows[i].original, *link = table.links[i];
+        const char *original = table.rows[i].original, *link = table.rows[i].link;
         size_t length = (size_t)(strrchr(original, '/') - original);
         if (link == NULL || strncmp(inner, original, length + 1) != 0 ||
             strlen(link) + strlen(inner + length) >= sizeof path)
@@ -386,32 +275,35 @@ static bool copy_is_there(const Row *row) {
     return there;
 }
 
-/* A process that could make no log would run on the original, and nothing would show it: a copy
- * would be called proved that it never had. So that library is not to be had in it. */
-static bool may_be_original(const char *name) {
-    FileId id;
-    if (has_log || !identify(name, &id)) return true;
-    for (size_t i = 0; i < table.count; i++)
-        if (same_file(id, table.rows[i].original_id)) return false;
-    return true;
-}
-
 /* The row of a file, under any of its names. The loader maps a file once and knows it by its
  * inode, so hard links share the copy that is mapped already; else the one of the path counts. */
-static const Row *row_of_file(FileId id, const char *path) {
-    const Row *found = NULL;
+static Row *row_of_original(FileId id, const char *path) {
+    Row *found = NULL;
     for (size_t i = 0; i < table.count; i++) {
-        const Row *row = &table.rows[i];
+        Row *row = &table.rows[i];
         if (!same_file(id, row->original_id)) continue;
-        if (table.mapped[i]) return row;
+        if (row->mapped) return row;
         if (found == NULL || strcmp(row->original, path) == 0) found = row;
     }
     return found;
 }
 
+static Row *row_of_copy(FileId id) {
+    for (size_t i = 0; i < table.count; i++)
+        if (same_file(id, table.rows[i].copy_id)) return &table.rows[i];
+    return NULL;
+}
+
+/* A process that could make no log would run on the original, and nothing would show it: a copy
+ * would be called proved that it never had. So that library is not to be had in it. */
+static bool may_be_original(const char *name) {
+    FileId id;
+    return has_log || !identify(name, &id) || row_of_original(id, name) == NULL;
+}
+
 /* The row of the original that a path leads to. `resolved`: its real path, empty if there is
  * no such file. */
-static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
+static Row *find_row(const char *name, char resolved[PATH_MAX]) {
     FileId id;
     resolved[0] = 0;
     if (!identify(name, &id)) return NULL;
@@ -420,7 +312,7 @@ static const Row *find_row(const char *name, char resolved[PATH_MAX]) {
         return NULL;
     }
     /* A file that was replaced since is not the one that the copy was made of. */
-    const Row *row = row_of_file(id, resolved);
+    Row *row = row_of_original(id, resolved);
     return row != NULL && copy_is_there(row) ? row : NULL;
 }
 
@@ -446,7 +338,7 @@ static void rename_copy(struct link_map *map) {
 /* What to open for a path. */
 static const char *redirect(const char *name, bool searching) {
     static char resolved[PATH_MAX], unused[PATH_MAX];
-    const Row *row = find_row(name, resolved);
+    Row *row = find_row(name, resolved);
     if (row != NULL) {
         note_link(row, name);
         return give_copy(row, name);
@@ -511,18 +403,18 @@ typedef struct {
 } Mapping;
 
 static bool parse_mapping(const char *text, uintptr_t address, Mapping *mapping) {
-    uint64_t start, end, offset, major, minor;
+    uint64_t start, end, offset;
     if (!parse_number(&text, 16, '-', &start) || !parse_number(&text, 16, ' ', &end) ||
         address < start || address >= end)
         return false;
     text = strchr(text, ' '); /* permissions */
     if (text == NULL) return false;
     text++;
-    if (!parse_number(&text, 16, ' ', &offset) || !parse_number(&text, 16, ':', &major) ||
-        !parse_number(&text, 16, ' ', &minor) || !parse_number(&text, 10, ' ', &mapping->id.inode))
+    if (!parse_number(&text, 16, ' ', &offset) ||
+        !parse_number(&text, 16, ':', &mapping->id.major) ||
+        !parse_number(&text, 16, ' ', &mapping->id.minor) ||
+        !parse_number(&text, 10, ' ', &mapping->id.inode))
         return false;
-    mapping->id.major = (uint32_t)major;
-    mapping->id.minor = (uint32_t)minor;
     mapping->path = text + strspn(text, " ");
     return true;
 }
@@ -557,20 +449,15 @@ static bool find_mapping(uintptr_t address, Mapping *mapping) {
 }
 
 static bool log_if_known(FileId id, const char *name) {
-    for (size_t i = 0; i < table.count; i++) {
-        if (same_file(id, table.rows[i].copy_id)) {
-            table.mapped[i] = true;
-            log_event("copy", table.rows[i].original, NULL);
-            return true;
-        }
+    Row *copy = row_of_copy(id);
+    const Row *original = copy == NULL ? row_of_original(id, name) : NULL;
+    if (copy != NULL) {
+        copy->mapped = true;
+        log_event("copy", copy->original, "");
+    } else if (original != NULL) {
+        log_event("original", original->original, name);
     }
-    for (size_t i = 0; i < table.count; i++) {
-        if (same_file(id, table.rows[i].original_id)) {
-            log_event("original", table.rows[i].original, name);
-            return true;
-        }
-    }
-    return false;
+    return copy != NULL || original != NULL;
 }
 
 /* As this program got it: what it may write over it later doesn't count. Cut, it is no path of
@@ -581,14 +468,11 @@ static void look(const struct link_map *map) {
     const char *name = map->l_name;
     Mapping mapping;
     FileId id;
-    if (is_named(name, "libcuda.so")) log_event("driver", injection, NULL);
+    if (is_named(name, "libcuda.so")) log_event("driver", injection, "");
     if (!find_mapping((uintptr_t)map->l_ld, &mapping)) {
         /* Without /proc: the name of an original may stand for its copy, see above. */
-        bool known = identify(name, &id), other = known;
-        for (size_t i = 0; i < table.count && other; i++)
-            other =
-                !same_file(id, table.rows[i].copy_id) && !same_file(id, table.rows[i].original_id);
-        if (!other) log_event("unknown", name, NULL);
+        if (!identify(name, &id) || row_of_copy(id) != NULL || row_of_original(id, name) != NULL)
+            log_event("unknown", name, "");
     } else if (mapping.path[0] == '/' && identify(mapping.path, &id)) {
         if (log_if_known(id, name)) return;
         /* Another file at a path of the table: replaced since the table was written. */
@@ -596,12 +480,12 @@ static void look(const struct link_map *map) {
             if (strcmp(table.rows[i].original, mapping.path) == 0)
                 log_event("original", mapping.path, name);
             else if (strcmp(table.rows[i].copy, mapping.path) == 0)
-                log_event("unknown", name, NULL);
+                log_event("unknown", name, "");
         }
     } else if (!log_if_known(mapping.id, name)) {
         /* Mapped from a path that is gone, or that this process can't see. */
         if (!identify(name, &id))
-            log_event("unknown", name, NULL);
+            log_event("unknown", name, "");
         else
             log_if_known(id, name);
     }
@@ -630,12 +514,8 @@ EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag
     if (strchr(found, '/') != NULL && !may_be_original(found)) {
         /* No such file: the loader's message will say why. */
         static char refused[PATH_MAX + 128];
-        line.length = 0;
-        put_string(found);
-        put_string(" (negativa: on the original, and no log of it can be written)");
-        size_t length = line.length < sizeof refused ? line.length : sizeof refused - 1;
-        memcpy(refused, line.data, length);
-        refused[length] = 0;
+        snprintf(refused, sizeof refused,
+                 "%s (negativa: on the original, and no log of it can be written)", found);
         found = refused;
     }
     errno = saved;

@@ -50,12 +50,11 @@ LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
 _TABLE_HEAD = "negativa-redirect 1"
 # PATH_MAX of linux/limits.h, which counts the final zero byte.
 _PATH_MAX = 4096
-# How many fields follow pid and kind in a line of a log.
-_FIELDS = {"copy": 1, "original": 2, "unknown": 1, "driver": 1, "lost": 1, "disabled": 2}
+_KINDS = {"copy", "original", "unknown", "driver", "lost", "disabled"}
+_FIELDS = 4
 _NUMBER = re.compile(r"[0-9]{1,20}")
 _LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
-_HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\t]*)")
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_LOG_HEAD = "negativa-redirect-log 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class RedirectTable:
 
 
 class LoggedLine(NamedTuple):
-    """Line of a log about the exec'd process, or about a child that it forked.
+    """Record of a log about the exec'd process, or about a child that it forked.
 
     Attributes:
         kind: ``copy``, ``original`` or ``driver``. Libraries that a child inherited are in its
@@ -94,7 +93,7 @@ class RedirectedProcess:
     Attributes:
         executable: its path; empty if unknown.
         started_ns: when it was exec'd, nanoseconds since the epoch.
-        lines: of the log, in its order.
+        lines: records of the log, in its order.
         problems: why the log is incomplete, or why nothing was redirected. With a problem, the
             log does not prove that no original was mapped.
     """
@@ -191,7 +190,7 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
             )
         if ids[0] == ids[1]:
             raise NegativaError(f"{copy} and {path} are one file (a hard link?), expected a copy")
-        rows[path] = "\t".join(("library", *ids, path, copy))
+        rows[path] = "\t".join(("library", *ids, copy))
         make_passable(Path(copy).parent, Path(root))
     return RedirectTable(root, rows)
 
@@ -208,7 +207,7 @@ def write_table(table: RedirectTable, path: Path) -> None:
         StoreError: the file can't be written.
     """
     rows = table.rows.values()
-    lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
+    lines = (f"{_TABLE_HEAD}\t{table.root}", *rows, f"end\t{len(rows)}")
     # Processes of other users read it, too.
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"), mode=0o644)
 
@@ -255,44 +254,32 @@ def _read_log(path: Path) -> RedirectedProcess:
     except OSError as e:
         text = ""
         problems.append(f"the log can't be read: {e.strerror}")
-    *lines, torn = text.split("\n")
-    if torn:
-        problems.append(f"the last line is not whole: {torn[:80]!r}")
-    # The file's name has the first two, too.
-    pid, started, executable = (*path.name.split(".")[:2], "")
-    head = _HEAD.fullmatch(lines[0]) if lines else None
-    if head is None:
+    *fields, torn = text.split("\0")
+    if torn or len(fields) % _FIELDS:
+        problems.append(f"the last record is not whole: {torn[:80]!r}")
+    head, *records = [*zip(*[iter(fields)] * _FIELDS, strict=False)] or [()]
+    if head[:1] != (_LOG_HEAD,):
         problems.append("the log has no head; was the disk full?")
-    else:
-        pid, started, executable = head.groups()
-    said = []
-    for line in lines[1:]:
-        parts = line.split("\t")
-        kind, fields = "".join(parts[1:2]), parts[2:]
-        if not _NUMBER.fullmatch(parts[0]) or len(fields) != _FIELDS.get(kind):
-            problems.append(f"a line can't be read: {line[:80]!r}")
-            continue
-        first, *more = map(_unescape, fields)
-        if kind == "lost":
-            problems.append(f"{first} lines of process {parts[0]} could not be written")
+    lines = []
+    for pid, kind, first, second in records:
+        if not _NUMBER.fullmatch(pid) or kind not in _KINDS:
+            problems.append(f"a record can't be read: {(pid, kind)!r:.80}")
+        elif kind == "lost":
+            problems.append(f"{first} records of process {pid} could not be written")
         elif kind == "disabled":
-            problems.append(f"nothing was redirected: {first}: {more[0]}")
+            problems.append(f"nothing was redirected: {first}: {second}")
         elif kind == "unknown":
             problems.append(f"{first} can't be told from its copy")
         else:
-            said.append(LoggedLine(int(parts[0]), kind, first, *more))
+            lines.append(LoggedLine(int(pid), kind, first, second))
     return RedirectedProcess(
         log=path,
-        pid=int(pid),
-        executable=_unescape(executable),
-        started_ns=int(started),
-        lines=tuple(said),
+        pid=int(path.name.split(".")[0]),
+        executable=head[1] if head else "",
+        started_ns=int(path.name.split(".")[1]),
+        lines=tuple(lines),
         problems=tuple(problems),
     )
-
-
-def _unescape(field: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), field)
 
 
 # ---- Processes without a log ----

@@ -1,7 +1,9 @@
-/* The formats of a cut library and its spare; see note.py. */
+/* The formats of a cut library and its spare; see note.py, which writes them. */
 #pragma once
 
 #include <stdint.h>
+
+enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761 };
 
 typedef struct {
     uint64_t start, end, offset;    /* addresses as in the file; offset in the original */
@@ -23,3 +25,18 @@ typedef struct {
     uint8_t pair[32], original[32];
     uint64_t original_size;
 } Trailer;
+
+/* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is
+ * that of another library or cut, is not to be trusted, lies where no code may run, can't be
+ * mapped. */
+enum { ABSENT, CLOSED, OTHER, UNTRUSTED, NOEXEC, UNMAPPED, PROBLEMS, NONE };
+
+/* Addresses are as in the file; names are offsets in the dynamic strings. See cut.py. */
+typedef struct {
+    uint64_t own, note;
+    uint64_t symbols, symbols_start, symbols_size; /* the pages of their segment */
+    uint64_t headers, header_count;
+    uint32_t messages[PROBLEMS];
+} Parameters;
+
+_Static_assert(sizeof(Parameters) == 80, "cut.py fills it");

@@ -30,20 +30,6 @@
 
 #include "format.h"
 
-/* Why a library is refused, the most telling last: the spare is in no folder, can't be opened, is
- * that of another library or cut, is not to be trusted, lies where no code may run, can't be
- * mapped. */
-enum { ABSENT, CLOSED, OTHER, UNTRUSTED, NOEXEC, UNMAPPED, PROBLEMS, NONE };
-
-/* Addresses are as in the file; names are offsets in the dynamic strings. See cut.py. */
-typedef struct {
-    uint64_t own, note;
-    uint64_t symbols, symbols_start, symbols_size; /* the pages of their segment */
-    uint64_t headers, header_count;
-    uint32_t messages[PROBLEMS];
-} Parameters;
-
-_Static_assert(sizeof(Parameters) == 80, "cut.py fills it");
 __attribute__((section(".parameters"), used)) static const volatile Parameters parameters = {0};
 
 enum { PAGE = 4096, MAX_COPIED = 16 << 20, CHUNK = 4096 };

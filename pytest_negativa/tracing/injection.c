@@ -26,9 +26,8 @@
 /* What was recorded stands in another file: a new file starts from nothing. The memory
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(void) {
-    Table *const tables[] = {&contexts, &libraries, &files,       &images,
-                             &handles,  &seen,      &launch_rows, &warned};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = (Table){0};
+    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen, &launch_rows};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = NULL;
     maps_text = current_context = (Text){0};
     mappings = NULL;
     mapping_count = waiting_count = waiting_room = 0;
@@ -87,18 +86,15 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         snprintf(last_error, sizeof last_error, "no memory is left");
         return false;
     }
-    do {
-        unsigned int random = 0;
-        if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
-            random = (unsigned int)now_ns();
-        int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
-                              (int)getpid(), random);
-        if (length < 0 || (size_t)length >= sizeof trace_path) {
-            snprintf(last_error, sizeof last_error, "the path of its trace is too long");
-            return false;
-        }
-        trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    } while (trace_fd < 0 && errno == EEXIST);
+    unsigned salt;
+    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (unsigned)now_ns();
+    int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
+                          (int)getpid(), salt);
+    if (length < 0 || (size_t)length >= sizeof trace_path) {
+        snprintf(last_error, sizeof last_error, "the path of its trace is too long");
+        return false;
+    }
+    trace_fd = open(trace_path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (trace_fd >= 0 && trace_fd <= STDERR_FILENO) {
         /* A daemon closed it, and may print all the same. */
         int low = trace_fd;
@@ -144,7 +140,7 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         text_json(&line, version, strcspn(version, " "));
     }
     text_string(&line, ",\"argv\":[");
-    if (!is_sample && read_file("/proc/self/cmdline", &arguments))
+    if (!is_sample && text_read(&arguments, "/proc/self/cmdline"))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
             if (at) text_string(&line, ",");
             text_json(&line, arguments.data + at, strlen(arguments.data + at));

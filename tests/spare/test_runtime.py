@@ -54,7 +54,6 @@ def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
         "handler-needs-pages",
         "handler-crashes",
         "handler-unblocks",
-        "handler-sets-itself",
         "handler-of-another",
         "by-handle",
         "vfork",

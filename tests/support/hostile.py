@@ -124,8 +124,8 @@ def table(folder: Path, chance: random.Random) -> bytes:
             str(n) for s in ids for n in ((os.major(s.st_dev), os.minor(s.st_dev), s.st_ino)
                                           if s else (1, 2, 3))
         ]  # fmt: skip
-        rows.append("\t".join(("library", *fields, str(original), str(copy))))
-    lines = ["negativa-redirect 1", f"root\t{root}", *rows, f"end\t{len(rows)}"]
+        rows.append("\t".join(("library", *fields, str(copy))))
+    lines = [f"negativa-redirect 1\t{root}", *rows, f"end\t{len(rows)}"]
     data = bytearray("\n".join((*lines, "")).encode())
     for _ in range(chance.choice((0, 0, 1, 3))):
         place = chance.randrange(len(data))
@@ -138,7 +138,7 @@ def table(folder: Path, chance: random.Random) -> bytes:
                 b"9" * 30,
                 b"/",
                 b"\xff",
-                b"library\t1\t2\t3\t4\t5\t6\t/\t/\n",
+                b"library\t1\t2\t3\t4\t5\t6\t/\n",
             )
         )
     return bytes(data)
@@ -276,7 +276,7 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
     if chance.random() < 0.9:
         (logs / "lost").write_bytes(bytes(chance.choice((4096, 4096, 100))))
     os.environ["NEGATIVA_PAGES_LOGS"] = chance.choice(
-        (*(str(logs),) * 20, "relative", "/", "/" + "x" * 5000, str(folder / "x" / ("y" * 4060)))
+        (*(str(logs),) * 20, "relative", f"{logs}/", "/" + "x" * 5000, f"{folder}/x/{'y' * 4060}")
     )
     files = []
     for number in range(8):

@@ -112,8 +112,8 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
             id="nested",
         ),
         pytest.param(
-            "push_w('w\\u00e9\\u4e2d\\U0001F600'); seen += [now()]",
-            [[["wé中😀"]]],
+            "push_a(b'outer'); push_w('wide'); seen += [now()]; pop(); seen += [now()]",
+            [[["outer"], ["outer", ""]], [["outer"]]],
             id="wide",
         ),
         pytest.param(

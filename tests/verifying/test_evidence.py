@@ -35,7 +35,7 @@ def a_round(folder: Path, *logged: tuple[int, str]) -> RoundResult:
     run = Run(folder)
     run.redirect_logs.mkdir(parents=True)
     for pid, executable in logged:
-        text = f"negativa-redirect-log 1\t{pid}\t5\t{executable}\n"
+        text = f"negativa-redirect-log 1\0{executable}\0\0\0"
         (run.redirect_logs / f"{pid}.5.1.log").write_text(text)
     session = SessionResult(
         tests=(), collection_errors=(), command=(), duration=0, longest_silence=0, exit_status=0
@@ -76,7 +76,7 @@ def test_hard_links_are_one_file_if_their_copies_are_alike(tmp_path: Path, alike
     made = replace(made, libraries=(first, second))
     result = a_round(tmp_path / "001-verify", (7, PYTHON))
     [log] = result.run.redirect_logs.iterdir()
-    log.write_text(f"{log.read_text()}7\tcopy\t{names[0]}\n")
+    log.write_text(f"{log.read_text()}7\0copy\0{names[0]}\0\0")
     loaded = gather_loads([result], usage_of(), made, {}).copies
     assert set(loaded) == {str(name) for name in (names if alike else names[:1])}
 
@@ -116,8 +116,9 @@ def test_a_process_that_loads_the_driver_and_leaves_no_trace(
 ) -> None:
     result = a_round(tmp_path / "001-verify", (7, PYTHON))
     log = result.run.redirect_logs / "7.5.1.log"
-    text = lines.format(ours=injection_library(), other="/other/injection.so").replace(" ", "\t")
-    log.write_text(f"{log.read_text()}7\tcopy\t/lib.so\n{text}\n" if text else log.read_text())
+    text = lines.format(ours=injection_library(), other="/other/injection.so").replace(" ", "\0")
+    if text:
+        log.write_text(f"{log.read_text()}7\0copy\0/lib.so\0\0{text}\0\0")
     traced = replace(header(9, run_id="001-verify"), executable=PYTHON)
     process = UsageProcess(header=traced, trace="t.jsonl", ended=True, torn=False)
     usage = replace(usage_of(), processes=(process,))

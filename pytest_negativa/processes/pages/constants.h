@@ -71,9 +71,8 @@ static void expect_notes(unsigned more) {
 __attribute__((destructor)) static void note_at_end(void) { note_all_constants(); }
 
 static pid_t (*real_fork)(void);
-static int (*real_execve)(const char *, char *const *, char *const *);
-static int (*real_execv)(const char *, char *const *);
-static void (*real_exit)(int) __attribute__((noreturn));
+static int (*real_execve)(Word, Word, Word);
+static int (*real_execv)(Word, Word);
 
 static pid_t our_fork(void) {
     expect_notes(1);
@@ -82,29 +81,25 @@ static pid_t our_fork(void) {
     return pid;
 }
 
-static int our_execve(const char *path, char *const *arguments, char *const *environ) {
-    note_all_constants();
-    int status = real_execve(path, arguments, environ);
+/* This process goes on. */
+static int after_exec(int status) {
     if (!faults_is_vforked()) expect_notes(1);
     return status;
 }
 
-static int our_execv(const char *path, char *const *arguments) {
+static int our_execve(Word path, Word arguments, Word environment) {
     note_all_constants();
-    int status = real_execv(path, arguments);
-    if (!faults_is_vforked()) expect_notes(1);
-    return status;
+    return after_exec(real_execve(path, arguments, environment));
 }
 
-static void our_exit(int status) {
+static int our_execv(Word path, Word arguments) {
     note_all_constants();
-    real_exit(status);
+    return after_exec(real_execv(path, arguments));
 }
+
+FAULTS_FORWARD(_exit, note_all_constants())
 
 static const FaultsWrapper process_wrappers[] = {
-    {"fork", (void *)our_fork, (void **)&real_fork},
-    {"execve", (void *)our_execve, (void **)&real_execve},
-    {"execv", (void *)our_execv, (void **)&real_execv},
-    {"_exit", (void *)our_exit, (void **)&real_exit},
-    {"_Exit", (void *)our_exit, (void **)&real_exit},
+    FAULTS_WRAPPER(fork),  FAULTS_WRAPPER(execve),     FAULTS_WRAPPER(execv),
+    FAULTS_WRAPPER(_exit), FAULTS_ALIAS(_Exit, _exit),
 };

@@ -1,7 +1,7 @@
 /* Keeps SIGSEGV for whoever serves page faults, whatever the program does with signals.
  *
  * A page that is missing on purpose is a SIGSEGV in any thread at any time. The signal must reach
- * our handler, so it must never be blocked and never be another's. faults_wrap_libc() therefore
+ * our handler, so it must never be blocked and never be another's. faults_wrap() therefore
  * gives the program other versions of libc's signal functions. A handler that the program sets for
  * SIGSEGV is virtual: it gets the signals that are not ours. Masks lose SIGSEGV on their way.
  *
@@ -10,7 +10,8 @@
  * dlvsym, also from libraries loaded later. What was bound before it does not see.
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
- * What it can't see: rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
+ * What it can't see: functions that POSIX and Linux have given up (sigset, sigblock, sigpause);
+ * rt_sigaction and rt_sigprocmask as system calls (Go's runtime), and libc's
  * calls of itself. libc blocks signals only around code of its own. A child of the system calls
  * fork or clone passes for one of vfork: it keeps its parent's virtual handler.
  *
@@ -23,7 +24,6 @@
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -31,9 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/select.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -62,26 +60,6 @@ static struct {
      * in a place of its own, so that threads and handlers that run meanwhile read a whole one. */
     struct sigaction user[FAULTS_PLACES];
     atomic_uint taken, last;
-    int (*sigaction)(int, const struct sigaction *, struct sigaction *);
-    __sighandler_t (*signal)(int, __sighandler_t);
-    __sighandler_t (*sysv_signal)(int, __sighandler_t);
-    __sighandler_t (*sigset)(int, __sighandler_t);
-    int (*siginterrupt)(int, int);
-    int (*threadmask)(int, const sigset_t *, sigset_t *);
-    int (*procmask)(int, const sigset_t *, sigset_t *);
-    int (*sighold)(int);
-    int (*sigrelse)(int);
-    int (*sigignore)(int);
-    int (*sigblock)(int);
-    int (*sigsetmask)(int);
-    int (*sigpause)(int);
-    int (*sigsuspend)(const sigset_t *);
-    int (*ppoll)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
-    int (*ppoll_chk)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
-    int (*pselect)(int, fd_set *, fd_set *, fd_set *, const struct timespec *, const sigset_t *);
-    int (*epoll_pwait)(int, struct epoll_event *, int, int, const sigset_t *);
-    int (*epoll_pwait2)(int, struct epoll_event *, int, const struct timespec *, const sigset_t *);
-    int (*attr_setsigmask)(pthread_attr_t *, const sigset_t *);
 } faults;
 
 /* ---- The program's own handler ---- */
@@ -184,15 +162,52 @@ static bool faults_start(faults_serve serve) {
 
 /* ---- What the program gets ---- */
 
+/* The ABI passes integers and pointers each in a register, so words go through unchanged, and some
+ * too many do no harm. */
+typedef uintptr_t Word;
+#define WORDS Word a, Word b, Word c, Word d, Word e, Word f
+
+/* Defines our version of a function: it does something, and calls the real one. */
+#define FAULTS_FORWARD(name, before)          \
+    static Word (*real_##name)(WORDS);        \
+    static Word our_##name(WORDS) {           \
+        before;                               \
+        return real_##name(a, b, c, d, e, f); \
+    }
+#define FAULTS_WRAPPER(name) {#name, (void *)our_##name, (void **)&real_##name}
+#define FAULTS_ALIAS(alias, name) {#alias, (void *)our_##name, (void **)&real_##name}
+
 /* The mask without SIGSEGV, in `own`. */
-static const sigset_t *faults_strip(const sigset_t *mask, sigset_t *own) {
-    if (mask == NULL || sigismember(mask, SIGSEGV) != 1) return mask;
-    *own = *mask;
+static Word faults_strip(Word mask, sigset_t *own) {
+    if (mask == 0 || sigismember((const sigset_t *)mask, SIGSEGV) != 1) return mask;
+    *own = *(const sigset_t *)mask;
     sigdelset(own, SIGSEGV);
-    return own;
+    return (Word)own;
 }
 
-static int faults_sigaction(int number, const struct sigaction *new, struct sigaction *old) {
+/* A handler that unblocks SIGSEGV may fault. */
+static Word faults_change(int how, Word mask, sigset_t *own) {
+    if (how != SIG_UNBLOCK) return faults_strip(mask, own);
+    if (mask != 0 && sigismember((const sigset_t *)mask, SIGSEGV) == 1)
+        faults_set_mark(SIG_UNBLOCK);
+    return mask;
+}
+
+FAULTS_FORWARD(sigprocmask, sigset_t own; b = faults_change((int)a, b, &own))
+FAULTS_FORWARD(pthread_sigmask, sigset_t own; b = faults_change((int)a, b, &own))
+FAULTS_FORWARD(sigsuspend, sigset_t own; a = faults_strip(a, &own))
+FAULTS_FORWARD(ppoll, sigset_t own; d = faults_strip(d, &own))
+FAULTS_FORWARD(__ppoll_chk, sigset_t own; d = faults_strip(d, &own))
+FAULTS_FORWARD(pselect, sigset_t own; f = faults_strip(f, &own))
+FAULTS_FORWARD(epoll_pwait, sigset_t own; e = faults_strip(e, &own))
+FAULTS_FORWARD(epoll_pwait2, sigset_t own; e = faults_strip(e, &own))
+FAULTS_FORWARD(pthread_attr_setsigmask_np, sigset_t own; b = faults_strip(b, &own))
+
+static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
+static __sighandler_t (*real_signal)(int, __sighandler_t);
+static __sighandler_t (*real_sysv_signal)(int, __sighandler_t);
+
+static int our_sigaction(int number, const struct sigaction *new, struct sigaction *old) {
     if (number != SIGSEGV) {
         struct sigaction own;
         if (new != NULL && sigismember(&new->sa_mask, SIGSEGV) == 1) {
@@ -200,7 +215,7 @@ static int faults_sigaction(int number, const struct sigaction *new, struct siga
             sigdelset(&own.sa_mask, SIGSEGV);
             new = &own;
         }
-        return faults.sigaction(number, new, old);
+        return real_sigaction(number, new, old);
     }
     struct sigaction before = faults_user();
     if (new != NULL) faults_set_user(new);
@@ -210,137 +225,35 @@ static int faults_sigaction(int number, const struct sigaction *new, struct siga
 
 static __sighandler_t faults_set(__sighandler_t handler, int flags) {
     struct sigaction new = {.sa_handler = handler, .sa_flags = flags}, old;
-    faults_sigaction(SIGSEGV, &new, &old);
+    our_sigaction(SIGSEGV, &new, &old);
     return old.sa_handler;
 }
 
-static __sighandler_t faults_signal(int number, __sighandler_t handler) {
-    return number == SIGSEGV ? faults_set(handler, SA_RESTART) : faults.signal(number, handler);
+static __sighandler_t our_signal(int number, __sighandler_t handler) {
+    return number == SIGSEGV ? faults_set(handler, SA_RESTART) : real_signal(number, handler);
 }
 
-static __sighandler_t faults_sysv_signal(int number, __sighandler_t handler) {
+static __sighandler_t our_sysv_signal(int number, __sighandler_t handler) {
     return number == SIGSEGV ? faults_set(handler, (int)SA_RESETHAND | SA_NODEFER)
-                             : faults.sysv_signal(number, handler);
+                             : real_sysv_signal(number, handler);
 }
-
-static __sighandler_t faults_sigset(int number, __sighandler_t handler) {
-    if (number != SIGSEGV) return faults.sigset(number, handler);
-    if (handler == SIG_HOLD) return faults_user().sa_handler;
-    /* It unblocks the signal. */
-    faults_set_mark(SIG_UNBLOCK);
-    return faults_set(handler, 0);
-}
-
-static int faults_siginterrupt(int number, int flag) {
-    return number == SIGSEGV ? 0 : faults.siginterrupt(number, flag);
-}
-
-/* A handler that unblocks SIGSEGV may fault. */
-static void faults_unblock(int how, const sigset_t *mask) {
-    if (how == SIG_UNBLOCK && mask != NULL && sigismember(mask, SIGSEGV) == 1)
-        faults_set_mark(SIG_UNBLOCK);
-}
-
-static int faults_threadmask(int how, const sigset_t *mask, sigset_t *old) {
-    sigset_t own;
-    faults_unblock(how, mask);
-    return faults.threadmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
-}
-
-static int faults_procmask(int how, const sigset_t *mask, sigset_t *old) {
-    sigset_t own;
-    faults_unblock(how, mask);
-    return faults.procmask(how, how == SIG_UNBLOCK ? mask : faults_strip(mask, &own), old);
-}
-
-static int faults_sighold(int number) { return number == SIGSEGV ? 0 : faults.sighold(number); }
-
-static int faults_sigrelse(int number) {
-    if (number == SIGSEGV) faults_set_mark(SIG_UNBLOCK);
-    return faults.sigrelse(number);
-}
-
-static int faults_sigignore(int number) {
-    if (number != SIGSEGV) return faults.sigignore(number);
-    faults_set(SIG_IGN, 0);
-    return 0;
-}
-
-/* sigblock(3): bit n - 1 is signal n. */
-static int faults_sigblock(int mask) { return faults.sigblock(mask & ~(1 << (SIGSEGV - 1))); }
-
-static int faults_sigsetmask(int mask) { return faults.sigsetmask(mask & ~(1 << (SIGSEGV - 1))); }
-
-static int faults_sigpause(int mask) { return faults.sigpause(mask & ~(1 << (SIGSEGV - 1))); }
-
-static int faults_sigsuspend(const sigset_t *mask) {
-    sigset_t own;
-    return faults.sigsuspend(faults_strip(mask, &own));
-}
-
-static int faults_ppoll(struct pollfd *files, nfds_t count, const struct timespec *limit,
-                        const sigset_t *mask) {
-    sigset_t own;
-    return faults.ppoll(files, count, limit, faults_strip(mask, &own));
-}
-
-static int faults_ppoll_chk(struct pollfd *files, nfds_t count, const struct timespec *limit,
-                            const sigset_t *mask, size_t size) {
-    sigset_t own;
-    return faults.ppoll_chk(files, count, limit, faults_strip(mask, &own), size);
-}
-
-static int faults_pselect(int count, fd_set *in, fd_set *out, fd_set *other,
-                          const struct timespec *limit, const sigset_t *mask) {
-    sigset_t own;
-    return faults.pselect(count, in, out, other, limit, faults_strip(mask, &own));
-}
-
-static int faults_epoll_pwait(int fd, struct epoll_event *events, int count, int limit,
-                              const sigset_t *mask) {
-    sigset_t own;
-    return faults.epoll_pwait(fd, events, count, limit, faults_strip(mask, &own));
-}
-
-static int faults_epoll_pwait2(int fd, struct epoll_event *events, int count,
-                               const struct timespec *limit, const sigset_t *mask) {
-    sigset_t own;
-    return faults.epoll_pwait2(fd, events, count, limit, faults_strip(mask, &own));
-}
-
-static int faults_attr_setsigmask(pthread_attr_t *attributes, const sigset_t *mask) {
-    sigset_t own;
-    return faults.attr_setsigmask(attributes, faults_strip(mask, &own));
-}
-
-#define FAULTS_WRAPPER(name, function) {name, (void *)faults_##function, (void **)&faults.function}
 
 static const FaultsWrapper faults_wrappers[] = {
-    FAULTS_WRAPPER("sigaction", sigaction),
-    FAULTS_WRAPPER("__sigaction", sigaction),
-    FAULTS_WRAPPER("signal", signal),
-    FAULTS_WRAPPER("bsd_signal", signal),
-    FAULTS_WRAPPER("ssignal", signal),
-    FAULTS_WRAPPER("sysv_signal", sysv_signal),
-    FAULTS_WRAPPER("__sysv_signal", sysv_signal),
-    FAULTS_WRAPPER("sigset", sigset),
-    FAULTS_WRAPPER("siginterrupt", siginterrupt),
-    FAULTS_WRAPPER("pthread_sigmask", threadmask),
-    FAULTS_WRAPPER("sigprocmask", procmask),
-    FAULTS_WRAPPER("sighold", sighold),
-    FAULTS_WRAPPER("sigrelse", sigrelse),
-    FAULTS_WRAPPER("sigignore", sigignore),
-    FAULTS_WRAPPER("sigblock", sigblock),
-    FAULTS_WRAPPER("sigsetmask", sigsetmask),
-    FAULTS_WRAPPER("sigpause", sigpause),
-    FAULTS_WRAPPER("sigsuspend", sigsuspend),
-    FAULTS_WRAPPER("__sigsuspend", sigsuspend),
-    FAULTS_WRAPPER("ppoll", ppoll),
-    FAULTS_WRAPPER("__ppoll_chk", ppoll_chk),
-    FAULTS_WRAPPER("pselect", pselect),
-    FAULTS_WRAPPER("epoll_pwait", epoll_pwait),
-    FAULTS_WRAPPER("epoll_pwait2", epoll_pwait2),
-    FAULTS_WRAPPER("pthread_attr_setsigmask_np", attr_setsigmask),
+    FAULTS_WRAPPER(sigaction),
+    FAULTS_ALIAS(__sigaction, sigaction),
+    FAULTS_WRAPPER(signal),
+    FAULTS_WRAPPER(sysv_signal),
+    FAULTS_ALIAS(__sysv_signal, sysv_signal),
+    FAULTS_WRAPPER(pthread_sigmask),
+    FAULTS_WRAPPER(sigprocmask),
+    FAULTS_WRAPPER(sigsuspend),
+    FAULTS_ALIAS(__sigsuspend, sigsuspend),
+    FAULTS_WRAPPER(ppoll),
+    FAULTS_WRAPPER(__ppoll_chk),
+    FAULTS_WRAPPER(pselect),
+    FAULTS_WRAPPER(epoll_pwait),
+    FAULTS_WRAPPER(epoll_pwait2),
+    FAULTS_WRAPPER(pthread_attr_setsigmask_np),
 };
 
 /* ---- How the program gets it ---- */
@@ -362,6 +275,11 @@ static FaultsTables faults_tables(const struct link_map *map) {
     return tables;
 }
 
+static int protection_of_flags(uint32_t flags) {
+    return (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
+           (flags & PF_X ? PROT_EXEC : 0);
+}
+
 /* How the segment of an address is mapped. libc's first segment holds its headers. */
 static int faults_protection(const struct link_map *map, uintptr_t address) {
     const ElfW(Ehdr) *head = (const ElfW(Ehdr) *)map->l_addr;
@@ -369,9 +287,7 @@ static int faults_protection(const struct link_map *map, uintptr_t address) {
     for (unsigned i = 0; i < head->e_phnum; i++, segment++)
         if (segment->p_type == PT_LOAD &&
             address - map->l_addr - segment->p_vaddr < segment->p_memsz)
-            return (segment->p_flags & PF_R ? PROT_READ : 0) |
-                   (segment->p_flags & PF_W ? PROT_WRITE : 0) |
-                   (segment->p_flags & PF_X ? PROT_EXEC : 0);
+            return protection_of_flags(segment->p_flags);
     return PROT_READ;
 }
 
@@ -415,8 +331,4 @@ static bool faults_wrap(const struct link_map *libc, const FaultsWrapper *wrappe
             /* __, _np and newer ones may be missing. */
             strchr(wrappers[i].name, '_') != NULL;
     return replaced;
-}
-
-static bool faults_wrap_libc(const struct link_map *libc) {
-    return faults_wrap(libc, faults_wrappers, sizeof faults_wrappers / sizeof *faults_wrappers);
 }

@@ -16,7 +16,7 @@
 #include "hide.h"
 #include "sections.h"
 
-enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761, MAX_HOLES = 65536, MAX_NAME = 255 };
+enum { MAX_HOLES = 65536, MAX_NAME = 255 };
 
 static Hole *holes_of(const Note *note) { return (Hole *)((uintptr_t)note + note->holes); }
 
@@ -85,13 +85,8 @@ static bool may_open_code(void) {
     return opened;
 }
 
-/* Makes the gaps inaccessible, or lets the library map them so. */
-static bool hide_gaps(const Library *library, const Note *note) {
-    for (size_t i = 0; i < library->range_count && armed.data != NULL; i++) {
-        const Range *range = &library->ranges[i];
-        if (mprotect((void *)range->start, range->end - range->start, PROT_NONE) != 0) return false;
-    }
-    if (armed.data != NULL) return true;
+/* Lets the library map its gaps inaccessible. */
+static bool hide_gaps(const Note *note) {
     Hole *holes = holes_of(note);
     uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
     size_t size = (uintptr_t)(holes + note->hole_count) - start;
@@ -103,29 +98,24 @@ static bool hide_gaps(const Library *library, const Note *note) {
 }
 
 static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
+    char text[MAX_NAME + sizeof note->original];
     const char *name = (const char *)note + note->name;
-    size_t length = strnlen(name, MAX_NAME);
-    size_t bits = sizeof(LogRecord) + library->range_count * sizeof(LogRange) +
-                  align8(length + sizeof note->original);
-    size_t firsts = bits + align8(library->bit_bytes), size = align8(firsts + pages * 2);
-    LogRecord *record = add_record(size);
+    size_t length = strnlen(name, MAX_NAME), size, bytes = align8(library->bit_bytes);
+    memcpy(text, name, length);
+    memcpy(text + length, note->original, sizeof note->original);
+    LogRecord *record = start_record(GAPS, library->range_count, text,
+                                     length + sizeof note->original, bytes + pages * 2, &size);
     if (record == NULL) return NULL;
-    record->kind = GAPS;
-    record->range_count = (uint32_t)library->range_count;
     record->file_size = note->original_size;
     record->path_length = (uint32_t)length;
-    record->bits_offset = (uint32_t)bits;
     LogRange *ranges = (LogRange *)(record + 1);
     for (size_t i = 0; i < library->range_count; i++) {
         const Range *range = &library->ranges[i];
         uint64_t offset = holes_of(note)[i].offset;
         ranges[i] = (LogRange){offset, offset + range->end - range->start};
     }
-    char *text = (char *)(ranges + library->range_count);
-    memcpy(text, name, length);
-    memcpy(text + length, note->original, sizeof note->original);
-    library->bits = (atomic_uchar *)((uint8_t *)record + bits);
-    library->firsts = (atomic_ushort *)((uint8_t *)record + firsts);
+    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
+    library->firsts = (atomic_ushort *)((uint8_t *)library->bits + bytes);
     publish(record, size);
     return record;
 }
@@ -151,10 +141,13 @@ static Library *watch_gaps(const struct link_map *map) {
         }
         size_t pages = number_pages(library);
         library->record = add_gaps(library, note, pages);
-        library->open = library->record != NULL ? map_zeroed(library->bit_bytes) : NULL;
-        if (library->open != NULL) {
+        if (library->record != NULL) {
             show_to_handler(library);
-            if (hide_gaps(library, note)) return library;
+            if (armed.data != NULL)
+                hide_by_mprotect(library);
+            else
+                library->open = map_zeroed(library->bit_bytes);
+            if (armed.data != NULL || hide_gaps(note)) return library;
             give_up(library);
             atomic_store(&library->watched, false);
         }

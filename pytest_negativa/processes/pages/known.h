@@ -18,25 +18,8 @@ static bool read_records(const char *path, Records *records) {
     return true;
 }
 
-/* Whether a record is of the same file with the same ranges. */
-static bool is_same(const LogRecord *row, const LogRecord *wanted) {
-    size_t ranges = wanted->range_count * sizeof(LogRange);
-    return row->kind == LIBRARY && row->flags == 0 && row->major == wanted->major &&
-           row->minor == wanted->minor && row->inode == wanted->inode &&
-           row->file_size == wanted->file_size && row->modified_ns == wanted->modified_ns &&
-           row->range_count == wanted->range_count && row->size >= sizeof *row + ranges &&
-           memcmp(row + 1, wanted + 1, ranges) == 0;
-}
-
-static bool is_at_same_path(const LogRecord *row, const LogRecord *wanted) {
-    size_t start = sizeof *row + wanted->range_count * sizeof(LogRange);
-    return row->path_length == wanted->path_length && row->size - start >= row->path_length &&
-           memcmp((const uint8_t *)row + start, (const uint8_t *)wanted + start,
-                  row->path_length) == 0;
-}
-
-/* The bits of the same file with the same ranges; NULL if there are none. `bytes`: of the bits. */
-static const uint8_t *find_bits(const Records *records, const LogRecord *wanted, size_t bytes) {
+/* The bits of the same file with the same ranges; NULL if there are none. */
+static const uint8_t *find_bits(const Records *records, const LogRecord *wanted) {
     for (size_t at = 0; at + sizeof(LogRecord) <= records->size;) {
         const LogRecord *row = (const LogRecord *)(records->data + at);
         if (row->size == 0) {
@@ -44,9 +27,8 @@ static const uint8_t *find_bits(const Records *records, const LogRecord *wanted,
             continue;
         }
         if (row->size < sizeof *row || row->size % 8 || row->size > records->size - at) return NULL;
-        if (is_same(row, wanted) && is_at_same_path(row, wanted) && row->bits_offset <= row->size &&
-            row->size - row->bits_offset >= bytes)
-            return (const uint8_t *)row + row->bits_offset;
+        if (row->size == wanted->size && memcmp(row, wanted, wanted->bits_offset) == 0)
+            return (const uint8_t *)row + wanted->bits_offset;
         at += row->size;
     }
     return NULL;
@@ -90,8 +72,7 @@ static void open_known(const Library *library) {
     if (!atomic_load(&library->guarded)) return;
     if (!known.looked && pages >= LARGE) read_known();
     for (size_t i = 0; i < known.count; i++)
-        if ((bits[count] = find_bits(&known.logs[i], library->record, library->bit_bytes)) != NULL)
-            count++;
+        if ((bits[count] = find_bits(&known.logs[i], library->record)) != NULL) count++;
     for (size_t i = 0; i < library->range_count && count > 0; i++) {
         const Range *range = &library->ranges[i];
         uintptr_t start = range->start;

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../../native/files.h"
-#include "../../native/wiped.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -38,7 +37,7 @@ typedef struct {
     uint32_t path_length, bits_offset;
 } LogRecord;
 
-/* What fork wipes, see wiped.h: a child has none of it. */
+/* What fork wipes, see map_wiped: a child has none of it. */
 typedef struct {
     pid_t pid; /* of the process that the log is of */
     /* Held while libraries come and go: the id of the process. A child that another thread forks
@@ -62,7 +61,6 @@ static struct {
     uint8_t *chunk;          /* where the next record goes */
     size_t used, chunk_size; /* of the chunk */
     Shared *shared;
-    atomic_uint own_lost;
 } log_;
 
 /* Whether memory can be read: the kernel looks at the set before it refuses the first argument. */
@@ -97,23 +95,11 @@ static void note_lost(const char *reason) {
         say(reason);
     else if (log_.shared != NULL && is_readable((uintptr_t)log_.shared, 1))
         atomic_fetch_add(&log_.shared->lost, 1);
-    else
-        atomic_fetch_add(&log_.own_lost, 1);
 }
 
 static const char NO_ROOM[] = "the folder must be writable for this user, with room for logs.";
 
 /* ---- The file ---- */
-
-static bool reserve(int fd, uint64_t offset, size_t size) {
-    if (!may_grow_to(offset + size)) return false;
-    if (syscall(SYS_fallocate, fd, 0, offset, size) == 0) return true;
-    if (errno != EOPNOTSUPP) return false;
-    static const char zeros[PAGE];
-    for (size_t done = 0; done < size; done += PAGE)
-        if (syscall(SYS_pwrite64, fd, zeros, PAGE, offset + done) != PAGE) return false;
-    return true;
-}
 
 /* Lets the file grow by a chunk that holds `size` bytes. */
 static bool grow(size_t size) {
@@ -126,7 +112,9 @@ static bool grow(size_t size) {
     size_t least = log_.length < MAX_GROWTH ? (size_t)log_.length : MAX_GROWTH;
     size = ((size > least ? size : least) + CHUNK - 1) & ~(size_t)(CHUNK - 1);
     void *chunk = MAP_FAILED;
-    if (reserve(fd, log_.length, size))
+    /* Writes zeros where the file system can't reserve. */
+    if (may_grow_to(log_.length + size) &&
+        posix_fallocate(fd, (off_t)log_.length, (off_t)size) == 0)
         chunk = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)log_.length);
     close_file(fd);
     if (chunk == MAP_FAILED) {
@@ -152,6 +140,21 @@ static LogRecord *add_record(size_t size) {
 
 static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
 
+/* A record with room for its ranges, a text, and bits, which come last; NULL: there is no room. */
+static LogRecord *start_record(uint32_t kind, size_t ranges, const char *text, size_t length,
+                               size_t bit_bytes, size_t *size) {
+    size_t bits = sizeof(LogRecord) + ranges * sizeof(LogRange) + align8(length);
+    *size = align8(bits + bit_bytes);
+    LogRecord *record = add_record(*size);
+    if (record == NULL) return NULL;
+    record->kind = kind;
+    record->range_count = (uint32_t)ranges;
+    record->path_length = (uint32_t)length;
+    record->bits_offset = (uint32_t)bits;
+    memcpy((LogRange *)(record + 1) + ranges, text, length);
+    return record;
+}
+
 static void publish(LogRecord *record, size_t size) {
     atomic_thread_fence(memory_order_release);
     *(volatile uint32_t *)&record->size = (uint32_t)size;
@@ -166,14 +169,11 @@ static bool start_log(void) {
     log_.length = log_.used = log_.chunk_size = 0;
     ssize_t length = readlink("/proc/self/exe", executable, sizeof executable);
     if (length < 0) length = 0;
-    size_t size = align8(sizeof(LogRecord) + (size_t)length);
-    LogRecord *record = add_record(size);
+    size_t size;
+    LogRecord *record = start_record(PROCESS, 0, executable, (size_t)length, 0, &size);
     if (record == NULL) return false;
-    record->kind = PROCESS;
     record->inode = (uint64_t)pid;
     record->modified_ns = (int64_t)clock_ns(CLOCK_REALTIME);
-    record->path_length = (uint32_t)length;
-    memcpy(record + 1, executable, (size_t)length);
     publish(record, size);
     return true;
 }

@@ -79,8 +79,7 @@ static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
  * never written. */
 static int protection_of(const ElfW(Phdr) *segment, uint32_t kind) {
     if (segment == NULL || (kind != GPU_CODE && segment->p_flags & PF_W)) return -1;
-    return (segment->p_flags & PF_R ? PROT_READ : 0) | (segment->p_flags & PF_W ? PROT_WRITE : 0) |
-           (segment->p_flags & PF_X ? PROT_EXEC : 0);
+    return protection_of_flags(segment->p_flags);
 }
 
 /* Adds the whole pages between two addresses of the ELF file. */

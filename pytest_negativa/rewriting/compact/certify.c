@@ -3,8 +3,8 @@
  * It trusts no program that made the library, and shares no code with one. It reads the original
  * (or its digest, and puts the original together from library and spare), the slim library, its
  * spare, and what was declared as unused. All of them may be hostile: sizes are checked before they
- * are used. Its layout of the note stands elsewhere, too: shared code would share a fault with the
- * writer, which takes SHA-256 from Python.
+ * are used. The note's layout and SHA-256 are those of the other readers in C; the writer is in
+ * Python.
  *
  * - Each byte that a segment of the original loads is at its address, with its protection; or a
  * page that the spare has, by the note's word; or within GPU code that was declared as unused.
@@ -18,6 +18,7 @@
  */
 #define _DEFAULT_SOURCE
 #include "../../native/sha256.h"
+#include "../../spare/format.h"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -36,8 +37,8 @@
 #define STUB_SHA256 ""
 #endif
 
-enum { PAGE = 4096, NEGATIVA_NOTE = 0x6e656761, NOTE_VERSION = 3, MAX_ROWS = 65536 };
-enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, MESSAGES = 6, ADDED = 4, HEADER = 64 };
+enum { PAGE = 4096, MAX_ROWS = 65536 };
+enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, ADDED = 4, HEADER = 64 };
 
 typedef struct {
     const char *path;
@@ -55,38 +56,13 @@ typedef struct {
     size_t load_count, section_count, dynamic_count;
 } Elf;
 
-typedef struct {
-    uint64_t start, end, offset;
-    uint32_t protection, constants;
-} Hole;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, flags;
-    uint8_t pair[32], original[32];
-    uint64_t original_size, reserved;
-    uint32_t holes, hole_count, name, spare, folders, remedy;
-} Note;
-
-typedef struct {
-    char magic[8];
-    uint32_t version, kept_count;
-    uint8_t pair[32], original[32];
-    uint64_t original_size;
-} Trailer;
-
-typedef struct {
-    uint64_t own, note, symbols, symbols_start, symbols_size, headers, header_count;
-    uint32_t messages[MESSAGES];
-} Parameters;
-
 enum Kind { UNUSED, TRIMMED, REGION, CHECKED };
 
 typedef struct {
     uint64_t start, end;
     enum Kind kind;
     bool changed;
-    uint8_t digest[32]; /* of what trimmed code became */
+    char digest[65]; /* of what trimmed code became */
 } Range;
 
 typedef struct {
@@ -180,19 +156,10 @@ static Range *range_behind(const Ranges *ranges, uint64_t place) {
 
 /* ---- SHA-256 ---- */
 
-static void sha_of(const void *data, uint64_t size, uint8_t digest[32]) {
+static void sha_of(const void *data, uint64_t size, char hex[65]) {
     Sha sha = sha_start();
     sha_add(&sha, data, size);
-    sha_end(&sha, digest);
-}
-
-static void read_digest(const char *text, uint8_t digest[32]) {
-    if (strlen(text) != 64 || strspn(text, "0123456789abcdef") != 64)
-        give_up("%s is no SHA-256", text);
-    for (int i = 0; i < 32; i++) {
-        char pair[3] = {text[2 * i], text[2 * i + 1], 0};
-        digest[i] = (uint8_t)strtoul(pair, NULL, 16);
-    }
+    sha_hex(&sha, hex);
 }
 
 /* ---- ELF ---- */
@@ -207,17 +174,14 @@ static void *rows_of(const Elf *elf, uint64_t offset, uint64_t count, uint64_t s
     return rows;
 }
 
+static int compare_place(const void *address, const void *row) {
+    const uint64_t place = *(const uint64_t *)address;
+    const Elf64_Phdr *load = row;
+    return place < load->p_vaddr ? -1 : place - load->p_vaddr >= load->p_memsz;
+}
+
 static const Elf64_Phdr *load_of(const Elf *elf, uint64_t address) {
-    size_t low = 0, high = elf->load_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (elf->loads[middle].p_vaddr <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (!low || address - elf->loads[low - 1].p_vaddr >= elf->loads[low - 1].p_memsz) return NULL;
-    return &elf->loads[low - 1];
+    return bsearch(&address, elf->loads, elf->load_count, sizeof *elf->loads, compare_place);
 }
 
 /* The bytes of the file that get to an address; NULL: not all of them do. */
@@ -702,7 +666,7 @@ static const char *text_at(const char *start, uint64_t size, uint64_t place) {
 }
 
 static void read_note(void) {
-    uint64_t address = tag(&slim, NEGATIVA_NOTE);
+    uint64_t address = tag(&slim, DT_NEGATIVA_NOTE);
     const Elf64_Phdr *load = load_of(&slim, address);
     uint64_t size = load && address - load->p_vaddr < load->p_filesz
                         ? load->p_filesz - (address - load->p_vaddr)
@@ -723,7 +687,7 @@ static void read_note(void) {
     const char *name = text_at(note_text, size, note.name),
                *spare_name = text_at(note_text, size, note.spare);
     char wanted[32] = ".";
-    for (int i = 0; i < 8; i++) snprintf(wanted + 1 + 2 * i, 3, "%02x", pair[i]);
+    to_hex(pair, 8, wanted + 1);
     strcat(wanted, ".spare");
     uint64_t folders = note.folders;
     while (*text_at(note_text, size, folders)) {
@@ -775,7 +739,7 @@ static void check_spare(uint8_t *target) {
 
 static bool is_ours(int64_t name) {
     return name == DT_STRTAB || name == DT_STRSZ || name == DT_RELA || name == DT_RELASZ ||
-           name == DT_RELAENT || name == DT_JMPREL || name == NEGATIVA_NOTE;
+           name == DT_RELAENT || name == DT_JMPREL || name == DT_NEGATIVA_NOTE;
 }
 
 static void check_dynamic(void) {
@@ -843,7 +807,7 @@ static void check_added(void) {
         added[3].p_filesz != slim.header.e_phnum * sizeof(Elf64_Phdr))
         fail("its own segments are damaged");
     Parameters has, wanted = {.own = added[1].p_vaddr,
-                              .note = tag(&slim, NEGATIVA_NOTE),
+                              .note = tag(&slim, DT_NEGATIVA_NOTE),
                               .symbols = tag(&slim, DT_SYMTAB),
                               .symbols_start = symbols->p_vaddr / PAGE * PAGE,
                               .headers = added[3].p_vaddr,
@@ -851,26 +815,17 @@ static void check_added(void) {
     wanted.symbols_size =
         (symbols->p_vaddr + symbols->p_filesz + PAGE - 1) / PAGE * PAGE - wanted.symbols_start;
     uint64_t place = tag(&original, DT_STRSZ), size = tag(&slim, DT_STRSZ);
-    const char *strings = (const char *)table(&slim, DT_STRTAB, size),
-               *name = note_text + note.spare, *remedy = note_text + note.remedy;
-    for (int i = 0; i < MESSAGES; i++) {
-        static const char start[] = "[negativa] its spare ";
-        const char *message = text_at(strings, size, place);
+    const char *strings = (const char *)table(&slim, DT_STRTAB, size);
+    for (int i = 0; i < PROBLEMS; i++) {
         wanted.messages[i] = (uint32_t)place;
-        size_t length = strlen(message), end = strlen(remedy);
-        if (strncmp(message, start, sizeof start - 1) != 0 ||
-            strncmp(message + sizeof start - 1, name, strlen(name)) != 0 || length < end ||
-            strcmp(message + length - end, remedy) != 0)
-            fail("message %d about its spare is damaged", i);
-        place += length + 1;
+        place += strlen(text_at(strings, size, place)) + 1;
     }
     memcpy(&has, stub, sizeof has);
     if (memcmp(&has, &wanted, sizeof has) != 0 || place != size)
         fail("the parameters of the code that maps its spare are damaged");
-    uint8_t digest[32], known[32];
+    char digest[65];
     sha_of(stub + PARAMETERS, PAGE - PARAMETERS, digest);
-    read_digest(STUB_SHA256, known);
-    if (memcmp(digest, known, 32) != 0)
+    if (strcmp(digest, STUB_SHA256) != 0)
         fail("the code that maps its spare is not that of this release");
 }
 
@@ -937,39 +892,38 @@ static void check_region(const Range *region) {
 /* Kernels were taken out of a cubin: the library has what its maker declared, which is not
  * certified. */
 static void check_trimmed(const Range *row) {
-    uint8_t bytes[1 << 14], digest[32];
+    uint8_t bytes[1 << 14];
+    char digest[65];
     Sha sha = sha_start();
     for (uint64_t at = row->start, part; at < row->end; at += part) {
         part = row->end - at < sizeof bytes ? row->end - at : sizeof bytes;
         read_slim(at, bytes, part);
         sha_add(&sha, bytes, part);
     }
-    sha_end(&sha, digest);
-    if (memcmp(digest, row->digest, 32) != 0)
+    sha_hex(&sha, digest);
+    if (strcmp(digest, row->digest) != 0)
         fail("the trimmed cubin at offset %#" PRIx64 " is another one", row->start);
 }
 
 static Ranges regions;
 
-static void read_declared(const char *path) {
-    FILE *file = strcmp(path, "-") ? fopen(path, "r") : stdin;
+/* Lines of standard input: "region", "unused" or "trimmed", start and end; for what was trimmed its
+ * digest afterwards. */
+static void read_declared(void) {
     char kind[16];
     uint64_t start, end;
     int found;
-    if (!file) give_up("can't read %s", path);
-    while ((found = fscanf(file, "%15s %" SCNu64 " %" SCNu64, kind, &start, &end)) == 3) {
+    while ((found = scanf("%15s %" SCNu64 " %" SCNu64, kind, &start, &end)) == 3) {
         enum Kind is = !strcmp(kind, "unused")    ? UNUSED
                        : !strcmp(kind, "trimmed") ? TRIMMED
                                                   : REGION;
         if ((is == REGION && strcmp(kind, "region") != 0) || start >= end)
-            give_up("%s has a line that is not known", path);
+            give_up("a line of what was declared is not known");
         push(is == REGION ? &regions : &declared, start, end, is);
-        char digest[65];
-        if (is == TRIMMED && fscanf(file, "%64s", digest) == 1)
-            read_digest(digest, declared.rows[declared.count - 1].digest);
+        if (is == TRIMMED && scanf("%64s", declared.rows[declared.count - 1].digest) != 1)
+            give_up("trimmed code is declared without a digest");
     }
-    if (file != stdin) fclose(file);
-    if (found != EOF) give_up("%s has a line that is not known", path);
+    if (found != EOF) give_up("a line of what was declared is not known");
     sort(&regions, "declared regions"), sort(&declared, "declared ranges");
 }
 
@@ -985,34 +939,27 @@ static void find_gone(void) {
 
 /* ---- The program ---- */
 
-static const char usage[] =
-    "usage: certify [--holes FILE] [--hashed SHA256] [--page BYTES] ORIGINAL SLIM [SPARE]\n"
-    "       certify --digest SHA256 SLIM SPARE\n";
-
-static void certify_cut(const char *digest, const char *hashed) {
-    uint8_t wanted[32];
+static void certify_cut(const char *sha256) {
+    char wanted[65], known[65];
     read_note();
     if (!spare.path) fail("it has a spare, which is not given");
-    if (digest) {
-        original.file = (File){"the original", NULL, note.original_size};
+    bool is_given = original.file.path != NULL, is_known = is_given && *sha256;
+    if (!is_given) {
         if (note.original_size > spare.size) fail("its spare is too short");
-        uint8_t *bytes = mmap(NULL, note.original_size + 1, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (bytes == MAP_FAILED) give_up("no memory");
+        uint8_t *bytes = room_for(note.original_size, 1);
         check_spare(bytes);
-        original.file.data = bytes;
+        original.file = (File){"the original", bytes, note.original_size};
     }
-    if (original.file.size != note.original_size) fail("it is not of this original");
-    sha_of(original.file.data, hashed ? 0 : original.file.size, wanted);
-    if (hashed) read_digest(hashed, wanted);
-    if (memcmp(wanted, note.original, 32) != 0) fail("it is not of this original");
-    if (digest) read_digest(digest, wanted);
-    if (memcmp(wanted, note.original, 32) != 0) fail("it is of another original than the digest's");
+    sha_of(original.file.data, is_known ? 0 : original.file.size, known);
+    to_hex(note.original, sizeof note.original, wanted);
+    if (original.file.size != note.original_size || (!is_known && strcmp(wanted, known) != 0) ||
+        (*sha256 && strcmp(wanted, sha256) != 0))
+        fail("it is not of this original");
     read_elf(&original);
     if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED ||
         !original.section_count)
         fail("such libraries are not cut");
-    if (!digest) check_spare(NULL);
+    if (is_given) check_spare(NULL);
     check_headers(), sort(&checked, "headers"), check_image(), check_dynamic(), check_added();
     uint64_t headers = original.header.e_phoff, size = original.header.e_phnum * sizeof(Elf64_Phdr);
     if (headers + size <= PAGE && !is_zero(spare.data + headers, size))
@@ -1037,29 +984,19 @@ static void certify_other(void) {
 }
 
 int main(int count, char **words) {
-    const char *names[] = {"--holes", "--digest", "--hashed", "--page"},
-               *options[] = {NULL, NULL, NULL, NULL};
-    int at = 1;
-    for (; at + 1 < count && !strncmp(words[at], "--", 2); at += 2) {
-        size_t i = 0;
-        while (i < 4 && strcmp(words[at], names[i]) != 0) i++;
-        if (i == 4) break;
-        options[i] = words[at + 1];
-    }
-    int files = count - at, first = options[1] ? 0 : 1;
-    if (files < first + 1 || files > first + 2 || !strncmp(words[at], "--", 2))
-        return fputs(usage, stderr), 2;
-    if (first) open_file(&original.file, words[at]);
-    open_file(&slim.file, words[at + first]);
-    if (files == first + 2) open_file(&spare, words[at + first + 1]);
-    largest_page = options[3] ? strtoull(options[3], NULL, 10) : 0;
-    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", options[3]);
+    if (count < 5 || count > 6)
+        give_up("usage: certify SHA256|'' PAGE|0 ORIGINAL|'' SLIM [SPARE] < DECLARED");
+    if (*words[3]) open_file(&original.file, words[3]);
+    open_file(&slim.file, words[4]);
+    if (count == 6) open_file(&spare, words[5]);
+    largest_page = strtoull(words[2], NULL, 10);
+    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", words[2]);
     read_elf(&slim);
-    is_cut = tag(&slim, NEGATIVA_NOTE) != 0;
-    if (options[0]) read_declared(options[0]);
-    if (!is_cut && options[1]) give_up("a library without a spare needs its original");
+    is_cut = tag(&slim, DT_NEGATIVA_NOTE) != 0;
+    read_declared();
+    if (!(is_cut && *words[1]) && !*words[3]) give_up("the original is not given");
     if (is_cut)
-        certify_cut(options[1], options[2]);
+        certify_cut(words[1]);
     else
         certify_other();
     uint64_t bytes = 0, trimmed = 0;

@@ -45,12 +45,10 @@ def certify(
         CannotCompactError: the program can't be run (without a C compiler it was not built), or
             can't read a file, or was killed.
     """
-    known = ["--hashed", sha256] if sha256 is not None else []
-    known += ["--page", str(page_size)] if page_size is not None else []
     files = [str(file) for file in (original, slim, spare) if file is not None]
     try:
         done = subprocess.run(
-            [str(PROGRAM), "--holes", "-", *known, *files],
+            [str(PROGRAM), sha256 or "", str(page_size or 0), *files],
             input=declared,
             capture_output=True,
             text=True,

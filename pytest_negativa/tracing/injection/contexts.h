@@ -1,4 +1,4 @@
-/* In which test, or where else, something happened. */
+/* In which test, or where else, something happened, and records that are written once. */
 #pragma once
 
 #include "table.h"
@@ -45,4 +45,32 @@ static void set_context_from_environment(void) {
         }
     }
     set_context("process", NULL, 0, NULL);
+}
+
+static Table seen; /* records without their context */
+
+/* Whether a record has not been written yet; else frees it. */
+static bool is_new(Text *line) {
+    if (text_get(&seen, line)) {
+        free(line->data);
+        return false;
+    }
+    text_put(&seen, line, 1);
+    return true;
+}
+
+/* Writes a record, which lacks its end, and where it was first. */
+static void write_once(Text *line) {
+    if (!is_new(line)) return;
+    text_format(line, ",\"context\":%ld}", context_id());
+    write_line(line);
+}
+
+static void write_warning(const char *code, const char *text, bool incomplete) {
+    Text line = {0};
+    text_string(&line, "{\"record\":\"warning\"");
+    text_field(&line, "code", code);
+    text_field(&line, "text", text);
+    text_string(&line, incomplete ? ",\"incomplete\":true}" : "}");
+    if (is_new(&line)) write_line(&line);
 }

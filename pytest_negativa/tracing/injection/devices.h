@@ -27,7 +27,7 @@ static void record_devices(void) {
     version_of(&version);
     char driver[64] = "";
     Text module = {0};
-    if (read_file("/proc/driver/nvidia/version", &module)) {
+    if (text_read(&module, "/proc/driver/nvidia/version")) {
         char *at = strstr(module.data, "Kernel Module");
         while (at != NULL && *at && *at != '\n' && !(at[0] >= '0' && at[0] <= '9' && at[-1] == ' '))
             at++;

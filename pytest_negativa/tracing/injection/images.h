@@ -2,12 +2,11 @@
 #pragma once
 
 #include "calls.h"
-#include "contexts.h"
 #include "devices.h"
 #include "libraries.h"
 #include "memory.h"
 
-static Table images, handles, seen;
+static Table images, handles;
 
 typedef struct {
     const char *form;
@@ -92,19 +91,22 @@ static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
     }
 }
 
+/* __cudaFatCudaBinary of crt/host_runtime.h, and what nvFatbin adds. */
+typedef struct {
+    uint32_t magic, version;
+    uint64_t data, others;
+} Wrapper;
+
+static bool read_wrapper(uint64_t address, Wrapper *wrapper) {
+    return read_memory(address, wrapper, sizeof *wrapper) == sizeof *wrapper &&
+           wrapper->magic == WRAPPER_MAGIC;
+}
+
 static void resolve(Image *image, uint64_t address) {
-    struct {
-        uint32_t magic, version;
-        uint64_t data, others;
-    } wrapper;
-    size_t got = read_memory(address, &wrapper, sizeof wrapper);
-    if (got < 4 || wrapper.magic != WRAPPER_MAGIC) {
-        resolve_bare(image, address, 0);
-        return;
-    }
-    if (got < sizeof wrapper) return;
-    resolve_bare(image, wrapper.data, 0);
-    if (wrapper.version < 2 || wrapper.others == 0 || !image->placed) return;
+    Wrapper wrapper;
+    bool is_wrapped = read_wrapper(address, &wrapper);
+    resolve_bare(image, is_wrapped ? wrapper.data : address, 0);
+    if (!is_wrapped || wrapper.version < 2 || wrapper.others == 0 || !image->placed) return;
     for (int i = 0; i < MAX_PRELINKED; i++) {
         uint64_t pointer = read_pointer(wrapper.others + 8 * (uint64_t)i);
         if (pointer == 0) break;
@@ -115,41 +117,21 @@ static void resolve(Image *image, uint64_t address) {
     }
 }
 
-/* Where in a file the image lies, whatever its bytes. */
-static const Mapping *locate(uint64_t *address) {
-    struct {
-        uint32_t magic, version;
-        uint64_t data, others;
-    } wrapper;
-    if (read_memory(*address, &wrapper, sizeof wrapper) == sizeof wrapper &&
-        wrapper.magic == WRAPPER_MAGIC)
-        *address = wrapper.data;
-    return find_mapping(*address);
-}
-
 static void resolve_file(Image *image, uint64_t name_address) {
     Text name = {0};
-    char link[64], path[4096];
     unsigned char head[4] = {0};
-    if (read_string(name_address, &name, 1 << 16) && name.data != NULL) {
-        int fd = open(name.data, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) {
-            ssize_t got = pread(fd, head, 4, 0);
-            snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-            ssize_t length = readlink(link, path, sizeof path - 1);
-            if (length > 0) path[length] = 0;
-            if (length > 0 && (image->path = strndup(path, (size_t)length)) != NULL) {
-                struct stat status;
-                image->placed = true;
-                image->library =
-                    library_id(path, fstat(fd, &status) == 0 ? status.st_ino : 0, true);
-                image->form = got == 4 && memcmp(head, &FATBIN_MAGIC, 4) == 0 ? "fatbin"
-                              : got == 4 && memcmp(head, ELFMAG, 4) == 0      ? "cubin"
-                                                                              : "ptx";
-            }
-            close(fd);
-        }
+    struct stat status;
+    bool is_read = read_string(name_address, &name, 1 << 16);
+    int fd = is_read ? open(name.data, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0 && fstat(fd, &status) == 0 && (image->path = realpath(name.data, NULL)) != NULL) {
+        ssize_t got = pread(fd, head, 4, 0);
+        image->placed = true;
+        image->library = library_id(image->path, status.st_ino, true);
+        image->form = got == 4 && memcmp(head, &FATBIN_MAGIC, 4) == 0 ? "fatbin"
+                      : got == 4 && memcmp(head, ELFMAG, 4) == 0      ? "cubin"
+                                                                      : "ptx";
     }
+    if (fd >= 0) close(fd);
     free(name.data);
 }
 
@@ -217,78 +199,56 @@ static long image_of(const char *call, uint64_t handle) {
 
 static void record_symbol(const DriverCall *call, uint64_t handle, uint64_t name_address) {
     long image = image_of(call->name, handle);
-    Text name = {0}, key = {0};
-    text_format(&key, "%ld %s ", image, call->kind ? call->kind : "");
-    size_t prefix = key.length;
-    if (!read_string(name_address, &key, 1 << 20)) {
+    Text name = {0}, line = {0};
+    if (read_string(name_address, &name, 1 << 20)) {
+        text_format(&line,
+                    "{\"record\":\"%s\",\"image\":%ld,\"name\":", call->kind ? "data" : "kernel",
+                    image);
+        text_json(&line, name.data, name.length);
+        if (call->kind) text_field(&line, "kind", call->kind);
+        write_once(&line);
+    } else {
         write_warning("name-unreadable", call->name, true);
-    } else if (!text_get(&seen, &key)) {
-        long context = context_id();
-        text_format(&name, "{\"record\":\"%s\",\"image\":%ld,\"context\":%ld,\"name\":",
-                    call->kind ? "data" : "kernel", image, context);
-        text_json(&name, key.data + prefix, key.length - prefix);
-        if (call->kind) text_field(&name, "kind", call->kind);
-        text_string(&name, "}");
-        write_line(&name);
-        text_put(&seen, &key, 1);
     }
-    free(key.data);
+    free(name.data);
 }
 
 static void record_whole(const char *call, long image) {
-    Text key = {0};
-    text_format(&key, "%ld whole %s", image, call);
-    if (!text_get(&seen, &key)) {
-        long context = context_id();
-        Text line = {0};
-        text_format(&line, "{\"record\":\"enumeration\",\"image\":%ld,\"context\":%ld", image,
-                    context);
-        text_field(&line, "call", call);
-        text_string(&line, "}");
-        write_line(&line);
-        text_put(&seen, &key, 1);
-    }
-    free(key.data);
+    Text line = {0};
+    text_format(&line, "{\"record\":\"enumeration\",\"image\":%ld", image);
+    text_field(&line, "call", call);
+    write_once(&line);
 }
 
-/* A call that failed, once for its image and symbol. */
+/* A call that failed, once for its image, symbol and code. */
 static void record_refusal(const DriverCall *call, const uint64_t *slots, int code) {
     uint64_t subject = slots[call->subject], handle = slots[call->handle];
     bool looks_up = call->action == KERNEL || call->action == DATA;
-    Text rest = {0}, name = {0}, key = {0};
-    if (looks_up && !read_string(subject, &name, 1 << 20)) name.length = 0;
+    Text line = {0}, name = {0};
+    text_format(&line, "{\"record\":\"refusal\",\"code\":%d", code);
+    text_field(&line, "call", call->name);
     if (call->action == LOAD || call->action == LINK_DATA) {
-        const Mapping *mapping = locate(&subject);
+        Wrapper wrapper;
+        uint64_t place = read_wrapper(subject, &wrapper) ? wrapper.data : subject;
+        const Mapping *mapping = find_mapping(place);
         if (mapping != NULL)
-            text_format(&rest, ",\"library\":%ld,\"offset\":%llu",
+            text_format(&line, ",\"library\":%ld,\"offset\":%llu",
                         library_id(mapping->path, mapping->inode, !mapping->of_loader),
-                        (unsigned long long)(mapping->offset + (subject - mapping->start)));
+                        (unsigned long long)(mapping->offset + (place - mapping->start)));
     } else if (looks_up || call->action == ENUMERATE || call->action == MODULE_OF_LIBRARY) {
         uint64_t of = call->action == MODULE_OF_LIBRARY ? subject : handle;
         long image = table_get(&handles, (const char *)&of, sizeof of);
-        if (image) text_format(&rest, ",\"image\":%ld", image);
+        if (image) text_format(&line, ",\"image\":%ld", image);
     } else {
+        free(line.data);
         return;
     }
-    if (name.length) {
-        text_string(&rest, ",\"name\":");
-        text_json(&rest, name.data, name.length);
+    if (looks_up && read_string(subject, &name, 1 << 20) && name.length) {
+        text_string(&line, ",\"name\":");
+        text_json(&line, name.data, name.length);
     }
-    text_format(&key, "refused %s ", call->name);
-    if (rest.length) text_bytes(&key, rest.data, rest.length);
-    if (!text_get(&seen, &key)) {
-        long context = context_id();
-        Text line = {0};
-        text_format(&line, "{\"record\":\"refusal\",\"code\":%d,\"context\":%ld", code, context);
-        text_field(&line, "call", call->name);
-        if (rest.length) text_bytes(&line, rest.data, rest.length);
-        text_string(&line, "}");
-        write_line(&line);
-        text_put(&seen, &key, 1);
-    }
+    write_once(&line);
     free(name.data);
-    free(rest.data);
-    free(key.data);
 }
 
 static void record_call(const DriverCall *call, const uint64_t *slots) {

@@ -33,14 +33,15 @@ static struct {
 } activity;
 
 /* All of this is under `lock`. */
-static Table launch_rows; /* numbers from 1, by range and name */
+static Table launch_rows; /* addresses of rows, by range and name */
 static struct Launches {
-    char *name;
+    struct Launches *next;
     uint32_t range;
     uint64_t count, gpu_ns;
+    char name[];
 } *launches;
 static struct Waiting {
-    long row; /* without a range */
+    struct Launches *row; /* without a range */
     uint32_t call;
     uint64_t gpu_ns;
 } *waiting; /* launches of calls that no record has named yet */
@@ -50,33 +51,27 @@ static struct {
 } calls[CALL_SLOTS];
 static long long counting_since, written_ns;
 
-static long launch_row(const char *name, uint32_t range) {
+static struct Launches *launch_row(const char *name, uint32_t range) {
     Text key = {0};
     text_bytes(&key, &range, sizeof range);
     text_string(&key, name);
-    long row = text_get(&launch_rows, &key);
-    size_t count = launch_rows.used;
-    /* Room for a power of two. */
-    if (row == 0 && (count & (count - 1)) == 0) {
-        void *more = realloc(launches, (count ? 2 * count : 1) * sizeof *launches);
-        if (more != NULL) launches = more;
-        key.failed |= more == NULL;
+    struct Launches *row = (struct Launches *)text_get(&launch_rows, &key);
+    if (row == NULL && !key.failed && (row = calloc(1, sizeof *row + strlen(name) + 1)) != NULL) {
+        row->range = range;
+        strcpy(row->name, name);
+        row->next = launches;
+        launches = row;
+        text_put(&launch_rows, &key, (long)row);
     }
-    char *copy = row == 0 && !key.failed ? strdup(name) : NULL;
-    if (copy != NULL) {
-        row = (long)count + 1;
-        launches[count] = (struct Launches){.name = copy, .range = range};
-        text_put(&launch_rows, &key, row);
-    }
-    if (row == 0) lose("out of memory");
+    if (row == NULL) lose("out of memory");
     free(key.data);
     return row;
 }
 
-static void add_launch(long row, uint64_t gpu_ns) {
-    if (row == 0) return;
-    launches[row - 1].count++;
-    launches[row - 1].gpu_ns += gpu_ns;
+static void add_launch(struct Launches *row, uint64_t gpu_ns) {
+    if (row == NULL) return;
+    row->count++;
+    row->gpu_ns += gpu_ns;
 }
 
 /* Counts those whose call is known, and the first `sure` in any case: they are in no range. */
@@ -86,7 +81,7 @@ static void settle(size_t sure) {
         struct Waiting one = waiting[i];
         uint32_t slot = one.call % CALL_SLOTS;
         if (calls[slot].call == one.call)
-            add_launch(launch_row(launches[one.row - 1].name, calls[slot].range), one.gpu_ns);
+            add_launch(launch_row(one.row->name, calls[slot].range), one.gpu_ns);
         else if (i < sure)
             add_launch(one.row, one.gpu_ns);
         else
@@ -95,8 +90,8 @@ static void settle(size_t sure) {
     waiting_count = waiting_long = left;
 }
 
-static void wait_for_call(long row, uint32_t call, uint64_t gpu_ns) {
-    if (row == 0) return;
+static void wait_for_call(struct Launches *row, uint32_t call, uint64_t gpu_ns) {
+    if (row == NULL) return;
     if (waiting_count == waiting_room) {
         size_t room = waiting_room ? 2 * waiting_room : 1024;
         void *more = realloc(waiting, room * sizeof *waiting);
@@ -117,8 +112,7 @@ static void write_range(Text *line, uint32_t range) {
 }
 
 static void write_launches(void) {
-    for (size_t i = 0; i < launch_rows.used; i++) {
-        struct Launches *row = &launches[i];
+    for (struct Launches *row = launches; row != NULL; row = row->next) {
         if (row->count == 0) continue;
         long context = context_id();
         Text line = {0};
@@ -149,7 +143,7 @@ static void add_record(const char *record) {
         memcpy(&name, record + KERNEL_NAME, sizeof name);
         /* Both are 0 if CUPTI could not measure them. */
         uint64_t gpu_ns = end > start ? end - start : 0;
-        long row = launch_row(name, 0);
+        struct Launches *row = launch_row(name, 0);
         if (atomic_load(&ranges_on))
             wait_for_call(row, call, gpu_ns);
         else

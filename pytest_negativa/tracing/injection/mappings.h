@@ -1,7 +1,7 @@
 /* Which file lies at an address (mappings.py). */
 #pragma once
 
-#include "warnings.h"
+#include "contexts.h"
 
 #include <link.h>
 
@@ -62,7 +62,7 @@ static void refresh_mappings(void) {
     maps_text.length = 0;
     mapping_count = 0;
     maps_valid = false;
-    if (!read_file("/proc/self/maps", &maps_text)) {
+    if (!text_read(&maps_text, "/proc/self/maps")) {
         /* In a chroot without /proc: no image can be told to lie in a library. */
         write_warning("maps-unreadable", "/proc/self/maps cannot be read", true);
         return;
@@ -104,16 +104,15 @@ static void refresh_mappings(void) {
     record_loaded_libraries();
 }
 
+static int compare_address(const void *address, const void *row) {
+    const Mapping *mapping = row;
+    uint64_t place = *(const uint64_t *)address;
+    return place < mapping->start ? -1 : place >= mapping->end;
+}
+
 static const Mapping *search_mappings(uint64_t address) {
-    size_t low = 0, high = mapping_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (mappings[middle].end <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < mapping_count && mappings[low].start <= address ? &mappings[low] : NULL;
+    if (mapping_count == 0) return NULL;
+    return bsearch(&address, mappings, mapping_count, sizeof *mappings, compare_address);
 }
 
 static bool mappings_are_current(void) {

@@ -36,12 +36,6 @@ static bool read_string(uint64_t address, Text *text, size_t limit) {
     return false;
 }
 
-static void sha_hex(Sha *sha, char hex[65]) {
-    uint8_t digest[32];
-    sha_end(sha, digest);
-    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-}
-
 static bool hash_memory(uint64_t address, uint64_t size, char hex[65]) {
     static unsigned char chunk[1 << 16]; /* under the lock */
     Sha sha = sha_start();

@@ -3,8 +3,6 @@
 
 #include "table.h"
 
-#include <wchar.h>
-
 #define EXPORT __attribute__((visibility("default")))
 
 static atomic_int ranges_on; /* they go to CUPTI */
@@ -29,20 +27,21 @@ typedef struct {
 } NvtxAttributes;
 
 enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
-enum { NVTX_ASCII = 1, NVTX_WIDE = 2, NVTX_REGISTERED = 3 };
+enum { NVTX_ASCII = 1, NVTX_REGISTERED = 3 };
 /* CUpti_ExternalCorrelationKind in cupti_activity.h: the last of those for tools. */
 enum { CORRELATION_CUSTOM2 = 5 };
 /* Of a process, and of a thread; a deeper range, or one more, counts as the range around it. */
-enum { MOST_RANGES = 10000, RANGE_SLOTS = 1 << 15, MOST_NESTED = 32, LONGEST_NAME = 256 };
+enum { MOST_RANGES = 10000, MOST_NESTED = 32, LONGEST_NAME = 256 };
 
 static int (*push_correlation)(int, uint64_t);
 static int (*pop_correlation)(int, uint64_t *);
-/* By number, from 1; range_slots finds the number of a name in the range around it. */
+/* By number, from 1. The table finds it by the range around it and the name. */
 static struct {
     uint32_t parent;
     char *name;
 } ranges[MOST_RANGES + 1];
-static uint32_t range_count, range_slots[RANGE_SLOTS];
+static uint32_t range_count;
+static Table range_numbers;
 static __thread struct {
     const void *domain;
     uint32_t range;
@@ -80,25 +79,21 @@ done:
 }
 
 static uint32_t range_number(uint32_t parent, const char *raw) {
-    char name[LONGEST_NAME + 1];
+    char key[sizeof parent + LONGEST_NAME + 1], *name = key + sizeof parent;
+    memcpy(key, &parent, sizeof parent);
     clean_name(name, raw);
-    uint64_t hash = hash_bytes(name, strlen(name)) * (2 * (uint64_t)parent + 1);
-    uint32_t slot = (uint32_t)(hash % RANGE_SLOTS), number;
+    size_t size = sizeof parent + strlen(name);
     pthread_mutex_lock(&ranges_lock);
-    for (; (number = range_slots[slot]) != 0; slot = (slot + 1) % RANGE_SLOTS)
-        if (ranges[number].parent == parent && strcmp(ranges[number].name, name) == 0) break;
-    if (number == 0) {
-        char *copy = range_count < MOST_RANGES ? strdup(name) : NULL;
-        number = parent;
-        if (copy != NULL) {
-            number = ++range_count;
-            ranges[number].parent = parent;
-            ranges[number].name = copy;
-            range_slots[slot] = number;
-        }
+    uint32_t number = (uint32_t)table_get(&range_numbers, key, size);
+    char *copy = number == 0 && range_count < MOST_RANGES ? strdup(name) : NULL;
+    if (copy != NULL) {
+        number = ++range_count;
+        ranges[number].parent = parent;
+        ranges[number].name = copy;
+        table_put(&range_numbers, key, size, number);
     }
     pthread_mutex_unlock(&ranges_lock);
-    return number;
+    return number ? number : parent;
 }
 
 static int enter_range(const void *domain, const char *name) {
@@ -125,40 +120,17 @@ static int leave_range(const void *domain) {
     return level;
 }
 
-/* A wide string in UTF-8, to be freed. */
-static char *narrow(const wchar_t *wide) {
-    Text text = {0};
-    for (; *wide != 0; wide++) {
-        uint32_t c = (uint32_t)*wide;
-        char bytes[] = {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 0x3F)),
-                        (char)(0x80 | (c >> 6 & 0x3F)), (char)(0x80 | (c & 0x3F))};
-        if (c < 0x80)
-            text_bytes(&text, &(char){(char)c}, 1);
-        else if (c < 0x800)
-            text_bytes(&text, (char[]){(char)(0xC0 | c >> 6), bytes[3]}, 2);
-        else if (c < 0x10000)
-            text_bytes(&text, (char[]){(char)(0xE0 | c >> 12), bytes[2], bytes[3]}, 3);
-        else
-            text_bytes(&text, bytes, 4);
-    }
-    return text.data;
-}
-
-static int enter_wide(const void *domain, const wchar_t *wide) {
-    char *name = wide != NULL ? narrow(wide) : NULL;
-    int level = enter_range(domain, name);
-    free(name);
-    return level;
-}
-
+/* Wide names are not read: nobody was seen to use them. */
 static int range_push_a(const char *name) { return enter_range(NULL, name); }
-static int range_push_w(const wchar_t *name) { return enter_wide(NULL, name); }
+static int range_push_w(const void *name) {
+    (void)name;
+    return enter_range(NULL, "");
+}
 static int range_pop(void) { return leave_range(NULL); }
 static int domain_range_pop(const void *domain) { return leave_range(domain); }
 
 static int domain_range_push(const void *domain, const NvtxAttributes *attributes) {
     int type = attributes != NULL ? attributes->message_type : 0;
-    if (type == NVTX_WIDE) return enter_wide(domain, attributes->message);
     bool has_name = type == NVTX_ASCII || type == NVTX_REGISTERED;
     return enter_range(domain, has_name ? attributes->message : NULL);
 }
@@ -169,7 +141,7 @@ static int range_push_ex(const NvtxAttributes *attributes) {
 
 /* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
 static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
-static const void *domain_create_w(const wchar_t *name) {
+static const void *domain_create_w(const void *name) {
     (void)name;
     return strdup("");
 }
@@ -177,9 +149,10 @@ static const void *register_a(const void *domain, const char *string) {
     (void)domain;
     return string != NULL ? strdup(string) : NULL;
 }
-static const void *register_w(const void *domain, const wchar_t *string) {
+static const void *register_w(const void *domain, const void *string) {
     (void)domain;
-    return string != NULL ? narrow(string) : NULL;
+    (void)string;
+    return strdup("");
 }
 
 /* Tell CUPTI, which is this library, the ranges from now on; 0: done. */

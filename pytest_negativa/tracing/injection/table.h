@@ -1,66 +1,48 @@
-/* A hash table from bytes to a number; 0 means absent. */
+/* A table from bytes to a number; 0 means absent. */
 #pragma once
 
 #include "trace.h"
 
-typedef struct {
-    struct Entry {
-        char *key;
-        size_t size;
-        long value;
-    } *entries;
-    size_t room, used;
-} Table;
+#include <search.h>
 
-static uint64_t hash_bytes(const char *bytes, size_t size) {
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (size_t i = 0; i < size; i++) hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3u;
-    return hash;
+typedef void *Table; /* the root of a tree, see tsearch(3) */
+
+typedef struct {
+    const char *key;
+    size_t size;
+    long value;
+} Entry;
+
+static int compare_entries(const void *a, const void *b) {
+    const Entry *x = a, *y = b;
+    if (x->size != y->size) return x->size < y->size ? -1 : 1;
+    return memcmp(x->key, y->key, x->size);
 }
 
-static struct Entry *table_slot(const Table *table, const char *key, size_t size) {
-    size_t mask = table->room - 1;
-    size_t i = hash_bytes(key, size) & mask;
-    while (table->entries[i].key != NULL &&
-           (table->entries[i].size != size || memcmp(table->entries[i].key, key, size) != 0))
-        i = (i + 1) & mask;
-    return &table->entries[i];
+static Entry *table_find(const Table *table, const char *key, size_t size) {
+    const Entry wanted = {key, size, 0};
+    Entry *const *found = tfind(&wanted, table, compare_entries);
+    return found == NULL ? NULL : *found;
 }
 
 static long table_get(const Table *table, const char *key, size_t size) {
-    if (table->room == 0) return 0;
-    struct Entry *entry = table_slot(table, key, size);
-    return entry->key == NULL ? 0 : entry->value;
+    const Entry *entry = table_find(table, key, size);
+    return entry == NULL ? 0 : entry->value;
 }
 
 static void table_put(Table *table, const char *key, size_t size, long value) {
-    if ((table->used + 1) * 2 > table->room) {
-        Table bigger = {.room = table->room ? table->room * 2 : 256, .used = table->used};
-        bigger.entries = calloc(bigger.room, sizeof *bigger.entries);
-        if (bigger.entries == NULL) {
-            lose("out of memory");
-            return;
+    Entry *entry = table_find(table, key, size);
+    if (entry == NULL && (entry = malloc(sizeof *entry + size)) != NULL) {
+        *entry = (Entry){memcpy(entry + 1, key, size), size, value};
+        if (tsearch(entry, table, compare_entries) == NULL) {
+            free(entry);
+            entry = NULL;
         }
-        for (size_t i = 0; i < table->room; i++)
-            if (table->entries[i].key != NULL)
-                *table_slot(&bigger, table->entries[i].key, table->entries[i].size) =
-                    table->entries[i];
-        free(table->entries);
-        *table = bigger;
     }
-    struct Entry *entry = table_slot(table, key, size);
-    if (entry->key == NULL) {
-        char *copy = malloc(size ? size : 1);
-        if (copy == NULL) {
-            lose("out of memory");
-            return;
-        }
-        memcpy(copy, key, size);
-        entry->key = copy;
-        entry->size = size;
-        table->used++;
-    }
-    entry->value = value;
+    if (entry == NULL)
+        lose("out of memory");
+    else
+        entry->value = value;
 }
 
 static long text_get(const Table *table, const Text *key) {

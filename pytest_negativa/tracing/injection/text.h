@@ -87,7 +87,7 @@ static void text_field(Text *text, const char *name, const char *value) {
     text_json(text, value, strlen(value));
 }
 
-static bool read_file(const char *path, Text *text) {
+static bool text_read(Text *text, const char *path) {
     char buffer[4096]; /* threads may have little stack; of maps no more is read at once anyway */
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;

@@ -4,25 +4,20 @@
  */
 #pragma once
 
-#include "../../native/wiped.h"
+#include "../../native/files.h"
 #include "text.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 
 #define LARGEST_SAMPLE (64 << 20)
 
 static pthread_mutex_t lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
 static atomic_int active; /* callbacks record; read without the lock, as a first look */
 static int trace_fd = -1;
-static pid_t *trace_owner; /* the process that opened it; fork wipes it, see wiped.h */
+static pid_t *trace_owner; /* the process that opened it; fork wipes it, see map_wiped */
 static long next_id;
 static char trace_path[4096];
 static dev_t trace_device;
@@ -38,11 +33,7 @@ static long long nanoseconds(struct timespec t) {
     return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return nanoseconds(t);
-}
+static long long now_ns(void) { return (long long)clock_ns(CLOCK_REALTIME); }
 
 /* Tells a process that waits for it (tracing/children.py) something of this one. It needs no right
  * and no space on a disk. */
@@ -128,7 +119,6 @@ static bool take_lock(void) {
 static void write_line(Text *line) {
     text_string(line, "\n");
     struct stat status;
-    struct rlimit limit;
     char problem[128];
     if (trace_fd < 0) {
         /* lost */
@@ -138,9 +128,7 @@ static void write_line(Text *line) {
         lose("the program closed the descriptor of its trace");
     } else if (status.st_nlink < trace_links) {
         lose("its trace was deleted");
-    } else if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-               (rlim_t)status.st_size + line->length > limit.rlim_cur) {
-        /* To write would be a signal that ends the program (SIGXFSZ). */
+    } else if (!may_grow_to((uint64_t)status.st_size + line->length)) {
         lose("the limit of file sizes (ulimit -f) is reached");
     } else if (is_sample && status.st_size > LARGEST_SAMPLE) {
         lose("its trace is large enough");

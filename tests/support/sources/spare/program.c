@@ -153,19 +153,13 @@ static void set_handler(void) {
 
 /* Faults itself; at first it unblocks the signal, if it may. */
 static int unblocks;
-static sighandler_t (*set_again)(int, sighandler_t);
 
 static void on_segv_crash(int number) {
     sigset_t one;
     sigemptyset(&one);
     sigaddset(&one, number);
     if (write(1, "handled\n", 8) != 8) _exit(9);
-    if (unblocks-- > 0) {
-        if (set_again)
-            set_again(number, on_segv_crash);
-        else
-            sigprocmask(SIG_UNBLOCK, &one, NULL);
-    }
+    if (unblocks-- > 0) sigprocmask(SIG_UNBLOCK, &one, NULL);
     *(volatile int *)24 = 1;
 }
 
@@ -520,11 +514,8 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "handler-needs-pages")) {
         set_handler();
         crash();
-    } else if (!strcmp(what, "handler-crashes") || !strcmp(what, "handler-unblocks") ||
-               !strcmp(what, "handler-sets-itself")) {
+    } else if (!strcmp(what, "handler-crashes") || !strcmp(what, "handler-unblocks")) {
         unblocks = strcmp(what, "handler-crashes") ? 3 : 0;
-        if (!strcmp(what, "handler-sets-itself"))
-            set_again = (sighandler_t(*)(int, sighandler_t))dlsym(RTLD_DEFAULT, "sigset");
         use();
         signal(SIGSEGV, on_segv_crash);
         *(volatile int *)24 = 1;
@@ -611,11 +602,13 @@ int main(int count, char **arguments) {
         raise(SIGSEGV);
         use();
     } else if (!strcmp(what, "paused")) {
-        int (*wait)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "sigpause");
+        sigset_t others;
+        sigfillset(&others);
+        sigdelset(&others, SIGUSR1);
         signal(SIGUSR1, on_usr1);
         block_all();
         raise(SIGUSR1);
-        wait(~(1 << (SIGUSR1 - 1)));
+        sigsuspend(&others);
     } else if (!strcmp(what, "pending")) {
         sigset_t still;
         use();
