@@ -298,27 +298,6 @@ class FailureMode(str, enum.Enum):
     WARN = "warn"
 
 
-class SourceKind(str, enum.Enum):
-    """Where a value can come from, the strongest first."""
-
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-class Source(Record, frozen=True, kw_only=True):
-    """Where a value comes from.
-
-    Attributes:
-        kind: which source won.
-        where: the flag, the variable or ``FILE:LINE:COLUMN``; empty for a default.
-    """
-
-    kind: SourceKind
-    where: str = ""
-
-
 class Settings(Record, frozen=True, kw_only=True):
     """All options of a session or a command as they are in force; paths are absolute.
 
@@ -332,7 +311,8 @@ class Settings(Record, frozen=True, kw_only=True):
         paths: paths here, by globs on paths of other machines.
         require_gpu: whether a run without GPU code on a GPU fails.
         cpu: whether CPU code is traced, too.
-        sources: where each value comes from, by the option's name (``"keep.ptx"``).
+        sources: by the option's name (``"keep.ptx"``), where its value comes from: the flag, the
+            variable or ``FILE:LINE:COLUMN``; empty for a default.
     """
 
     enabled: bool
@@ -355,7 +335,7 @@ class Settings(Record, frozen=True, kw_only=True):
     thresholds: Thresholds
     compare: Compare
     cache: Cache
-    sources: dict[str, Source]
+    sources: dict[str, str]
 
     @property
     def untraced_failure(self) -> str | None:
