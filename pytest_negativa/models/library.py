@@ -16,10 +16,9 @@ from pytest_negativa.arch import (
     ComputeCapability,
     ElementKind,
     SmArch,
-    can_be_compiled_for,
     can_be_linked,
+    can_load,
     choose_elements,
-    cubin_runs_on,
 )
 from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
@@ -231,9 +230,7 @@ class Element(Record, frozen=True, kw_only=True):
 
     def runs_on(self, device: ComputeCapability) -> bool:
         """Whether a device can load it: as it is, or compiled by the driver."""
-        if self.kind is ElementKind.CUBIN:
-            return cubin_runs_on(self.arch, device)
-        return not self.kind.is_opaque and can_be_compiled_for(self.arch, device)
+        return can_load(self, device)
 
 
 class Region(Record, frozen=True, kw_only=True):
