@@ -36,11 +36,11 @@ from pytest_negativa.models.library import (
     ForeignCode,
     LibraryIdentity,
     LibraryMap,
+    Removed,
     Scope,
     add_foreign,
 )
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
 
 

@@ -8,11 +8,11 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
-from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import PageVerdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,6 +299,22 @@ class Problem(Record, frozen=True, kw_only=True):
     text: str
 
 
+class Removed(Record, frozen=True, kw_only=True):
+    """What a slimmed library lacks, and the size of the GPU code that is left.
+
+    Attributes:
+        size_before: bytes of the original, if the library states it.
+        gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
+        stored_bytes: bytes in the file of the GPU code that is left.
+        spare: file name of the spare that has what is gone, if there is one.
+    """
+
+    size_before: NonNegative | None
+    gone_bytes: NonNegative
+    stored_bytes: NonNegative
+    spare: str | None = None
+
+
 class ForeignCode(Record, frozen=True, kw_only=True):
     """Code for GPUs of another vendor, which is not read.
 

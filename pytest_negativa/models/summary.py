@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import ForeignCode, LibraryMap
-from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.library import (
+    ForeignCode,
+    LibraryMap,
+    Removed,
+)
 
 
 class SectionRow(Record, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.models.page_verdict import PageVerdict
+from pytest_negativa.models.verdict import PageVerdict
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 

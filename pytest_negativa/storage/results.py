@@ -13,12 +13,17 @@ from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
 from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
-from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
+from pytest_negativa.models.verdict import (
+    PAGE_VERDICT_VERSION,
+    VERDICT_VERSION,
+    NeededSpan,
+    PageVerdict,
+    Verdict,
+)
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map, save_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests

@@ -34,9 +34,9 @@ from pytest_negativa.hostcode.usage import (
 )
 from pytest_negativa.models.hostcode import HostFile, Processor
 from pytest_negativa.models.outcomes import TestResult
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import remove_file
