@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.images.containers import count_archives, is_container
+from pytest_negativa.images.archive_kinds import count_archives
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.tree import Question, may_hold_code, read_tree
 from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places

@@ -9,6 +9,7 @@ from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.models.library import LibraryIdentity, Scope
+from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, TracedLibrary, Usage
 from pytest_negativa.slimming.tree import soname_of
@@ -42,13 +43,9 @@ def find_unplanned(
 
 def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
     """Whether a file that is gone was a copy of a planned library, which has its uses."""
-    return not Path(traced.path).exists() and any(
-        traced.sha256 == library.sha256
-        if traced.sha256 is not None
-        else traced.build_id is not None
-        and (traced.size, traced.build_id) == (library.size, library.build_id)
-        for library in planned
-    )
+    is_known = traced.sha256 is not None or traced.build_id is not None
+    is_gone = not Path(traced.path).exists()
+    return is_gone and is_known and any(may_be(traced, library) for library in planned)
 
 
 def _incomplete_reasons(usage: Usage) -> Iterator[str]:

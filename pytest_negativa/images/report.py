@@ -14,7 +14,7 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import CodeFile, OnDone, Question, Tree, is_host, read_tree

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import platformdirs
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.settings import Report, Settings
@@ -20,7 +21,6 @@ from pytest_negativa.settings.values import (
     value_of,
 )
 from pytest_negativa.storage.runs import why_no_folder_for_runs
-from pytest_negativa.storage.user_folders import user_cache
 
 
 def load_settings(
@@ -104,12 +104,22 @@ def resolve(
         values[name], sources[name] = anchored(name, found.value, start), found.where
     values["config"] = config.path if config else None
     if values["cache.dir"] is None:
-        cache = user_cache()
-        values["cache.dir"] = None if cache is None else str(cache)
+        values["cache.dir"] = _user_cache()
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
     return _settings(values, sources)
+
+
+def _user_cache() -> str | None:
+    """``$XDG_CACHE_HOME/negativa`` or ``~/.cache/negativa``; None for a user without a home."""
+    # Containers run as users that have neither HOME nor an entry in /etc/passwd.
+    try:
+        folder = platformdirs.user_cache_path("negativa")
+    except RuntimeError:
+        return None
+    # Older releases of platformdirs leave "~" as it is, and take a relative XDG folder.
+    return str(folder) if folder.is_absolute() else None
 
 
 def _settings(values: Mapping[str, Any], sources: dict[str, str]) -> Settings:

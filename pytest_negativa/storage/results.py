@@ -283,7 +283,7 @@ def load_history(run: Run) -> tuple[RunReport, ...]:
     for one in reversed(RunsFolder(run.folder.parent).runs()):
         with contextlib.suppress(StoreError, PermissionError):
             report = load_report(one)
-            if one.is_planned and (report.part is None or one.run_id == run.run_id):
+            if one.plan_files() and (report.part is None or one.run_id == run.run_id):
                 found.append(report)
     return tuple(found)
 

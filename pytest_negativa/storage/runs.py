@@ -325,11 +325,6 @@ class Run:
         return VerificationFolder(self.folder / "verify" / new_run_id())
 
     @property
-    def is_planned(self) -> bool:
-        """Whether it has a plan."""
-        return bool(self.plan_files())
-
-    @property
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
         marks = (self.failure, self.incomplete_reason, self.partial_reason)
