@@ -374,39 +374,22 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
       "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
-    ("1: a",
-     ["negativa.yaml:1:1: unknown key '1'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
-      "compare, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
-    ("keep:\n  ptx: all\n  ptx: off",
-     ["negativa.yaml:3:3: the key 'ptx' is there twice, first in line 2"]),
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
       "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache"]),
-    ("keep",
-     ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
-      "coverage, thresholds, compare, cache"]),
-    ("trace: [level]",
-     ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
-      "replay"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
       "children, replay"]),
     # types
     ("trace:\n  children: 2",
      ["negativa.yaml:2:13: trace.children: found the number 2, expected true or false"]),
-    ("trace: {children: maybe}",
-     ["negativa.yaml:1:19: trace.children: found 'maybe', expected true or false"]),
     ("trace: {level: 2}",
      ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup, launch or range"]),
-    ("trace: {level: }",
-     ["negativa.yaml:1:16: trace.level: found nothing, expected lookup, launch or range"]),
     ("trace: {level: [launch]}",
      ["negativa.yaml:1:16: trace.level: found a list, expected lookup, launch or range"]),
     ("trace: {level: Launch}",
@@ -414,8 +397,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "did you mean launch?"]),
     ("keep: {ptx: no}",
      ["negativa.yaml:1:13: keep.ptx: found 'no', expected off, newest or all"]),
-    ("keep: {kernels: 3}",
-     ["negativa.yaml:1:17: keep.kernels: found the number 3, expected a glob with * and ?"]),
     ("libraries: {include: }",
      ["negativa.yaml:1:22: libraries.include: found nothing, expected a glob on a path, a file "
       "name or a soname, or dist:NAME, where only * and ? are special"]),
@@ -423,8 +404,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:4:7: keep.kernels: found the number 3, expected a glob with * and ?"]),
     ("keep: {kernels: [{a: b}]}",
      ["negativa.yaml:1:18: keep.kernels: found a mapping, expected a glob with * and ?"]),
-    ("keep: {kernels: ['']}",
-     ["negativa.yaml:1:18: keep.kernels: found '', expected a glob with * and ?"]),
     ("keep: {libraries: ['lib[0-9].so']}",
      ["negativa.yaml:1:20: keep.libraries: found 'lib[0-9].so', expected a glob on a path, a "
       "file name or a soname, or dist:NAME, where only * and ? are special"]),
@@ -449,8 +428,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("paths: /b", ["negativa.yaml:1:8: paths: found '/b', expected GLOB=PATH"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
-    ("reports: {top: 2.5}",
-     ["negativa.yaml:1:16: reports.top: found the number 2.5, expected a whole number, 0 or more"]),
     ("reports: {top: true}",
      ["negativa.yaml:1:16: reports.top: found true, expected a whole number, 0 "
       "or more"]),
@@ -465,29 +442,20 @@ MISTAKES: list[tuple[str, list[str]]] = [
      [f"negativa.yaml:1:20: reports.formats: found a mapping, expected {FORMATS}"]),
     ("reports: {formats: ['terminal:a.txt']}",
      ["negativa.yaml:1:21: reports.formats: found 'terminal:a.txt', expected terminal alone"]),
-    ("reports: {formats: xml}",
-     [f"negativa.yaml:1:20: reports.formats: found 'xml', expected {FORMATS}"]),
     ("thresholds: {max_unused_percent: 101}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number 101, expected a "
       "percentage from 0 to 100"]),
     ("thresholds: {max_unused_percent: .nan}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found '.nan', expected a "
       "percentage from 0 to 100"]),
-    ("thresholds: {max_unused_percent: much}",
-     ["negativa.yaml:1:34: thresholds.max_unused_percent: found 'much', expected a percentage "
-      "from 0 to 100"]),
     ("thresholds: {max_gpu_code: 1.5}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number 1.5, expected a size like "
       "4096, 500 MB or 1.5 GiB"]),
-    ("thresholds: {max_gpu_code: 500 XB}",
-     ["negativa.yaml:1:28: thresholds.max_gpu_code: found '500 XB', expected a size like 4096, "
-      "500 MB or 1.5 GiB"]),
     ("thresholds: {max_gpu_code: -1}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number -1, expected a size like "
       "4096, 500 MB or 1.5 GiB"]),
     ("reports: {top: !!int ten}",
      ["negativa.yaml:1:16: found the tag '!!int', expected none"]),
-    ("directory: !mine 3", ["negativa.yaml:1:12: found the tag '!mine', expected none"]),
     ("directory: !!python/name:os.system ''",
      ["negativa.yaml:1:12: found the tag '!!python/name:os.system', expected none"]),
     ("keep: !!set {kernels}",
@@ -509,9 +477,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:29: did not find expected alphabetic or numeric character; quote a value "
       "that begins with * or &"]),
     ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: found a second document, expected one"]),
-    ("keep: {kernels: &a [*a]}",
-     ["negativa.yaml:1:21: found an alias, expected a value; quote a value that begins with * or "
-      "&"]),
     # parts of a text, which have no places of their own
     ("compare: {baseline: b, fail: 'size:5%,kernels:0'}", [f"negativa.yaml:1:30: {GROWTH}"]),
     ("compare: {baseline: b, fail: ['kernels:0']}", [f"negativa.yaml:1:31: {GROWTH}"]),
