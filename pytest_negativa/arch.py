@@ -1,4 +1,4 @@
-"""Which GPU code runs on which device: compute capabilities, SM archs and the driver's choice.
+"""GPU code and the devices that run it: compute capabilities, SM archs, the driver's choice.
 
 A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is built for an SM arch
 (``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose. Code for sm_90a does
@@ -28,7 +28,7 @@ _LOOSE = re.compile(r"[\s_-]+|nvidia|geforce|tesla|jetson")
 
 
 class ElementKind(str, enum.Enum):
-    """What an element of a region holds.
+    """Kind of the content of an element.
 
     The numbers in the file are 1 (PTX), 2 (cubin), 8 (LTO-IR) and 128 (Tile IR), see
     ``gpucode.fatbin``. Elements of another number or with unknown flags are unknown. LLVM bitcode

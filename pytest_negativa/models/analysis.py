@@ -1,4 +1,4 @@
-"""What is known at the end of a run: the use, the map and the plan of each library."""
+"""Results of a run: the use, the map and the plan of each library."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """What all renderers of a run's report read.
+    """Input of all renderers of a run's report.
 
     Attributes:
         report: the rows, which every format shows.

@@ -38,7 +38,7 @@ NameIndex = NonNegative
 
 
 class Compression(str, enum.Enum):
-    """How a payload is packed; decided by flags 0x2000 (LZ4 block) and 0x8000 (zstd)."""
+    """Packing of a payload; decided by flags 0x2000 (LZ4 block) and 0x8000 (zstd)."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -300,7 +300,7 @@ class Problem(Record, frozen=True, kw_only=True):
 
 
 class Removed(Record, frozen=True, kw_only=True):
-    """What a slimmed library lacks, and the size of the GPU code that is left.
+    """Code that a slimmed library lacks, and the size of the GPU code that is left.
 
     Attributes:
         size_before: bytes of the original, if the library states it.
@@ -365,7 +365,7 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
 
 
 class Scope(Record, frozen=True, kw_only=True):
-    """How much of a library was read beyond the headers.
+    """Parts of a library that were read beyond the headers.
 
     Attributes:
         devices: capabilities (``"9.0"``) whose code is unpacked; None: all.

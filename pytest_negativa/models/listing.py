@@ -1,4 +1,4 @@
-"""What commands print with ``--json``, if no file has the same rows."""
+"""Output of commands with ``--json``, if no file has the same rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RunRow(Record, frozen=True, kw_only=True):
 
 
 class SlimList(Versioned, Record, frozen=True, kw_only=True):
-    """What became of libraries, or what they are.
+    """Libraries of ``slim``, ``slim undo`` or ``slim check``.
 
     Attributes:
         libraries: a row for each.
@@ -81,7 +81,7 @@ class SlimList(Versioned, Record, frozen=True, kw_only=True):
 
 
 class LaunchRange(Record, frozen=True, kw_only=True):
-    """What a test ran in a range.
+    """Kernels that a test ran in a range.
 
     Attributes:
         ranges: names of the NVTX ranges around the launches, the outermost first; empty outside.
@@ -128,7 +128,7 @@ class SimilarPair(Record, frozen=True):
 
 
 class NeededLibrary(Record, frozen=True, kw_only=True):
-    """What some of the tests need of a library.
+    """Code of a library that some of the tests need.
 
     Attributes:
         path: real path.
@@ -146,7 +146,7 @@ class NeededLibrary(Record, frozen=True, kw_only=True):
 
 
 class NeedList(Versioned, Record, frozen=True, kw_only=True):
-    """What some of the tests need of the libraries of a run.
+    """Code of a run's libraries that some of the tests need.
 
     Attributes:
         run_id: the run.
@@ -170,7 +170,7 @@ MISSES_VERSION = 2
 
 
 class CodeKind(str, enum.Enum):
-    """What a page that came back holds, at the place that was touched first."""
+    """Kind of the code at the first touched place of a page that came back."""
 
     FUNCTION = "function"
     UNWIND_TABLES = "unwind tables"

@@ -11,7 +11,7 @@ from pytest_negativa.models.trace import Context, FirstUse, TracedLibrary
 
 
 class UseMark(Record, frozen=True, kw_only=True):
-    """What the run did with a region or frame.
+    """Use of a region or frame by the run.
 
     Attributes:
         kernels: the kernels that were looked up, by mangled name.
@@ -50,7 +50,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     touched: tuple[Span, ...] = ()
 
     def use_of(self, block: Element) -> UseMark | None:
-        """What the run did with the region of an element, or with a frame; None: nothing."""
+        """Use of an element's region, or of a frame; None: not used."""
         return self.uses.get(block.anchor)
 
     def context_of(self, first: FirstUse) -> Context:

@@ -124,7 +124,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
 
 class LoadableCode(Record, frozen=True, kw_only=True):
-    """What a device could load of a library.
+    """Code of a library that a device could load.
 
     Regions of relocatable code, which must be linked first, count in files for linkers alone, and
     if the driver links them because there is nothing else. A bare frame counts as a region if it

@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 20
 
 
 class ConfigFile(NamedTuple):
-    """What one file sets.
+    """Settings of one file.
 
     Attributes:
         path: absolute.

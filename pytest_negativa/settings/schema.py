@@ -90,7 +90,7 @@ _NAMES = {bool: "switch", str: "text", dict: "text", Report: "report", Limits: "
 
 
 def _form(option: Option) -> dict[str, Any]:
-    """What an editor should accept."""
+    """Schema of an option's value."""
     wanted = type_of(option.name)
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
         words = {"enum": [word.value for word in wanted]}

@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 def describe(value: Any) -> str:
-    """What was found, in words."""
+    """A found value in words."""
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
@@ -146,7 +146,7 @@ def _refuse(given: Any, expected: str, hint: str = "") -> NoReturn:
 
 
 def _checked(wanted: Any, given: Any) -> Any:
-    """What msgspec knows: a word of an enum, a switch, a number."""
+    """A value that msgspec reads: a word of an enum, a switch, a number."""
     try:
         return msgspec.convert(given, wanted, strict=False)
     except msgspec.ValidationError:
@@ -187,7 +187,7 @@ def _place(given: Any) -> str:
 
 
 def _archs(given: Any) -> tuple[str, ...]:
-    """What one item stands for; to YAML a plain 90 or 9.0 is a number."""
+    """Archs that one item stands for; to YAML a plain 90 or 9.0 is a number."""
     text = str(given) if type(given) in (int, float) else given
     return tuple(
         map(str, parse_archs([_text(".*", "an arch like sm_90, or a GPU like H100", text)]))
@@ -225,7 +225,7 @@ def read_size(given: Any) -> int:
 
 
 def _growths(given: Any) -> tuple[GrowthLimit, ...]:
-    """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
+    """Limits of growth: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
     return tuple(map(_growth, given.split(",") if isinstance(given, str) else (given,)))
 
 

@@ -1,4 +1,4 @@
-"""What analysis and verification leave in a run's folder: usage, maps, plans, healing, verdict."""
+"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write_run(
 
 
 def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
-    """What Negativa-ML's ``trace.json`` holds, and what tells the two apart."""
+    """Content of Negativa-ML's ``trace.json``, and what tells the two apart."""
     return {
         "format_version": _NEGATIVA_ML_VERSION,
         "loaded_sos": [library.library.path for library in usage.libraries],
@@ -106,7 +106,7 @@ def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
 
 
 def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
-    """What Negativa-ML's ``spans/<library>.json`` holds (``so_path``, ``spans``), and what is new.
+    """Content of Negativa-ML's ``spans/<library>.json`` (``so_path``, ``spans``), and what is new.
 
     Spans with different reasons stay apart.
     """
@@ -242,7 +242,7 @@ def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
 
 
 def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
-    """Which files of distributions that are GPU code were opened; empty if nothing tells.
+    """Files of distributions that are GPU code and were opened; empty if nothing tells.
 
     Raises:
         StoreError: the file can't be read.
@@ -252,7 +252,7 @@ def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
 
 
 def load_usage(run: Run) -> Usage | None:
-    """What a run used and loaded; None if it isn't located yet, or no run.
+    """Code that a run used and loaded; None if it isn't located yet, or no run.
 
     Raises:
         StoreError: the file can't be read.
@@ -289,7 +289,7 @@ def load_history(run: Run) -> tuple[RunReport, ...]:
 
 
 def load_tests(run: Run) -> tuple[TestResult, ...]:
-    """How the tests of a run, or of the runs that it unites, ended; none if no pytest session ran.
+    """Results of the tests of a run, or of the runs that it unites; none if no pytest session ran.
 
     Raises:
         StoreError: the file can't be read.
