@@ -32,7 +32,7 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
     environ = _watch_pages(run) if settings.cpu else os.environ
     try:
         with CodeFileWatch(sys.path) as watch:
-            status = run_traced(command, run, Path.cwd(), environ)
+            status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
         if run.trace_files():
             save_opened(run, watch.opened())
         return run, status

@@ -80,8 +80,8 @@ def tests(
     """List the tests of a run that ran kernels, with launches and GPU time.
 
     Only a trace at level launch tells all tests that ran a kernel. Else a kernel is listed with the
-    test that looked it up first. So are the kernels of child processes, whose launches no level
-    counts. --json has the NVTX ranges, libraries and kernels of each test, too; only a trace at
+    test that looked it up first. What a child process ran is listed with the test that started it.
+    --json has the NVTX ranges, libraries and kernels of each test, too; only a trace at
     level range tells the ranges. --similar prints the Jaccard similarity: 1.00 for the same
     kernels, 0.00 for none in common; its --json has the schema similarity.
 
@@ -107,8 +107,8 @@ def tests(
         paragraphs.append(f"{first}; {how_to_trace(usage, 'launch')} for all.")
     elif any(kernel.launches is None for kernel in kernels):
         paragraphs.append(
-            "Launches of child processes are not counted: their kernels are listed with the test "
-            "that looked them up first."
+            "Some processes counted no launches: their kernels are listed with the test that "
+            "looked them up first."
         )
     answer(_listing(run, listed), paragraphs, as_json=as_json)
 

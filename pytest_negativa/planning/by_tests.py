@@ -23,8 +23,8 @@ from pytest_negativa.models.trace import (
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
     """What ran each looked-up kernel of some images, by mangled name.
 
-    A kernel that was looked up and never launched has no runs. The injected tracer of child
-    processes counts no launches, so what a child looked up counts as run.
+    A kernel that was looked up and never launched has no runs. What a process looked up that
+    counted no launches counts as run.
     """
     blind = {i for i, process in enumerate(usage.processes) if not process.counts_launches}
     launches: defaultdict[str, dict[str, KernelRun]] = defaultdict(dict)

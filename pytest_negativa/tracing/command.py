@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, Stopped, refusing
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, WarningRecord
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
@@ -20,6 +21,7 @@ from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.children import Children, outer_sockets
 from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.ranges import NVTX_INJECTION
 from pytest_negativa.tracing.start import child_environment, make_header
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
@@ -38,12 +40,17 @@ class CommandNotFound(NegativaError):
 
 
 def run_traced(
-    command: Sequence[str], run: Run, root: Path, environ: Mapping[str, str] = os.environ
+    command: Sequence[str],
+    run: Run,
+    root: Path,
+    environ: Mapping[str, str] = os.environ,
+    level: TraceLevel = TraceLevel.LOOKUP,
 ) -> int:
     """Run ``command`` and trace it. It uses the input and output of this process.
 
     Args:
         environ: the command's environment, without what traces it.
+        level: what to record of each kernel.
 
     Returns:
         Its exit status; for a command that a signal killed, 128 plus the signal's number.
@@ -55,7 +62,7 @@ def run_traced(
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     with contextlib.closing(Children(traceable=True)) as children:
-        environ = traced_environment(environ, run, root, lacks=children.name)
+        environ = traced_environment(environ, run, root, level, lacks=children.name)
         outcome = CommandOutcome.start(run.outcomes_file, command)
         begin = time.monotonic()
         status = _run(command, environ)
@@ -115,28 +122,34 @@ def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
 
 
 def traced_environment(
-    environ: Mapping[str, str], run: Run, root: Path, lacks: str = ""
+    environ: Mapping[str, str], run: Run, root: Path, level: TraceLevel, lacks: str = ""
 ) -> dict[str, str]:
     """The environment in which a program is traced by the native library. Creates the folder.
 
     Args:
+        level: what to record of each kernel.
         lacks: see ``child_environment``.
 
     Raises:
         NegativaError: the native library was not built.
         StoreError: the folder can't be created.
     """
-    changes = traced_changes(environ, run, root, lacks)
+    changes = traced_changes(environ, run, root, level, lacks)
     run.hold()
     return {**environ, **outer_sockets(environ), **changes}
 
 
 def traced_changes(
-    environ: Mapping[str, str], run: Run, root: Path, lacks: str = ""
+    environ: Mapping[str, str],
+    run: Run,
+    root: Path,
+    level: TraceLevel = TraceLevel.LOOKUP,
+    lacks: str = "",
 ) -> dict[str, str]:
     """Variables that ``traced_environment`` sets. Creates the folder.
 
     Args:
+        level: what to record of each kernel.
         lacks: see ``child_environment``.
 
     Raises:
@@ -150,14 +163,18 @@ def traced_changes(
             "reinstall pytest-negativa"
         )
     run.make()
-    return child_environment(
+    changes = child_environment(
         environ,
         run=run,
         root=root,
         injection=injection,
         cupti=find_cupti(sys.path),
         lacks=lacks,
+        level=level,
     )
+    if level is TraceLevel.RANGE:
+        changes[NVTX_INJECTION] = environ.get(NVTX_INJECTION) or str(injection)
+    return changes
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

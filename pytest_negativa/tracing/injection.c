@@ -8,13 +8,13 @@
  * The negativa_* functions let a Python process use it on itself, through ctypes.
  *
  * NVTX loads it, too, if NVTX_INJECTION64_PATH names it. It then tells CUPTI which range each
- * thread is in, for the launches that the detector in Python counts.
+ * thread is in, for the launches that are counted.
  *
  * Rules: never fail the program (InitializeInjection always says yes), never print, never
  * trust a pointer (memory is read by system call), one lock, one write() for each line.
  */
 #define _GNU_SOURCE
-#include "injection/ranges.h"
+#include "injection/launches.h"
 #include "injection/samples.h"
 
 #include <sys/file.h>
@@ -26,11 +26,14 @@
 /* What was recorded stands in another file: a new file starts from nothing. The memory
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(void) {
-    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen, &warned};
+    Table *const tables[] = {&contexts, &libraries, &files,       &images,
+                             &handles,  &seen,      &launch_rows, &warned};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = (Table){0};
     maps_text = current_context = (Text){0};
     mappings = NULL;
-    mapping_count = 0;
+    mapping_count = waiting_count = waiting_room = 0;
+    launches = NULL;
+    waiting = NULL;
     next_id = 0;
     open_gap = 0;
     devices_known = false;
@@ -62,6 +65,7 @@ static void after_fork_in_child(void) {
     is_ending = false;
     atomic_store(&active, 0);
     atomic_store(&ranges_on, 0);
+    activity.flush = NULL;
     close_trace();
     subscriber = NULL;
     atomic_store(&traced_by_python, 0);
@@ -217,6 +221,12 @@ static void initialize(void) {
                       last_error, true);
         pthread_mutex_unlock(&lock);
     }
+    const char *lacking = is_sample || subscriber == NULL ? NULL : start_launches();
+    if (lacking != NULL) {
+        pthread_mutex_lock(&lock);
+        write_warning(lacking, "CUPTI doesn't count launches here, or not by their ranges", false);
+        pthread_mutex_unlock(&lock);
+    }
     /* A CUPTI that lacks a call shows the others all the same. */
     if (is_sample && subscriber != NULL) start_limit();
 }
@@ -235,13 +245,7 @@ EXPORT int InitializeInjection(void) {
 /* Tell CUPTI, which lies in this file and is loaded, the ranges from now on; 0: done. */
 EXPORT int negativa_watch_ranges(const char *cupti_path) {
     void *library = dlopen(cupti_path, RTLD_NOW | RTLD_NOLOAD);
-    if (library == NULL) return 1;
-    push_correlation =
-        (int (*)(int, uint64_t))dlsym(library, "cuptiActivityPushExternalCorrelationId");
-    pop_correlation =
-        (int (*)(int, uint64_t *))dlsym(library, "cuptiActivityPopExternalCorrelationId");
-    if (push_correlation == NULL || pop_correlation == NULL) return 1;
-    atomic_store(&ranges_on, 1);
+    if (library == NULL || watch_ranges(library) != 0) return 1;
     watch_forks();
     return 0;
 }

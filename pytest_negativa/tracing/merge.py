@@ -222,6 +222,9 @@ class _Merger:
             )
             self.mark_incomplete("trace-lost", text, process)
         elif header.role is Role.CHILD and not self._processes[process].ended:
+            if self._processes[process].counts_launches:
+                text = "it was killed, or left without an end: its last launches are not counted"
+                self._warnings.append(UsageWarning(code="launches-cut", text=text, process=process))
             if trace.is_running:
                 self.mark_incomplete(STILL_RUNNING, "it is still running", process)
             elif not header.locked:

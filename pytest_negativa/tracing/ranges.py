@@ -10,8 +10,8 @@ from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
 from pytest_negativa.tracing.native import injection_library
 
-# nvtx3/nvtxDetail/nvtxInit.h: NVTX loads this library at the first range.
-_NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+"""The variable that names the library that NVTX loads at the first range (nvtxInit.h)."""
 
 
 class Ranges:
@@ -30,10 +30,10 @@ class Ranges:
         injection, cupti = injection_library(), loaded_cupti()
         if injection is None:
             raise TracerUnavailable("NVTX ranges need the native library, which was not built")
-        other = environ.get(_NVTX_INJECTION)
+        other = environ.get(NVTX_INJECTION)
         if other and other != str(injection):
             raise TracerUnavailable(
-                f"NVTX ranges go to another tool: {_NVTX_INJECTION} is set to {other}"
+                f"NVTX ranges go to another tool: {NVTX_INJECTION} is set to {other}"
             )
         try:
             self._library = ctypes.CDLL(str(injection))
@@ -45,7 +45,7 @@ class Ranges:
                 f"NVTX ranges can't be told to CUPTI ({cupti or 'its file is not known'})"
             )
         self._names: dict[int, tuple[str, ...]] = {0: ()}
-        environ[_NVTX_INJECTION] = str(injection)
+        environ[NVTX_INJECTION] = str(injection)
 
     def names(self, number: int) -> tuple[str, ...]:
         """The names of a range and of those around it, the outermost first; of 0, none."""

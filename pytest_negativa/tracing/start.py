@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
 _CHAINED = "NEGATIVA_CHAINED_INJECTION"
+_LEVEL = "NEGATIVA_LEVEL"
 ROOT_VARIABLE = "NEGATIVA_ROOT"
 SAMPLE = "NEGATIVA_SAMPLE"
 """One process in this many is traced, outside of any session, see ``tracing.attach``."""
@@ -48,6 +49,7 @@ _VARIABLES = (
     LACKS,
     SAMPLE,
     _CHAINED,
+    _LEVEL,
     _INJECTION,
 )
 
@@ -60,6 +62,7 @@ def child_environment(
     injection: Path | None,
     cupti: str | None,
     lacks: str = "",
+    level: TraceLevel = TraceLevel.LOOKUP,
 ) -> dict[str, str]:
     """The variables to set in a traced process so that its children are traced, too.
 
@@ -71,6 +74,7 @@ def child_environment(
         injection: the native library; None: children can't be traced, and nothing is set.
         cupti: the file of the CUPTI that this process uses, if known.
         lacks: name of the socket to which children write why they can't be traced.
+        level: what to record of each kernel.
     """
     if injection is None:
         return {}
@@ -80,6 +84,7 @@ def child_environment(
         "NEGATIVA_RUN_ID": run.run_id,
         ROOT_VARIABLE: str(root),
         LACKS: lacks,
+        _LEVEL: level.value,
         # All processes, although this one may have the environment of a service.
         SAMPLE: "",
     }
@@ -194,7 +199,7 @@ def start_tracing(
         make_header(run, role, root=root, detector=cupti_version(), worker=worker),
     )
     detector = CuptiDetector(writer, level=level, environ=environ)
-    return trace_by(detector, run, role, root=root, children=children, environ=environ)
+    return trace_by(detector, run, role, root=root, level=level, children=children, environ=environ)
 
 
 def trace_by(
@@ -203,6 +208,7 @@ def trace_by(
     role: Role,
     *,
     root: Path,
+    level: TraceLevel = TraceLevel.LOOKUP,
     children: bool = True,
     environ: MutableMapping[str, str] = os.environ,
 ) -> Tracing:
@@ -210,6 +216,7 @@ def trace_by(
 
     Args:
         root: see ``start_tracing``.
+        level: what children record of each kernel.
 
     Raises:
         TraceError: see ``Detector.start``. The trace says so, too.
@@ -228,6 +235,7 @@ def trace_by(
         injection=injection,
         cupti=loaded_cupti(),
         lacks=untraced.name,
+        level=level,
     )
     if _CHAINED in changes:
         detector.warn(

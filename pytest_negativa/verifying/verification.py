@@ -354,7 +354,7 @@ class Verification:
             environ.update(redirect_environment(environ, table, logs))
         if self.program.is_pytest:
             return environ
-        return traced_environment(environ, run, self.program.root)
+        return traced_environment(environ, run, self.program.root, self.settings.trace.level)
 
 
 def compact_options(settings: Settings) -> CompactOptions | None:

@@ -395,6 +395,51 @@ def test_run_kernels_are_the_launched_ones(tmp_path: Path) -> None:
     assert ran <= covered("lookup")[1]
 
 
+COUNTED = '''
+import subprocess, sys
+
+OPERATIONS = """
+import torch
+x = torch.linspace(0, 1, 100, device="cuda")
+with torch.cuda.nvtx.range("outer"):
+    for _ in range(5):
+        x = x.sin()
+    with torch.cuda.nvtx.range("inner"):
+        x = x.cos().cos()
+x.exp()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    x.exp()
+for _ in range(7):
+    graph.replay()
+torch.cuda.synchronize()
+"""
+
+def test_child():
+    subprocess.run([sys.executable, "-c", OPERATIONS], check=True)
+
+def test_here():
+    exec(OPERATIONS, {})
+'''
+
+
+def test_a_child_counts_as_the_test_process_does(tmp_path: Path) -> None:
+    """The native library's count of launches by range, against that of cupti-python."""
+    (tmp_path / "test_counted.py").write_text(COUNTED)
+    run_pytest(tmp_path, "-q", "--negativa", "--negativa-level=range")
+    usage = latest(tmp_path, "usage.json")
+    assert all(process["counts_launches"] for process in usage["processes"])
+    counts: dict[str | None, dict[tuple[str, int | None], int]] = {}
+    for name, rows in usage["launches"].items():
+        for context, count, gpu_ns, ranges in rows:
+            assert gpu_ns > 0
+            counts.setdefault(usage["contexts"][context]["nodeid"], {})[name, ranges] = count
+    child, here = (counts[f"test_counted.py::test_{name}"] for name in ("child", "here"))
+    assert child == here
+    assert {5, 2, 8} <= set(child.values()) and len({ranges for _, ranges in child}) == 3
+
+
 def _kernels_at(tmp_path: Path, library: str, offset: int) -> set[str]:
     found = tmp_path / ".negativa" / "latest" / "map" / f"{Path(library).name}.json"
     library_map = load_map(found)

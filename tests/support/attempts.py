@@ -68,7 +68,12 @@ def _decode(kind: type, value: Any) -> object:
     return decode_hook(kind, value)
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_encode, order="sorted")
+def _encode_recorded(recorded: Recorded) -> bytes:
+    # Encoders sort keys that are strings alone.
+    plain = msgspec.to_builtins(recorded, str_keys=True, enc_hook=_encode)
+    return msgspec.json.encode(plain, order="sorted")
+
+
 _decoder = msgspec.json.Decoder(Recorded, dec_hook=_decode)
 
 
@@ -76,7 +81,8 @@ def recording_environ(project: Path, import_path: str | None) -> dict[str, str]:
     """Variables by which a project's session records its attempts; none if nobody asks for it."""
     if _FOLDER not in os.environ:
         return {}
-    paths = [str(RECORDER), *([import_path] if import_path else [])]
+    # A test may have a sitecustomize of its own.
+    paths = [*([import_path] if import_path else []), str(RECORDER)]
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     return {"PYTHONPATH": os.pathsep.join(paths), _TEST: test, _PROJECT: str(project)}
 
@@ -86,7 +92,7 @@ def write_attempt(attempt: Attempt, verdict: Verdict) -> None:
     # The environment is nothing to judge.
     program = replace(attempt.program, environ={})
     recorded = Recorded(os.environ[_TEST], replace(attempt, program=program), verdict)
-    data = _encoder.encode(recorded).decode()
+    data = _encode_recorded(recorded).decode()
     for folder, name in (
         (os.path.dirname(os.environ[_PROJECT]), "/tests"),
         (sys.prefix, "/venv"),
@@ -112,7 +118,7 @@ def _collect(folder: Path) -> dict[str, list[bytes]]:
     for path in sorted(folder.glob("*.json")):
         recorded = _decoder.decode(path.read_bytes())
         needs_all = needs_all_tests(recorded.attempt)
-        data = _encoder.encode(msgspec.structs.replace(recorded, needs_all=needs_all))
+        data = _encode_recorded(msgspec.structs.replace(recorded, needs_all=needs_all))
         if data not in found[recorded.test]:
             found[recorded.test].append(data)
     return dict(sorted(found.items()))

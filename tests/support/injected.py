@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.children import Children
@@ -25,9 +26,17 @@ class Injected:
     Args:
         driver: the stand-in, compiled.
         injection: the native library.
+        level: what to record of each kernel.
     """
 
-    def __init__(self, folder: Path, driver: Path, injection: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver: Path,
+        injection: Path,
+        *,
+        level: TraceLevel = TraceLevel.LOOKUP,
+    ) -> None:
         self.run = Run(folder / "run-1")
         self.run.trace_dir.mkdir(parents=True, exist_ok=True)
         self.children = Children(traceable=True)
@@ -40,6 +49,7 @@ class Injected:
                 injection=injection,
                 cupti=str(driver),
                 lacks=self.children.name,
+                level=level,
             ),
             "STANDIN_DRIVER": str(driver),
             "PYTHONPATH": str(ROOT),

@@ -49,6 +49,7 @@ def test_environment_of_children() -> None:
         # Of a service that this process may belong to: all children are traced.
         "NEGATIVA_SAMPLE": "",
         "NEGATIVA_CUPTI": "/c.so",
+        "NEGATIVA_LEVEL": "lookup",
     }
 
 

@@ -28,7 +28,7 @@ static struct {
     int (*enable_callback)(uint32_t, void *, int, uint32_t);
 } cupti;
 
-static void *subscriber;
+static void *cupti_library, *subscriber;
 
 static void on_call(void *user, int domain, uint32_t cbid, const void *raw) {
     (void)user;
@@ -70,6 +70,7 @@ static bool open_cupti(void) {
         library = dlopen(names[i], RTLD_NOW | RTLD_NOLOAD);
     if (library == NULL && wanted != NULL && *wanted) library = dlopen(wanted, RTLD_NOW);
     for (int i = 0; library == NULL && i < 2; i++) library = dlopen(names[i], RTLD_NOW);
+    cupti_library = library;
     if (library == NULL) {
         snprintf(last_error, sizeof last_error, "%s", dlerror());
         return false;

@@ -50,6 +50,11 @@ static __thread struct {
 } nested[MOST_NESTED];
 static __thread int nesting, too_deep;
 
+static bool traces_at(const char *level) {
+    const char *wanted = getenv("NEGATIVA_LEVEL");
+    return wanted != NULL && strcmp(wanted, level) == 0;
+}
+
 /* Copies a name without numbers that differ each time: torch's emit_nvtx ends with them
  * (torch/csrc/profiler/util.cpp, getNvtxStr), XLA has ids of programs. */
 static void clean_name(char *clean, const char *name) {
@@ -177,6 +182,17 @@ static const void *register_w(const void *domain, const wchar_t *string) {
     return string != NULL ? narrow(string) : NULL;
 }
 
+/* Tell CUPTI, which is this library, the ranges from now on; 0: done. */
+static int watch_ranges(void *library) {
+    push_correlation =
+        (int (*)(int, uint64_t))dlsym(library, "cuptiActivityPushExternalCorrelationId");
+    pop_correlation =
+        (int (*)(int, uint64_t *))dlsym(library, "cuptiActivityPopExternalCorrelationId");
+    if (push_correlation == NULL || pop_correlation == NULL) return 1;
+    atomic_store(&ranges_on, 1);
+    return 0;
+}
+
 /* For NVTX: called at the first range of each library that has NVTX compiled in. */
 EXPORT int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
     /* NvtxCallbackIdCore, NvtxCallbackIdCore2 */
@@ -191,8 +207,8 @@ EXPORT int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
         {NVTX_CORE2, 10, (Function)register_a},       {NVTX_CORE2, 11, (Function)register_w},
         {NVTX_CORE2, 12, (Function)domain_create_a},  {NVTX_CORE2, 13, (Function)domain_create_w},
     };
-    /* A child process has the variable, too, but nothing counts its launches. */
-    if (!atomic_load(&ranges_on)) return 0;
+    /* NVTX asks once, a child perhaps before it uses CUDA. */
+    if (!atomic_load(&ranges_on) && !traces_at("range")) return 0;
     const NvtxCallbacks *callbacks = export_table(NVTX_CALLBACKS);
     if (callbacks == NULL) return 0;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {

@@ -1,0 +1,226 @@
+/* Launches of each kernel, and how long the GPU ran it, by CUPTI's activity records.
+ *
+ * Counts are written when CUPTI hands over a buffer: after a second at first, then once in a
+ * twentieth of the time since. So a process that is killed loses the launches since.
+ */
+#pragma once
+
+#include "cupti.h"
+#include "ranges.h"
+
+/* cupti_activity.h: kinds of records. CONCURRENT_KERNEL doesn't serialise kernels. */
+enum { OF_KERNEL = 10, OF_RANGE = 39 };
+/* Offsets in CUpti_ActivityKernel4 to CUpti_ActivityKernel10, and in
+ * CUpti_ActivityExternalCorrelation. */
+enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_CALL = 92, KERNEL_NAME = 104 };
+enum { RANGE_KIND = 4, RANGE_NUMBER = 8, RANGE_CALL = 16 };
+enum { BUFFER_SIZE = 1 << 20, FLUSH_FORCED = 1, FLUSH_MS = 1000 };
+/* Ranges of the last calls, by the low bits of their numbers. */
+enum { CALL_SLOTS = 1 << 16 };
+
+/* cupti_driver_cbid.h, cupti_runtime_cbid.h: see launches.py. */
+static const uint32_t DRIVER_LAUNCHES[] = {307, 442, 477, 478, 480, 514, 515, 652, 653};
+static const uint32_t RUNTIME_LAUNCHES[] = {211, 214, 269, 270, 311, 312, 430, 431, 505, 506};
+
+static struct {
+    int (*register_callbacks)(void *give, void *take);
+    int (*enable)(int kind);
+    int (*enable_driver)(uint32_t cbid, uint8_t on);
+    int (*enable_runtime)(uint32_t cbid, uint8_t on);
+    int (*next_record)(uint8_t *buffer, size_t size, void **record);
+    int (*flush)(uint32_t flag);
+    int (*flush_period)(uint32_t milliseconds);
+} activity;
+
+/* All of this is under `lock`. */
+static Table launch_rows; /* numbers from 1, by range and name */
+static struct Launches {
+    char *name;
+    uint32_t range;
+    uint64_t count, gpu_ns;
+} *launches;
+static struct Waiting {
+    long row; /* without a range */
+    uint32_t call;
+    uint64_t gpu_ns;
+} *waiting; /* launches of calls that no record has named yet */
+static size_t waiting_count, waiting_room, waiting_long;
+static struct {
+    uint32_t call, range;
+} calls[CALL_SLOTS];
+static long long counting_since, written_ns;
+
+static long launch_row(const char *name, uint32_t range) {
+    Text key = {0};
+    text_bytes(&key, &range, sizeof range);
+    text_string(&key, name);
+    long row = text_get(&launch_rows, &key);
+    size_t count = launch_rows.used;
+    /* Room for a power of two. */
+    if (row == 0 && (count & (count - 1)) == 0) {
+        void *more = realloc(launches, (count ? 2 * count : 1) * sizeof *launches);
+        if (more != NULL) launches = more;
+        key.failed |= more == NULL;
+    }
+    char *copy = row == 0 && !key.failed ? strdup(name) : NULL;
+    if (copy != NULL) {
+        row = (long)count + 1;
+        launches[count] = (struct Launches){.name = copy, .range = range};
+        text_put(&launch_rows, &key, row);
+    }
+    if (row == 0) lose("out of memory");
+    free(key.data);
+    return row;
+}
+
+static void add_launch(long row, uint64_t gpu_ns) {
+    if (row == 0) return;
+    launches[row - 1].count++;
+    launches[row - 1].gpu_ns += gpu_ns;
+}
+
+/* Counts those whose call is known, and the first `sure` in any case: they are in no range. */
+static void settle(size_t sure) {
+    size_t left = 0;
+    for (size_t i = 0; i < waiting_count; i++) {
+        struct Waiting one = waiting[i];
+        uint32_t slot = one.call % CALL_SLOTS;
+        if (calls[slot].call == one.call)
+            add_launch(launch_row(launches[one.row - 1].name, calls[slot].range), one.gpu_ns);
+        else if (i < sure)
+            add_launch(one.row, one.gpu_ns);
+        else
+            waiting[left++] = one;
+    }
+    waiting_count = waiting_long = left;
+}
+
+static void wait_for_call(long row, uint32_t call, uint64_t gpu_ns) {
+    if (row == 0) return;
+    if (waiting_count == waiting_room) {
+        size_t room = waiting_room ? 2 * waiting_room : 1024;
+        void *more = realloc(waiting, room * sizeof *waiting);
+        if (more == NULL) {
+            add_launch(row, gpu_ns);
+            return;
+        }
+        waiting = more;
+        waiting_room = room;
+    }
+    waiting[waiting_count++] = (struct Waiting){row, call, gpu_ns};
+}
+
+static void write_range(Text *line, uint32_t range) {
+    if (ranges[range].parent != 0) write_range(line, ranges[range].parent);
+    text_string(line, ranges[range].parent != 0 ? "," : "");
+    text_json(line, ranges[range].name, strlen(ranges[range].name));
+}
+
+static void write_launches(void) {
+    for (size_t i = 0; i < launch_rows.used; i++) {
+        struct Launches *row = &launches[i];
+        if (row->count == 0) continue;
+        long context = context_id();
+        Text line = {0};
+        text_format(&line, "{\"record\":\"launch\",\"count\":%llu,\"context\":%ld,\"gpu_ns\":%llu",
+                    (unsigned long long)row->count, context, (unsigned long long)row->gpu_ns);
+        text_field(&line, "name", row->name);
+        if (row->range != 0) {
+            text_string(&line, ",\"ranges\":[");
+            write_range(&line, row->range);
+            text_string(&line, "]");
+        }
+        text_string(&line, "}");
+        write_line(&line);
+        row->count = row->gpu_ns = 0;
+    }
+    written_ns = now_ns();
+}
+
+static void add_record(const char *record) {
+    uint32_t kind, call, external;
+    uint64_t start, end, number;
+    const char *name;
+    memcpy(&kind, record, sizeof kind);
+    if (kind == OF_KERNEL) {
+        memcpy(&start, record + KERNEL_START, sizeof start);
+        memcpy(&end, record + KERNEL_END, sizeof end);
+        memcpy(&call, record + KERNEL_CALL, sizeof call);
+        memcpy(&name, record + KERNEL_NAME, sizeof name);
+        /* Both are 0 if CUPTI could not measure them. */
+        uint64_t gpu_ns = end > start ? end - start : 0;
+        long row = launch_row(name, 0);
+        if (atomic_load(&ranges_on))
+            wait_for_call(row, call, gpu_ns);
+        else
+            add_launch(row, gpu_ns);
+    } else if (kind == OF_RANGE) {
+        memcpy(&external, record + RANGE_KIND, sizeof external);
+        memcpy(&number, record + RANGE_NUMBER, sizeof number);
+        memcpy(&call, record + RANGE_CALL, sizeof call);
+        if (external != CORRELATION_CUSTOM2) return;
+        calls[call % CALL_SLOTS].call = call;
+        calls[call % CALL_SLOTS].range = (uint32_t)number;
+    }
+}
+
+static void give_buffer(uint8_t **buffer, size_t *size, size_t *most) {
+    *buffer = aligned_alloc(8, BUFFER_SIZE);
+    *size = *buffer != NULL ? BUFFER_SIZE : 0;
+    *most = 0; /* as many records as there is room for */
+}
+
+/* In a thread of CUPTI, or in that which flushes. */
+static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t size,
+                        size_t valid) {
+    (void)context, (void)stream, (void)size;
+    void *record = NULL;
+    if (take_lock()) {
+        while (activity.next_record(buffer, valid, &record) == 0) add_record(record);
+        long long now = now_ns();
+        if (now - written_ns > FLUSH_MS * 1000000LL &&
+            now - written_ns > (now - counting_since) / 20) {
+            settle(waiting_long);
+            write_launches();
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    free(buffer);
+}
+
+static void end_launches(void) {
+    if (activity.flush == NULL || !is_owner()) return;
+    activity.flush(FLUSH_FORCED);
+    if (!take_lock()) return;
+    settle(waiting_count);
+    write_launches();
+    pthread_mutex_unlock(&lock);
+}
+
+/* NULL, or the code of a warning. */
+static const char *start_launches(void) {
+    bool in_ranges = traces_at("range");
+    if (!in_ranges && !traces_at("launch")) return NULL;
+    static const char *const names[] = {
+        "cuptiActivityRegisterCallbacks", "cuptiActivityEnable",
+        "cuptiActivityEnableDriverApi",   "cuptiActivityEnableRuntimeApi",
+        "cuptiActivityGetNextRecord",     "cuptiActivityFlushAll",
+        "cuptiActivityFlushPeriod"};
+    void **function = (void **)&activity;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((function[i] = dlsym(cupti_library, names[i])) == NULL) return "launches-unavailable";
+    counting_since = written_ns = now_ns();
+    if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
+        activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
+        return "launches-unavailable";
+    /* After CUPTI's own handlers, so it comes before them at exit. */
+    atexit(end_launches);
+    if (!in_ranges) return NULL;
+    if (activity.enable(OF_RANGE) != 0 || watch_ranges(cupti_library) != 0)
+        return "ranges-unavailable";
+    for (size_t i = 0; i < sizeof DRIVER_LAUNCHES / sizeof *DRIVER_LAUNCHES; i++)
+        activity.enable_driver(DRIVER_LAUNCHES[i], 1); /* an older CUPTI lacks the newest */
+    for (size_t i = 0; i < sizeof RUNTIME_LAUNCHES / sizeof *RUNTIME_LAUNCHES; i++)
+        activity.enable_runtime(RUNTIME_LAUNCHES[i], 1);
+    return NULL;
+}
