@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pluggy
 import pytest
 
@@ -28,7 +30,8 @@ def test_hooks_are_specified() -> None:
         described = getattr(hookspecs, name).__doc__
         assert caller.spec is not None
         for argument in caller.spec.argnames:
-            assert f"        {argument}: " in described
+            # Python 3.13 takes the indentation away.
+            assert f"\n    {argument}: " in inspect.cleandoc(described)
 
 
 def test_hooks_collect_and_take_the_first() -> None:

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from paper_catalog import Workload
 from paper_records import FUNCTIONS, PAGES, RESULTS, USED_KERNELS, Step, write_json
 
-from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.hostcode.functions import function_starts, functions_within
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.gather import require_usage
-from pytest_negativa.hostcode.summary import open_traced, summarize, unwatched_or_touched
+from pytest_negativa.hostcode.summary import summarize, touched_functions
 from pytest_negativa.models.hostcode import HostLibrary
 from pytest_negativa.models.measurement import Loading
 from pytest_negativa.storage.results import load_plans
@@ -216,11 +215,7 @@ def _last_words(log: Path) -> str:
 
 def _touched_functions(library: HostLibrary) -> list[int]:
     """The addresses of the functions on touched pages."""
-    with (
-        contextlib.suppress(FormatError),
-        open_traced(library.paths, library.size, library.build_id) as (source, elf),
-    ):
-        if (starts := function_starts(source, elf)) is not None:
-            ranges = functions_within(starts, unwatched_or_touched(elf, library))
-            return [starts[number] for numbers in ranges for number in numbers]
-    return []
+    if (known := touched_functions(library)) is None:
+        return []
+    starts, found = known
+    return [starts[number] for numbers in found for number in numbers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.code_files import loaded_digests
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
@@ -19,6 +17,7 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source_lines import read_source_lines
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.editable import OwnLibraries
+from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
@@ -36,9 +35,9 @@ from pytest_negativa.models.trace import (
     UsageWarning,
 )
 from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.planning.by_tests import cover_library
 from pytest_negativa.planning.code_files import names_of_file, plan_files
 from pytest_negativa.planning.contents import Contents
-from pytest_negativa.planning.coverage import cover_library
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.reporting.units import format_names
@@ -74,7 +73,7 @@ LIMIT_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What plugins contribute."""
+    """Contributions of plugins."""
 
     libraries: tuple[str, ...] = ()
     vetoes: tuple[KeepElement, ...] = field(default=())
@@ -109,28 +108,24 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
         if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
         try:
-            with Path(path).open("rb") as file:
-                magic = file.read(len(_ELF_MAGIC))
+            magic = read_head(path, len(_ELF_MAGIC))
         except OSError:
-            # A build id is a library's. A file without one may have been an archive.
-            if used.library.build_id is not None:
-                continue
             magic = b""
+        # A build id is a library's. A file without one may have been an archive.
+        if not magic and used.library.build_id is not None:
+            continue
         if magic != _ELF_MAGIC:
             what = "is no library" if magic else "is gone"
             text = f"{path}: GPU code was loaded from within this file, which {what}"
             yield UsageWarning(code="image-elsewhere", text=text, process=None)
 
 
-def with_warning(analysis: Analysis, text: str) -> Analysis:
-    """The same with one more warning."""
-    return dataclasses.replace(analysis, warnings=(*analysis.warnings, text))
-
-
-def capabilities(usage: Usage) -> tuple[ComputeCapability, ...]:
-    """The compute capabilities of all traced devices."""
-    found = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
-    return tuple(sorted(found))
+def loaded_digests(usage: Usage) -> set[str]:
+    """RECORD's digest field of each image in memory, and of each file with images."""
+    digests: set[str | None] = {i.sha256 for i in (*usage.memory_images, *usage.compiled)}
+    # The file may lie in another environment, which nothing watched.
+    digests |= {used.library.sha256 for used in usage.libraries if used.images}
+    return {record_digest(sha256) for sha256 in digests if sha256 is not None}
 
 
 class _Analyzer:
@@ -147,7 +142,8 @@ class _Analyzer:
         self._hooks = hooks
         self._healed = healed
         self._contents = Contents(usage)
-        self._devices = capabilities(usage)
+        found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
+        self._devices = tuple(sorted(found))
         self._extra_devices = tuple(
             ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
         )
@@ -283,7 +279,7 @@ class _Analyzer:
         return {name: (_below(roots, file), line) for name, (file, line) in lines.items()}
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
-        """Why more of the library may have been used than is known, or None."""
+        """The reason that more of the library may have been used than is known, or None."""
         processes = set(library_usage.processes)
         for warning in self._usage.incomplete:
             if warning.process is None or warning.process in processes:
@@ -327,13 +323,10 @@ class _Analyzer:
         yield from self._unmatched("coverage.libraries", self._names)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
-            self._match_kernel_globs(library.library_map)
+            if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
+                for name in library.library_map.names:
+                    self._kernel_globs.match(name, demangle(name))
         yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
-
-    def _match_kernel_globs(self, library_map: LibraryMap) -> None:
-        if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
-            for name in library_map.names:
-                self._kernel_globs.match(name, demangle(name))
 
 
 def _below(roots: Iterable[str], file: str) -> str:

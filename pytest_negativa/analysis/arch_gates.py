@@ -15,13 +15,13 @@ from pytest_negativa.models.library import LibraryMap, Section
 from pytest_negativa.models.summary import LibrarySummary, LoadableCode
 
 Inspected = tuple[LibrarySet, tuple[MappedLibrary, ...]]
-"""What an argument stands for, and what was read of it."""
+"""The files that an argument names, and the results of reading them."""
 
 
 def what_devices_load(
     library_map: LibraryMap, devices: Sequence[ComputeCapability]
 ) -> tuple[LoadableCode, ...]:
-    """What each device could load; empty for a library without GPU code."""
+    """Code that each device could load; empty for a library without GPU code."""
     if not library_map.sections:
         return ()
     return tuple(loadable_code(library_map, device) for device in devices)
@@ -40,9 +40,13 @@ def is_checked(libraries: LibrarySet, mapped: MappedLibrary) -> bool:
 def missing_archs(
     inspected: Sequence[Inspected], devices: Sequence[ComputeCapability]
 ) -> Iterator[str]:
-    """Why libraries can't run on the devices, a sentence for each library and device."""
+    """Libraries that can't run on the devices, a sentence for each library and device."""
     for libraries, mapped_libraries in inspected:
-        with_code = [m for m in _with_code(mapped_libraries) if is_checked(libraries, m)]
+        with_code = [
+            m
+            for m in mapped_libraries
+            if m.summary is not None and m.summary.sections and is_checked(libraries, m)
+        ]
         if not with_code and _loads_nothing(mapped_libraries):
             yield f"{libraries.label}: no GPU code that devices load, so none for {_names(devices)}"
         for mapped in with_code:
@@ -50,7 +54,7 @@ def missing_archs(
             for device in devices:
                 if loadable_code(mapped.library_map, device).is_missing:
                     yield (
-                        f"{mapped.path}: no code that {_name(str(device))} can load; it has "
+                        f"{mapped.path}: no code that {_names([device])} can load; it has "
                         f"{_archs_of(mapped.library_map, device)}"
                     )
 
@@ -133,10 +137,6 @@ def _loaded(mapped_libraries: Sequence[MappedLibrary]) -> list[LibrarySummary]:
     ]
 
 
-def _with_code(mapped_libraries: Sequence[MappedLibrary]) -> list[MappedLibrary]:
-    return [m for m in mapped_libraries if m.summary is not None and m.summary.sections]
-
-
 def _loads_nothing(found: Sequence[MappedLibrary]) -> bool:
     """Whether devices load no file of these: a gate that checks nothing must not pass."""
     return not _loaded(found) and not any(m.error for m in found)
@@ -156,10 +156,5 @@ def _distinct(sections: Sequence[Section]) -> list[str]:
     return [f"{kind} {arch}" for arch, kind in found]
 
 
-def _name(device: str) -> str:
-    capability = ComputeCapability.parse(device)
-    return str(SmArch(capability.major, capability.minor))
-
-
 def _names(devices: Sequence[ComputeCapability]) -> str:
-    return ", ".join(_name(str(device)) for device in devices)
+    return ", ".join(str(SmArch(device.major, device.minor)) for device in devices)

@@ -7,7 +7,6 @@ The result depends on the traces alone, not on the order of the runs or on what 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,11 +19,18 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan, Verdict
+from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_healed, load_usage, load_verdict
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_opened,
+    load_usage,
+    load_verdict,
+    save_opened,
+)
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
@@ -105,15 +111,14 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
             require_ended(traces)
         digests = load_digests(run.traces_folder)
         failure = failure or next(filter(None, map(_why_unended, traces)), None)
-    except StoreError as e:
-        return Part(name, run, problem=e.beside(run))
-    except OSError as e:
-        return Part(name, run, problem=str(e))
+    except (StoreError, OSError) as e:
+        problem = e.beside(run) if isinstance(e, StoreError) else str(e)
+        return Part(name, run, problem=problem)
     return Part(name, run, traces, digests, failure=failure, carried=carried)
 
 
 def _why_unended(trace: Path) -> str | None:
-    """Why a run failed, by the trace of a process that ran tests and did not end by itself."""
+    """Failure of a run whose trace is of a process that ran tests and did not end by itself."""
     header = TraceReader(trace).header
     if header is None or not header.role.runs_tests:
         return None
@@ -135,11 +140,10 @@ def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], 
         StoreError: there are too many bad ones.
     """
     leaves_out = mode is not FailureMode.ANY
-    bad = {}
-    for part in parts:
-        failure = part.failure if leaves_out else None
-        if (problem := part.problem or failure) is not None:
-            bad[part.name] = problem
+    problems = (
+        (part.name, part.problem or (part.failure if leaves_out else None)) for part in parts
+    )
+    bad = {name: problem for name, problem in problems if problem is not None}
     lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
     if lines and mode is FailureMode.ANY:
         remedy = "--failure-mode=warn leaves such runs out, for a report alone"
@@ -150,7 +154,7 @@ def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], 
 
 
 def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
-    """Why plans of these parts must not make anything smaller; None if they may."""
+    """The reason that plans of these parts make nothing smaller; None if they may."""
     reasons = {f"{line}: left out" for line in left_out}
     reasons |= {
         f"{part.name}: carried forward from an earlier run" for part in parts if part.carried
@@ -173,8 +177,19 @@ def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
             copy_portable(trace, target.trace_dir, part.digests or {}, paths)
 
 
+def combine_opened(run: Run, parts: Sequence[Run]) -> None:
+    """Note in a run what any of its parts opened. If one did not watch, all files stay.
+
+    Raises:
+        StoreError: a part's note can't be read, or the run's can't be written.
+    """
+    found = [load_opened(part) for part in parts]
+    if found and all(found):
+        save_opened(run, unite(found))
+
+
 def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
-    """What healing gave back in the runs, whose traces don't tell of it; by the paths here.
+    """Spans that healing gave back in the runs, whose traces lack them; by the paths here.
 
     Raises:
         StoreError: a run's list can't be read.
@@ -208,22 +223,6 @@ def prove_by_parts(
     verdict = unite_verdicts(run.run_id, planned, tested)
     write_record(run.verdict_file, verdict, indent=1)
     return verdict
-
-
-def at_all_paths(spans: Iterable[NeededSpan], usage: Usage) -> tuple[NeededSpan, ...]:
-    """The spans for each path at which the runs had the same library, in an order of their own."""
-    contents: defaultdict[str, set[str]] = defaultdict(set)
-    places: defaultdict[str, set[str]] = defaultdict(set)
-    for used in usage.libraries:
-        if (sha256 := used.library.sha256) is not None:
-            contents[used.library.path].add(sha256)
-            places[sha256].add(used.library.path)
-    found = {
-        replace(span, library=path)
-        for span in spans
-        for path in {span.library}.union(*(places[c] for c in contents[span.library]))
-    }
-    return tuple(sorted(found, key=lambda s: (s.library, s.start, s.code or 0, repr(s))))
 
 
 def is_used_here(usage: Usage) -> bool:

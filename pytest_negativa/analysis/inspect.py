@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,11 +38,9 @@ Take = Callable[[MappedLibrary], MappedLibrary]
 
 @dataclass(frozen=True, slots=True)
 class InspectionRequest:
-    """What ``negativa inspect`` was asked; the fields are its arguments and options."""
+    """Options of ``negativa inspect``."""
 
-    arguments: tuple[str, ...]
     devices: tuple[ComputeCapability, ...]
-    with_dependencies: bool
     kernels: bool
     elements: bool
     headers_only: bool
@@ -57,7 +56,7 @@ class InspectionRequest:
 
     @property
     def map_request(self) -> MapRequest:
-        """How each library is to be read."""
+        """Request for the map of each library."""
         devices = tuple(sorted(map(str, self.devices))) or None
         return MapRequest(
             scope=(
@@ -86,38 +85,45 @@ class InspectedSet(NamedTuple):
 
 
 def inspect_libraries(
-    request: InspectionRequest,
+    arguments: Sequence[str],
+    request: MapRequest,
     cache: MapCache | None = None,
     workers: Workers | None = None,
     on_done: OnDone | None = None,
-    take: Take = lambda mapped: mapped,
+    take: Take | None = None,
+    *,
+    with_dependencies: bool = False,
 ) -> tuple[InspectedSet, ...]:
     """Map all libraries that the arguments stand for, of slimmed ones what is left.
 
     Args:
-        take: called with each library as it is read; what it returns is kept.
+        arguments: paths, or names of distributions.
+        request: how to read a library.
+        take: called with each library as it is read; what it returns is kept. None keeps it all.
 
     Raises:
         OptionError: an argument stands for nothing.
     """
-    groups = itertools.groupby(request.arguments, lambda argument: is_container(Path(argument)))
+    groups = itertools.groupby(arguments, lambda argument: is_container(Path(argument)))
+    take = take or (lambda mapped: mapped)
     found: list[InspectedSet] = []
     for archives, group in groups:
         if archives:
-            sets = (_inspect_archive(Path(a), request, workers, on_done) for a in group)
-            found += (s._replace(mapped=tuple(map(take, s.mapped))) for s in sets)
+            read = (_inspect_archive(Path(a), request, workers, on_done) for a in group)
+            found += (s._replace(mapped=tuple(map(take, s.mapped))) for s in read)
         else:
-            found += _inspect_files(tuple(group), request, cache, workers, on_done, take)
+            sets = (find_libraries(a, with_dependencies=with_dependencies) for a in group)
+            found += _inspect_files(tuple(sets), request, cache, workers, on_done, take)
     return tuple(found)
 
 
 def _inspect_archive(
-    path: Path, request: InspectionRequest, workers: Workers | None, on_done: OnDone | None
+    path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
     from pytest_negativa.images.tree import Question, may_hold_code, read_tree
 
-    question = Question(may_hold_code, lambda size: request.map_request)
+    question = Question(may_hold_code, lambda size: request)
     tree = read_tree(path, question, None, workers, on_done)
     mapped = tuple(tree.libraries[name] for name in sorted(tree.libraries))
     libraries = LibrarySet(
@@ -131,20 +137,19 @@ def _inspect_archive(
 
 
 def _inspect_files(
-    arguments: Sequence[str],
-    request: InspectionRequest,
+    sets: Sequence[LibrarySet],
+    request: MapRequest,
     cache: MapCache | None,
     workers: Workers | None,
     on_done: OnDone | None,
     take: Take,
 ) -> tuple[InspectedSet, ...]:
-    sets = tuple(find_libraries(a, with_dependencies=request.with_dependencies) for a in arguments)
     sizes = {path: size_of(path) for s in sets for path in s.paths}
     total, done = sum(sizes.values()), 0
     if on_done is not None:
         on_done(0, total)
     mapped: dict[object, MappedLibrary] = {}
-    for library in map_libraries(tuple(sizes), request.map_request, cache, workers):
+    for library in map_libraries(tuple(sizes), request, cache, workers):
         mapped[library.path] = take(library)
         done += sizes[library.path]
         if on_done is not None:
@@ -152,53 +157,29 @@ def _inspect_files(
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
 
 
-class JsonTexts:
-    """The JSON of each library. It lies in a file, for that of a folder may not fit in memory."""
+def take_json(
+    request: InspectionRequest, texts: dict[Path, bytes], mapped: MappedLibrary
+) -> MappedLibrary:
+    """Note the JSON of a library; returns the library without what only the JSON needs.
 
-    def __init__(self, request: InspectionRequest) -> None:
-        # Text doesn't need it.
-        import tempfile
-
-        self._request = request
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this lives)
-        self._places: dict[str, tuple[int, int]] = {}
-
-    def __enter__(self) -> JsonTexts:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def take(self, mapped: MappedLibrary) -> MappedLibrary:
-        """Write a library; returns it without what only the JSON needs."""
-        if mapped.summary is None:
-            return mapped
-        request = self._request
-        library = InspectedLibrary(
-            summary=mapped.summary,
-            map=mapped.library_map if request.details else None,
-            removed=mapped.removed,
-            loadable=(
-                what_devices_load(mapped.library_map, request.required)
-                if mapped.library_map
-                else ()
-            ),
-        )
-        text = msgspec.json.format(msgspec.json.encode(library, enc_hook=encode_hook), indent=1)
-        self._places[str(mapped.path)] = self._file.tell(), len(text)
-        self._file.write(text)
-        return mapped if request.required else mapped._replace(library_map=None)
-
-    def read(self, path: Path) -> str:
-        """The text of a library that was written."""
-        start, size = self._places[str(path)]
-        self._file.seek(start)
-        return self._file.read(size).decode()
+    Args:
+        texts: deflated, for those of a folder may not fit in memory.
+    """
+    if mapped.summary is None:
+        return mapped
+    loaded_map = mapped.library_map
+    library = InspectedLibrary(
+        summary=mapped.summary,
+        map=loaded_map if request.details else None,
+        removed=mapped.removed,
+        loadable=what_devices_load(loaded_map, request.required) if loaded_map else (),
+    )
+    text = msgspec.json.format(msgspec.json.encode(library, enc_hook=encode_hook), indent=1)
+    texts[mapped.path] = zlib.compress(text, 1)
+    return mapped if request.required else mapped._replace(library_map=None)
 
 
-def render_json(
-    inspected: Sequence[InspectedSet], request: InspectionRequest, texts: JsonTexts
-) -> Iterator[str]:
+def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) -> Iterator[str]:
     """The JSON output in parts; ``negativa schema inspection`` prints its schema."""
     document = Inspection(
         format_version=JSON_VERSION,
@@ -213,7 +194,7 @@ def render_json(
         yield libraries
     for number, path in enumerate(paths):
         yield ",\n  " if number else '"libraries": [\n  '
-        yield texts.read(path).replace("\n", "\n  ")
+        yield zlib.decompress(texts[path]).decode().replace("\n", "\n  ")
     if paths:
         yield "\n ]"
     yield f"{end}\n"
@@ -222,7 +203,7 @@ def render_json(
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
     from pytest_negativa.reporting import inspection
-    from pytest_negativa.reporting.arch_gates import render_loadable
+    from pytest_negativa.reporting.inspection import render_loadable
     from pytest_negativa.reporting.text import printable
 
     if request.required:
@@ -270,8 +251,6 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
-    """Why libraries of the set, or folders with some, could not be read."""
+    """Errors of the libraries of the set, and of folders with some."""
     yield from inspected.libraries.unlisted
-    for mapped in inspected.mapped:
-        if mapped.error is not None:
-            yield mapped.error
+    yield from (mapped.error for mapped in inspected.mapped if mapped.error is not None)

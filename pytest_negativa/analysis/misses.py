@@ -135,7 +135,7 @@ def _add_code(top: int, task: tuple[MissedLibrary, Misses, Sequence[Path]]) -> M
 
 
 def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode, ...]:
-    """What the processes touched first on each page.
+    """The code that the processes touched first on each page.
 
     Raises:
         FormatError: the original can't be read.

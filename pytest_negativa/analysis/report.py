@@ -18,15 +18,14 @@ from pytest_negativa.analysis.analyze import (
     Hooks,
     analyze,
     library_candidates,
-    with_warning,
 )
-from pytest_negativa.analysis.baseline import (
+from pytest_negativa.analysis.combine import prove_by_parts
+from pytest_negativa.analysis.snapshots import (
     BaselineComparison,
     compare_with_baseline,
     make_baseline,
     names_of,
 )
-from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
@@ -37,7 +36,7 @@ from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
-from pytest_negativa.models.trace import ImageUse, Usage
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
@@ -107,10 +106,10 @@ def plan_run(
         workers=workers,
         on_done=on_done,
     )
-    if failure is not None:
-        analysis = with_warning(analysis, _NOT_PLANNED.format(failure=failure))
+    warnings = [] if failure is None else [_NOT_PLANNED.format(failure=failure)]
     if (partial := run.partial_reason) is not None:
-        analysis = with_warning(analysis, f"{partial}; these plans make nothing smaller")
+        warnings.append(f"{partial}; these plans make nothing smaller")
+    analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
     report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
     verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
     if verdict is not None:
@@ -194,48 +193,26 @@ def _can_be_replaced(path: Path | Url) -> bool:
 
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
     """Uses in the complete trace that are not in the report's trace."""
-    known = _describe_uses(reported)
-    late = (text for use, text in _describe_uses(complete).items() if use not in known)
-    return tuple(dict.fromkeys(late))
+    known = {use for _words, use in _uses(reported)}
+    return tuple(dict.fromkeys(words for words, use in _uses(complete) if use not in known))
 
 
-def _describe_uses(usage: Usage) -> dict[tuple[object, ...], str]:
-    """All uses: in words, by what they are."""
-    images: list[tuple[str, object, ImageUse]] = [
-        (library.library.path, (library.library.path, image.offset), image)
-        for library in usage.libraries
-        for image in library.images
-    ]
-    images += [("memory", i.sha256, i) for i in (*usage.memory_images, *usage.compiled)]
-    uses: dict[tuple[object, ...], str] = {
-        (
-            "device",
-            device.compute_capability,
-        ): f"a GPU of compute capability {device.compute_capability}"
-        for device in usage.devices
-    }
-    uses |= {
-        (library.library.path, image.offset, "prelinked", offset): f"code in {library.library.path}"
-        for library in usage.libraries
-        for image in library.images
-        for offset in image.prelinked
-    }
-    for name, place, image in images:
-        if image.whole:
-            uses[place, "image"] = f"code in {name}"
+def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
+    """All uses: in words, and what was used where."""
+    texts = [f"a GPU of compute capability {device.compute_capability}" for device in usage.devices]
+    yield from ((text, text) for text in (*texts, *(one.text for one in usage.incomplete)))
+    images = [("code in memory", i) for i in (*usage.memory_images, *usage.compiled)]
+    libraries = [(f"code in {used.library.path}", used) for used in usage.libraries]
+    images += [(place, image) for place, used in libraries for image in used.images]
+    for place, image in images:
+        where = place, image.offset, image.sha256
+        data = ((one.kind, one.name) for one in image.data)
+        whole = [True] if image.whole else []
+        parts = (*whole, *data, *image.enumerated_by, *image.prelinked)
+        yield from ((place, (where, part)) for part in parts)
         for kernel, first in image.kernels.items():
-            uses[place, "kernel", kernel] = f"kernel {kernel} ({usage.context_of(first)})"
-        for data in image.data:
-            uses[place, data.kind, data.name] = f"variable {data.name} in {name}"
-        for call in image.enumerated_by:
-            uses[place, "call", call] = f"all code of an image in {name} ({call})"
-    uses |= {
-        (library.library.path, page): f"code in {library.library.path}"
-        for library in usage.libraries
-        for page in library.touched
-    }
-    uses.update({("incomplete", warning.text): warning.text for warning in usage.incomplete})
-    return uses
+            yield f"kernel {kernel} ({usage.context_of(first)})", (where, "kernel", kernel)
+    yield from ((place, (place, page)) for place, used in libraries for page in used.touched)
 
 
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.

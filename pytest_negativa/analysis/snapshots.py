@@ -1,38 +1,50 @@
-"""Snapshots of what a user names: a run, a lock, a baseline, libraries."""
+"""Snapshots of what a user names, and a run against the snapshot that is its baseline."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.inspect import inspect_libraries
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.images.tree import Question, may_hold_code, read_tree
-from pytest_negativa.installed.libraries import find_libraries, size_of
 from pytest_negativa.installed.sites import SITE_NAMES, Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.file_kinds import kind_of
+from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
-from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary, SnapshotRow
+from pytest_negativa.models.settings import Compare, GrowthLimit
+from pytest_negativa.models.snapshot import (
+    Change,
+    LibraryChange,
+    Snapshot,
+    SnapshotLibrary,
+    SnapshotRow,
+)
 from pytest_negativa.planning.snapshot import (
+    compare_snapshots,
     fold_file,
     make_snapshot,
+    name_of,
+    pair,
+    short_names,
     snapshot_lock,
     snapshot_map,
 )
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
+from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.system import read_head
+from pytest_negativa.storage.urls import place_of
 
 
 def load_snapshot(
@@ -65,39 +77,69 @@ def load_snapshot(
         return snapshot_run(title, load_planned(run))
     if run.usage_file.exists():
         raise StoreError(run.why_unplanned())
-    if is_container(path):
-        return _snapshot(argument, _read_archive(path, headers_only, on_done), on_unread)
-    if path.is_file():
+    if path.is_file() and not is_container(path):
         head = read_head(path)
         if head.startswith(b"{"):
             found = load_baseline(path)
             return replace(found, title=_with_run(argument, found.title))
         if kind_of(head) is None:
             return snapshot_lock(load_lock(path), argument)
-    return _snapshot(argument, _read_files(argument, headers_only, cache, on_done), on_unread)
+    return _read(argument, headers_only, cache, on_done, on_unread)
 
 
 def _with_run(argument: str, run_id: str) -> str:
-    """What the user named, with the run that it is of."""
+    """The user's argument, with the id of its run."""
     return argument if run_id in argument else f"{argument} (run {run_id})"
 
 
-class _Found(NamedTuple):
-    """The libraries of a folder or an archive, and why others can't be read."""
+def _read(
+    argument: str,
+    headers_only: bool,
+    cache: MapCache | None,
+    on_done: Callable[[int, int], None] | None,
+    on_unread: Callable[[NegativaError], None],
+) -> Snapshot:
+    """The snapshot of a library, or of the libraries in a folder, an archive or a distribution."""
+    kept: dict[Path, tuple[SnapshotLibrary, FileKind]] = {}
 
-    title: str
-    libraries: list[SnapshotLibrary]
-    unread: list[NegativaError]
+    def take(mapped: MappedLibrary) -> MappedLibrary:
+        library_map = mapped.library_map
+        if library_map is not None and library_map.sections:
+            kept[mapped.path] = _snapshot_file(library_map, mapped), library_map.library.file_kind
+        # All maps of a folder may not fit in memory.
+        return mapped._replace(library_map=None, error=_why_unread(mapped))
 
-
-def _snapshot(argument: str, found: _Found, on_unread: Callable[[NegativaError], None]) -> Snapshot:
-    for problem in found.unread:
+    scope = Scope(headers_only=headers_only, calls=headers_only)
+    request = MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
+    [found] = inspect_libraries((argument,), request, cache, None, on_done, take)
+    is_explicit, root, places = found.libraries.explicit, Path(argument).resolve(), Places()
+    libraries: list[SnapshotLibrary] = []
+    unread = [*found.libraries.unlisted, *(one.error for one in found.mapped if one.error)]
+    for problem in unread:
+        if is_explicit:
+            raise problem
         on_unread(problem)
-    if not found.libraries and found.unread:
+    for path, (one, kind) in sorted(kept.items()):
+        # No program loads code from a file for linkers.
+        if kind.is_link_time and not is_explicit:
+            continue
+        if is_container(root):
+            name, _, version = (found.libraries.distribution or "").partition(" ")
+            place: str | None = below_site(path.relative_to(root).as_posix())
+            holder = name or PurePosixPath(place or "").parent.as_posix()
+        else:
+            real = os.path.realpath(path)
+            where = places.from_folder(real, Path.cwd())
+            place, version = _place_here(where), where.version or ""
+            holder = where.distribution or _folder_of(real, root, where)
+        one = replace(one, place=place, version=version or None)
+        libraries.append(one if is_explicit or kind.is_host else fold_file(one, holder))
+    if not libraries and unread:
         raise FormatError(argument, None, "no library with GPU code can be read")
-    if not found.libraries:
+    if not libraries:
         raise OptionError(f"{argument}: no library with GPU code{_unopened(Path(argument))}")
-    return make_snapshot(found.title, found.libraries)
+    title = root.name if is_container(root) else found.libraries.label
+    return make_snapshot(title, libraries)
 
 
 def _unopened(path: Path) -> str:
@@ -107,42 +149,9 @@ def _unopened(path: Path) -> str:
     return f"; {were} not opened: name them" if count else ""
 
 
-def _read_files(
-    argument: str,
-    headers_only: bool,
-    cache: MapCache | None,
-    on_done: Callable[[int, int], None] | None,
-) -> _Found:
-    found = find_libraries(argument)
-    unread: list[NegativaError] = [*found.unlisted]
-    sizes = {path: size_of(path) for path in found.paths}
-    root = Path(argument).resolve() if Path(argument).is_dir() else None
-    libraries, done, places = [], 0, Places()
-    for mapped in map_libraries(tuple(sizes), _request(headers_only), cache):
-        done += sizes[mapped.path]
-        if on_done is not None:
-            on_done(done, sum(sizes.values()))
-        if (problem := _why_unread(mapped)) is not None:
-            if found.explicit:
-                raise problem
-            unread.append(problem)
-        elif mapped.library_map is not None and (
-            _has_code(mapped.library_map) or (found.explicit and mapped.library_map.sections)
-        ):
-            path = os.path.realpath(mapped.path)
-            place = places.from_folder(path, Path.cwd())
-            one = _snapshot_file(mapped.library_map, mapped, place.version, _place_here(place))
-            if not (found.explicit or mapped.library_map.library.file_kind.is_host):
-                one = fold_file(one, place.distribution or _folder_of(path, root, place))
-            libraries.append(one)
-    return _Found(found.label, libraries, unread)
-
-
-def _snapshot_file(
-    library_map: LibraryMap, mapped: MappedLibrary, version: str | None, place: str | None
-) -> SnapshotLibrary:
+def _snapshot_file(library_map: LibraryMap, mapped: MappedLibrary) -> SnapshotLibrary:
     """A file as its map tells, a slimmed library with the bytes that are left in it."""
-    one = snapshot_map(library_map, None, version, place)
+    one = snapshot_map(library_map)
     if mapped.removed is None or one.code_bytes == mapped.removed.stored_bytes:
         return one
     # Kernels went from cubins that stay. The map doesn't tell how many bytes of each arch went.
@@ -151,15 +160,15 @@ def _snapshot_file(
     return replace(one, rows=(left,))
 
 
-def _folder_of(path: str, root: Path | None, place: Place) -> str:
+def _folder_of(path: str, root: Path, place: Place) -> str:
     """The folder of a file below the named one, or else below its site."""
-    is_below = root is not None and Path(path).is_relative_to(root)
-    below = Path(path).relative_to(root) if root is not None and is_below else Path(place.path)
+    is_below = Path(path).is_relative_to(root)
+    below = Path(path).relative_to(root) if is_below else Path(place.path)
     return below.parent.as_posix()
 
 
 def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
-    """Why a file could not be read, or why none of its GPU code could."""
+    """The error of a file that could not be read, or whose GPU code could not."""
     found = mapped.library_map
     if (
         found is not None
@@ -169,36 +178,6 @@ def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
         first = found.problems[0]
         return FormatError(mapped.path, first.offset, first.text)
     return mapped.error
-
-
-def _has_code(library_map: LibraryMap) -> bool:
-    """Whether a program could load code from the file."""
-    return bool(library_map.sections) and not library_map.library.file_kind.is_link_time
-
-
-def _request(headers_only: bool) -> MapRequest:
-    scope = Scope(headers_only=headers_only, calls=headers_only)
-    return MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
-
-
-def _read_archive(
-    path: Path, headers_only: bool, on_done: Callable[[int, int], None] | None
-) -> _Found:
-    question = Question(may_hold_code, lambda size: _request(headers_only))
-    tree = read_tree(path, question, on_done=on_done)
-    unread: list[NegativaError] = [*tree.problems]
-    name, version = tree.distribution or (None, None)
-    libraries = []
-    for file, mapped in tree.libraries.items():
-        if (problem := _why_unread(mapped)) is not None:
-            unread.append(problem)
-        elif mapped.library_map is not None and _has_code(mapped.library_map):
-            place = below_site(file)
-            one = _snapshot_file(mapped.library_map, mapped, version, place)
-            if not mapped.library_map.library.file_kind.is_host:
-                one = fold_file(one, name or PurePosixPath(place).parent.as_posix())
-            libraries.append(one)
-    return _Found(path.name, libraries, unread)
 
 
 def below_site(name: str) -> str:
@@ -222,3 +201,150 @@ def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
 def _place_here(place: Place) -> str | None:
     """The path of a library in its site or in the current folder; None if it lies elsewhere."""
     return None if Path(place.path).is_absolute() else place.path
+
+
+_UNLISTED = ": the baseline lists no kernels of it, so new ones are unknown; write it anew"
+_UNTESTED = "new-kernels-untested"
+_MOST_LINES = 10
+
+
+class BaselineComparison(NamedTuple):
+    """Growth of a run, for a report.
+
+    Attributes:
+        lines: the growth in total, and the largest changes of libraries.
+        crossed: limits that were crossed.
+    """
+
+    lines: tuple[str, ...] = ()
+    crossed: tuple[str, ...] = ()
+
+
+def make_baseline(run_id: str, libraries: Sequence[AnalyzedLibrary]) -> Snapshot:
+    """The file that a project commits: figures, and the names of its own libraries' kernels."""
+    covered = zip(_names_in(libraries), libraries, strict=True)
+    own = {name for name, one in covered if one.coverage is not None}
+    found = snapshot_run(run_id, libraries)
+    return replace(
+        found,
+        libraries=tuple(
+            replace(one, kernels=one.kernels if one.name in own else None, used_kernels=None)
+            for one in found.libraries
+        ),
+    )
+
+
+def compare_with_baseline(
+    libraries: Sequence[AnalyzedLibrary], settings: Compare
+) -> BaselineComparison:
+    """Compare a run with the baseline, if there is one.
+
+    A baseline that can't be read counts as a crossed limit: a gate must not open by itself.
+    """
+    if settings.baseline is None:
+        return BaselineComparison()
+    try:
+        before = load_baseline(place_of(settings.baseline))
+    except NegativaError as e:
+        return BaselineComparison(crossed=(f"compare.baseline: {e}",))
+    return compare_figures(before, libraries, settings)
+
+
+def compare_figures(
+    before: Snapshot,
+    libraries: Sequence[AnalyzedLibrary],
+    settings: Compare,
+) -> BaselineComparison:
+    """Compare a run with a baseline that was read."""
+    after = snapshot_run("this run", libraries)
+    difference = compare_snapshots(before, after)
+    changes = difference.libraries
+    names = dict(zip(_names_in(libraries), libraries, strict=True))
+    # Kernels that the baseline doesn't list are not new for that.
+    unlisted = [
+        one.name
+        for one in pair(before, after).libraries
+        if one.kernels is None and one.name in names and names[one.name].coverage is not None
+    ]
+    appeared = {one.library: one.appeared for one in difference.kernels}
+    untested = {
+        name: [k.name for k in one.coverage.kernels if not k.is_run and k.name in appeared[name]]
+        for name, one in names.items()
+        if one.coverage is not None and name in appeared
+    }
+    total = _total(changes)
+    all_untested = [name for found in untested.values() for name in found]
+    crossed = [*_crossed("compare.fail", settings.fail.overall or (), total, all_untested)]
+    for_globs = {name: names_of(one) for name, one in names.items()}
+    for change in changes:
+        if change.name in for_globs:
+            limits = limit_of(settings.fail.libraries, for_globs[change.name]) or ()
+            where = f"{change.name}: compare.fail"
+            crossed += _crossed(where, limits, change, untested.get(change.name, []))
+    lines = [*_lines(total, changes, all_untested), *(f"{name}{_UNLISTED}" for name in unlisted)]
+    return BaselineComparison(tuple(lines), tuple(crossed))
+
+
+def names_of(library: AnalyzedLibrary) -> LibraryNames:
+    """The names of a library that globs are compared with."""
+    found = library.plan.library
+    return LibraryNames(found.path, found.soname, library.distribution)
+
+
+def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:
+    """The names that libraries have in a snapshot."""
+    return short_names(name_of(one.plan.library) for one in libraries)
+
+
+def _total(changes: Iterable[LibraryChange]) -> LibraryChange:
+    found = tuple(changes)
+    return LibraryChange(
+        name="all libraries",
+        versions=(None, None),
+        code=Change.total(one.code for one in found),
+        unused=Change.total(one.unused for one in found),
+        size=Change.total(one.size for one in found),
+    )
+
+
+def _crossed(
+    where: str, limits: Iterable[GrowthLimit], change: LibraryChange, untested: Sequence[str]
+) -> Iterator[str]:
+    figures = {"size": change.size, "code": change.code, "unused": change.unused}
+    for limit in limits:
+        if limit.figure == _UNTESTED:
+            if len(untested) > limit.limit:
+                count = format_items(len(untested), "new kernel is", "new kernels are")
+                named = format_names(untested)
+                yield f"{where}: {count} untested ({named}), the limit is {limit.limit:.0f}"
+            continue
+        figure = figures[limit.figure]
+        before = figure.before or 0
+        allowed = before * limit.limit / 100 if limit.is_percent else limit.limit
+        if figure.growth > allowed:
+            most = f"{limit.limit:g}%" if limit.is_percent else format_bytes(int(limit.limit))
+            yield f"{where}: {limit.figure} grew: {_describe(figure)}, the limit is {most}"
+
+
+def _lines(
+    total: LibraryChange, changes: Sequence[LibraryChange], untested: Sequence[str]
+) -> Iterator[str]:
+    yield f"GPU code {_describe(total.code)}, unused {_describe(total.unused)}"
+    changed = [one for one in changes if one.code.growth or one.unused.growth]
+    for one in changed[:_MOST_LINES]:
+        yield f"{one.name}: GPU code {_describe(one.code)}, unused {_describe(one.unused)}"
+    if len(changed) > _MOST_LINES:
+        yield f"{len(changed) - _MOST_LINES:,} more libraries changed"
+    if untested:
+        yield f"{format_items(len(untested), 'new kernel', 'new kernels')} without a test"
+
+
+def _describe(change: Change) -> str:
+    if change.before is None:
+        return f"appeared with {format_bytes(change.after or 0)}"
+    if change.after is None:
+        return f"went, {format_bytes(change.before)}"
+    return (
+        f"{format_bytes(change.before)} -> {format_bytes(change.after)} "
+        f"({format_growth(change.before, change.after)})"
+    )

@@ -1,4 +1,4 @@
-"""Which code of vulnerabilities slimmed libraries lack, as an OpenVEX document.
+"""Code of vulnerabilities that slimmed libraries lack, as an OpenVEX document.
 
 The files are read: no manifest and no lock is evidence that code is gone. A name counts only if the
 library had it, so that a misspelled one is no good news. What can't be told is left open.
@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import has_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
@@ -33,7 +33,7 @@ from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
-from pytest_negativa.slimming.tree import digest_of, soname_of
+from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.note import Note
 
 _LACKS = "The file has none of the code that the list names."
@@ -80,10 +80,12 @@ class Libraries:
     """
 
     def __init__(self, paths: Sequence[Path], originals: Sequence[Path]) -> None:
-        known = {one.path: one.entry for one in slimmed_in(map(_folder, paths))}
+        folders = (path if path.is_dir() else path.parent for path in paths)
+        known = {one.path: one.entry for one in slimmed_in(folders)}
         places = Places()
         self._libraries: list[_Library] = []
-        self._originals = originals
+        kept = (entry.original for entry in known.values() if entry is not None)
+        self._originals = (*originals, *(Path(path) for path in kept if path is not None))
         self._paths = paths
         # Large libraries take seconds to read, and many vulnerabilities may name one.
         self._digest_of = functools.cache(_digest)
@@ -99,14 +101,11 @@ class Libraries:
                     for link in (tree.root / name for name in group.names)
                 )
                 entry = known.get(str(path))
-                digest = entry.original_sha256 if entry is not None else None
-                kept = entry.original if entry is not None else None
-                if kept is not None:
-                    self._originals = (*self._originals, Path(kept))
+                digest = None if entry is None else entry.original_sha256
                 self._libraries.append(_Library(path, names, digest))
 
     def find(self, vulnerability: Vulnerability) -> Iterator[Finding]:
-        """What is known of each library that a vulnerability is said to be in.
+        """A finding on each library that a vulnerability is said to be in.
 
         Raises:
             FormatError: a library can't be read.
@@ -129,7 +128,7 @@ class Libraries:
     def _reasons(
         self, path: Path, library: _Library, code: Iterable[VulnerableCode]
     ) -> Iterator[str]:
-        """Why code may be there."""
+        """Reasons that code may be there."""
         functions = {name for one in code for name in one.functions}
         kernels = {name for one in code for name in one.kernels}
         with ByteSource(path) as source:
@@ -159,7 +158,7 @@ class Libraries:
                 yield f"it can't be read: {e.problem}"
 
     def _why_in_reach(self, path: Path, note: Note) -> str | None:
-        """What to say if the spare of a library is in reach, or may be."""
+        """The reason against a library whose spare is in reach, or may be."""
         places = [Path(folder, note.spare_name) for folder in spare_folders(path, note)]
         if (elsewhere := self._spares.get(note.spare_name)) is not None:
             places.append(elsewhere)
@@ -199,7 +198,7 @@ class Libraries:
     def _kernels_left(
         self, source: ByteSource, original: Path | None, kernels: set[str]
     ) -> Iterator[str]:
-        """Why kernels may be in a library without a spare."""
+        """Reasons that kernels may be in a library without a spare."""
         names, problem = self._left_in(source.path)
         if there := kernels & names:
             yield f"it has {format_names(sorted(there))}"
@@ -241,12 +240,8 @@ def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
     return frozenset(left.names), _why_unknown(left)
 
 
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
-
-
 def _why_unknown(left: LibraryMap) -> str | None:
-    """Why a map may lack names of kernels."""
+    """The reason that a map may lack names of kernels."""
     if left.problems:
         return f"a part of its GPU code can't be read: {left.problems[0].text}"
     for block in left.iter_code():
@@ -258,7 +253,7 @@ def _why_unknown(left: LibraryMap) -> str | None:
 
 
 def _functions_left(source: ByteSource, original: Path | None, names: set[str]) -> Iterator[str]:
-    """Why CPU functions may be in a library whose spare is gone.
+    """Reasons that CPU functions may be in a library whose spare is gone.
 
     Compilers split functions into parts, whose names go on with a dot: ``f.cold``, ``f.part.0``.
     """

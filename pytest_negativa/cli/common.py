@@ -14,13 +14,14 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.exits import EXIT_FAILED as EXIT_FAILED
-from pytest_negativa.cli.exits import interruptible as interruptible
+from pytest_negativa.cli.main import EXIT_FAILED as EXIT_FAILED
+from pytest_negativa.cli.main import interruptible as interruptible
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
+from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.text import fit, print_warning, printable
 from pytest_negativa.reporting.units import format_items
@@ -51,6 +52,8 @@ class PathOrUrl(click.Path):
         return super().convert(value, param, ctx)
 
 
+LOCK = "negativa.lock"
+PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 LOCK_FILE = PathOrUrl(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option(
@@ -114,7 +117,7 @@ def as_json_option(schema: str) -> Callable[[_Command], _Command]:
 
 
 ARCH_LIST = "ARCH|GPU,..."
-"""What stands for the value of an option that ``parse_devices`` reads."""
+"""Placeholder for the value of an option that ``parse_devices`` reads."""
 
 
 def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _Command]:
@@ -140,6 +143,20 @@ def parse_devices(
     """
     archs = parse_archs(given, also_unknown=also_unknown)
     return tuple(sorted({ComputeCapability(arch.major, arch.minor) for arch in archs}))
+
+
+def check_usage(*rules: tuple[object, str]) -> None:
+    """Refuse options that don't go together.
+
+    Args:
+        rules: whether the options break one, and the rule.
+
+    Raises:
+        click.UsageError: they break one; the first is named.
+    """
+    for is_broken, rule in rules:
+        if is_broken:
+            raise click.UsageError(rule)
 
 
 def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
@@ -192,6 +209,12 @@ def run_of(settings: Settings) -> Run:
         StoreError: it can't be fetched.
     """
     return run_at(runs_of(settings).find(settings.run).folder)
+
+
+def settings_and_run(flags: Mapping[str, Any]) -> tuple[Settings, Run]:
+    """The settings of a command, see ``settings_of``, and its run, see ``run_of``."""
+    settings = settings_of(flags)
+    return settings, run_of(settings)
 
 
 def runs_of(settings: Settings) -> RunsFolder:
@@ -261,3 +284,21 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def show_proof(lock: Lock) -> None:
+    """Tell what a lock doesn't rest on."""
+    rows = (*lock.libraries, *lock.files)
+    doubts = [(row.path, row.not_proved) for row in rows if row.not_proved is not None]
+    if not lock.proof.proved:
+        reasons = printable("; ".join(lock.proof.not_proved))
+        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
+    if lock.proof.proved and doubts:
+        first = printable(": ".join(doubts[0]))
+        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
+        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
+
+
+def typed(paths: Sequence[Path]) -> str:
+    """The paths as words of a command."""
+    return shlex.join(dict.fromkeys(map(str, paths)))

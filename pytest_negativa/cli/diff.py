@@ -21,7 +21,7 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
-from pytest_negativa.planning.coverage import split_signature
+from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
 from pytest_negativa.reporting.progress import Progress

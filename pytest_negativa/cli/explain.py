@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import active_paths, say_next
-from pytest_negativa.cli.slim_output import typed
+from pytest_negativa.cli.common import active_paths, say_next, typed
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 
 

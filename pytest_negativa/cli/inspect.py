@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,11 +18,11 @@ from pytest_negativa.analysis.arch_gates import (
 )
 from pytest_negativa.analysis.inspect import (
     InspectionRequest,
-    JsonTexts,
     errors_of,
     inspect_libraries,
     render_json,
     render_text,
+    take_json,
 )
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
@@ -32,20 +33,28 @@ from pytest_negativa.cli.common import (
     MATCH,
     NO_CACHE,
     active_paths,
+    answer,
     arch_option,
     as_json_option,
+    check_usage,
     note_unopened,
     parsed,
+    runs_of,
     say_next,
     settings_of,
     show,
+    slim_by,
     workers_for,
 )
-from pytest_negativa.cli.packages import show_packages
 from pytest_negativa.gpucode.cache import open_cache
+from pytest_negativa.images.layers import is_container
+from pytest_negativa.images.report import report_image
+from pytest_negativa.images.suite import load_suite, suite_of_lock
+from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.values import read_percent, read_size
+from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
 
 _ROWS = 20
@@ -145,23 +154,18 @@ def inspect(
     """
     libraries = libraries or tuple(map(str, active_paths()))
     if packages or run is not None or lock is not None:
-        if len(libraries) > 1 or (run is not None and lock is not None):
-            raise click.UsageError("tables by package take one PATH; --run or --lock, not both")
-        if (
-            required
-            or max_dead is not None
-            or only
-            or max_size is not None
-            or deps
-            or kernels
-            or elements
-            or headers_only
-            or globs
-        ):
-            raise click.UsageError(
+        others = (required, only, deps, kernels, elements, headers_only, globs)
+        check_usage(
+            (
+                len(libraries) > 1 or (run is not None and lock is not None),
+                "tables by package take one PATH; --run or --lock, not both",
+            ),
+            (
+                any(others) or max_dead is not None or max_size is not None,
                 "--packages, --run and --lock are for tables by package, which only --arch, --top "
-                "and --json shape"
-            )
+                "and --json shape",
+            ),
+        )
         show_packages(
             Path(libraries[0]),
             run,
@@ -175,19 +179,23 @@ def inspect(
             no_cache=no_cache,
         )
         return
-    if max_dead is not None and not devices:
-        raise click.UsageError("--max-dead needs --arch, which names the deployed GPUs")
-    if headers_only and kernels:
-        raise click.UsageError("--kernels needs the code unpacked, so not with --headers-only")
-    if (globs or top or demangle) and not kernels:
-        raise click.UsageError(
-            "--match and --demangle go with --kernels; --top with --kernels or --packages"
-        )
+    check_usage(
+        (
+            max_dead is not None and not devices,
+            "--max-dead needs --arch, which names the deployed GPUs",
+        ),
+        (
+            headers_only and kernels,
+            "--kernels needs the code unpacked, so not with --headers-only",
+        ),
+        (
+            (globs or top or demangle) and not kernels,
+            "--match and --demangle go with --kernels; --top with --kernels or --packages",
+        ),
+    )
     has_gates = bool(required or only) or max_size is not None or max_dead is not None
     request = InspectionRequest(
-        arguments=libraries,
         devices=devices,
-        with_dependencies=deps,
         kernels=kernels,
         elements=elements,
         headers_only=headers_only or (has_gates and not kernels),
@@ -197,14 +205,20 @@ def inspect(
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache)
+    texts: dict[Path, bytes] = {}
+    take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
-        if as_json:
-            texts = click.get_current_context().with_resource(JsonTexts(request))
-            inspected = inspect_libraries(request, cache, workers, progress.update, texts.take)
-        else:
-            inspected = inspect_libraries(request, cache, workers, progress.update)
+        inspected = inspect_libraries(
+            libraries,
+            request.map_request,
+            cache,
+            workers,
+            progress.update,
+            take,
+            with_dependencies=deps,
+        )
     if as_json:
-        for part in render_json(inspected, request, texts):
+        for part in render_json(inspected, texts):
             click.echo(part, nl=False)
     else:
         for number, part in enumerate(render_text(inspected, request)):
@@ -236,3 +250,55 @@ def _next(libraries: Sequence[str], devices: Sequence[ComputeCapability]) -> str
         return "pytest --negativa"
     archs = ",".join(f"sm_{device.major}{device.minor}" for device in devices)
     return f"negativa slim --arch {archs} --spare spares --dry-run {shlex.join(libraries)}"
+
+
+# A broken image has thousands with one cause.
+_MOST_ERRORS = 10
+
+
+def show_packages(
+    folder: Path,
+    run: str | None,
+    lock: Path | Url | None,
+    devices: tuple[ComputeCapability, ...],
+    top: int,
+    then: str | None,
+    *,
+    as_json: bool,
+    jobs: int | None,
+    executor: str | None,
+    no_cache: bool,
+) -> None:
+    """Show the GPU code in a file tree by package, and what a suite needs.
+
+    Args:
+        then: the next command, without a run or a lock.
+    """
+    settings = settings_of()
+    suite = None
+    if run is not None:
+        then = f"negativa report {shlex.quote(run)}"
+        suite = load_suite(runs_of(settings).find(run))
+    elif lock is not None:
+        then = slim_by(lock)
+        suite = suite_of_lock(load_lock(lock))
+    with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
+        report = report_image(
+            folder,
+            suite,
+            devices,
+            None if no_cache else open_cache(settings.cache),
+            workers,
+            progress.update,
+        )
+    then = then if report.libraries and not report.unreadable else None
+    answer(report, render_image_report(report, top), as_json=as_json, then=then)
+    if not (report.libraries or is_container(folder)):
+        note_unopened(folder)
+    for error in report.unreadable[:_MOST_ERRORS]:
+        print_error(error)
+    if len(report.unreadable) > _MOST_ERRORS:
+        more = len(report.unreadable) - _MOST_ERRORS
+        print_error(f"{more:,} more files could not be read (see --json)")
+    if report.unreadable:
+        click.get_current_context().exit(EXIT_FAILED)

@@ -7,22 +7,24 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.unplanned import find_unplanned
-from pytest_negativa.analysis.widen import widen_by_use, widen_lock
+from pytest_negativa.analysis.lock import Widened, find_unplanned, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
+    LOCK,
+    PATHS,
     PathOrUrl,
     active_paths,
+    check_usage,
     run_of,
     runs_of,
     say_next,
     settings_of,
+    show_proof,
     slim_by,
 )
-from pytest_negativa.cli.slim_output import LOCK, PATHS, show_proof
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.lock import LeftOut, Place
+from pytest_negativa.models.lock import LeftOut, Lock, Place
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.next_command import next_command
@@ -93,18 +95,19 @@ def lock(
 
     Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
     """
-    if logs and used:
-        raise click.UsageError("--add-misses and --add-uses: give one of them")
-    if logs:
-        _widen(output, logs, paths)
-        return
-    if paths:
-        raise click.UsageError("PATH goes with --add-misses")
-    if used:
-        _widen_by_use(output, used, settings_of(flags))
-        return
-
     settings = settings_of(flags)
+    check_usage(
+        (logs and used, "--add-misses and --add-uses: give one of them"),
+        (paths and not logs, "PATH goes with --add-misses"),
+    )
+    if logs:
+        done = widen_lock(load_lock(output), read_misses(logs), paths or active_paths())
+        _save_widened(output, done, "came back", "came back")
+        return
+    if used:
+        done = _widen_by_use(load_lock(output), used, settings)
+        _save_widened(output, done, "was used", "were used")
+        return
     run = run_of(settings)
     if (reason := run.partial_reason) is not None:
         raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
@@ -160,15 +163,19 @@ def lock(
     say_next(slim_by(output))
 
 
-def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
-    """Keep in the lock what came back."""
-    done = widen_lock(load_lock(path), read_misses(logs), folders or active_paths())
+def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
+    """Save a lock, and tell what it keeps more; ``one`` and ``many`` say how that was needed."""
     save_lock(done.lock, path)
     for name, count in done.added.items():
-        elements = format_items(count, "element that came back", "elements that came back")
+        elements = format_items(count, f"element that {one}", f"elements that {many}")
         click.echo(f"{printable(name)}: keeps {elements}")
-    if not done.added:
-        click.echo(printable(f"{path}: nothing of what it removes came back"))
+    for name, more in done.files.items():
+        kept = f"all of its files: nothing tells which {many}"
+        if more is not None:
+            kept = format_items(more, f"file that {one}", f"files that {many}")
+        click.echo(f"{printable(name)}: keeps {kept}")
+    if not (done.added or done.files):
+        click.echo(printable(f"{path}: nothing of what it removes {one}"))
     for name in done.not_locked:
         click.echo(
             f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
@@ -177,21 +184,9 @@ def _widen(path: Path | Url, logs: tuple[Path, ...], folders: tuple[Path, ...]) 
     say_next(slim_by(path))
 
 
-def _widen_by_use(path: Path | Url, names: tuple[str, ...], settings: Settings) -> None:
+def _widen_by_use(lock: Lock, names: tuple[str, ...], settings: Settings) -> Widened:
     """Keep in the lock what other runs used."""
     runs = [runs_of(settings).find(name) for name in names]
     traces = [trace for run in runs for trace in run.require_traces()]
     opened = [files for run in runs for files in load_opened(run)]
-    done = widen_by_use(load_lock(path), merge_when_ended(lambda: traces), settings, opened)
-    save_lock(done.lock, path)
-    for name, count in done.added.items():
-        elements = format_items(count, "element that was used", "elements that were used")
-        click.echo(f"{printable(name)}: keeps {elements}")
-    for name, more in done.files.items():
-        kept = "all of its files: nothing tells which were used"
-        if more is not None:
-            kept = format_items(more, "file that was used", "files that were used")
-        click.echo(f"{printable(name)}: keeps {kept}")
-    if not (done.added or done.files):
-        click.echo(printable(f"{path}: nothing of what it removes was used"))
-    say_next(slim_by(path))
+    return widen_by_use(lock, merge_when_ended(lambda: traces), settings, opened)

@@ -1,4 +1,4 @@
-"""The command ``negativa``: its group, and how an error ends it.
+"""The command ``negativa``: its group, and how an error or a signal ends it.
 
 A command parses, calls a stage and prints; what decides lives below. A command is imported when it
 is asked for, for a quick start.
@@ -6,7 +6,11 @@ is asked for, for a quick start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -14,9 +18,20 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
-from pytest_negativa.cli.exits import EXIT_FAILED, EXIT_USAGE, interruptible
-from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError, did_you_mean
+from pytest_negativa.errors import (
+    SYSTEM_REFUSALS,
+    NegativaError,
+    OptionError,
+    Stopped,
+    did_you_mean,
+)
 from pytest_negativa.settings.flags import click_options
+
+EXIT_FAILED = 1
+"""A file could not be read or written, or the answer is no."""
+
+EXIT_USAGE = 2
+"""Wrong usage; click's own, too."""
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Begin": {
@@ -29,17 +44,17 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "explain": ("explain", "Tell whether slimmed libraries can cause a CUDA ERROR."),
     },
     "Trace": {
-        "debloat": ("debloat", "Trace COMMAND, report its unused GPU code; slim removes it."),
+        "debloat": ("trace", "Trace COMMAND, report its unused GPU code; slim removes it."),
         "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
         "locate": ("locate", "Find the unused GPU code of a traced run."),
-        "combine": ("combine", "Find the GPU code that none of several RUNS used."),
+        "combine": ("locate", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
         "report": ("report", "Write reports of a traced run."),
-        "kernels": ("kernels", "List the unused kernels of a traced run, or the used ones."),
+        "kernels": ("tests", "List the unused kernels of a traced run, or the used ones."),
         "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
-        "needs": ("needs", "Show the GPU code that a part of the tests needs alone."),
-        "pages": ("pages", "Show which pages of CPU code a traced run touched, by library."),
+        "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
+        "pages": ("report", "Show which pages of CPU code a traced run touched, by library."),
         "runs": ("runs", "List and delete traced runs."),
     },
     "Ship": {
@@ -52,8 +67,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "More": {
         "doctor": ("doctor", "Show what this machine has for tracing, and what it lacks."),
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
-        "push": ("stores", "Send a run to a URL."),
-        "fetch": ("stores", "Fetch runs from URLs."),
+        "push": ("runs", "Send a run to a URL."),
+        "fetch": ("runs", "Fetch runs from URLs."),
         "schema": ("schema", "Print the JSON Schema of a file or output format."),
     },
 }
@@ -64,6 +79,36 @@ commands should not import them.
 """
 
 _COMMANDS = {name: row for commands in _GROUPS.values() for name, row in commands.items()}
+
+
+@contextlib.contextmanager
+def interruptible(state: str | None = None) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end the process soon: one line, and status 128 + N.
+
+    Args:
+        state: how things are then, for the line. The process then ends at once, although threads
+            may still be in a library. None: as Python ends it.
+    """
+    # nohup has SIGHUP ignored.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _stop)
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        click.echo(f"negativa: interrupted{f': {state}' if state else ''}", err=True)
+        status = 128 + (e.number if isinstance(e, Stopped) else signal.SIGINT)
+        if state is None:
+            sys.exit(status)
+        sys.stdout.flush()
+        os._exit(status)
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise Stopped(number)
 
 
 class _Group(click.Group):

@@ -16,7 +16,6 @@ from pytest_negativa.cli.common import (
     settings_of,
 )
 from pytest_negativa.measuring import session as measured
-from pytest_negativa.measuring.experiment import MeasureRequest
 
 
 @click.command(context_settings=PASS_ON)
@@ -68,13 +67,12 @@ def measure(
 
     Exit status: 0, or 1 if the runs can't be compared, for instance because they end differently.
     """
-    settings = settings_of()
-    request = MeasureRequest(
-        command=command,
-        copies=slim or measured.copies_of(settings),
-        folder=measured.new_folder(settings),
+    request = measured.make_request(
+        command,
+        settings_of(),
+        copies=slim,
+        loading=loading,
         pairs=pairs,
-        loadings=measured.loadings_of(loading),
         cold=cold,
         first_result=first_result,
         interval=interval,

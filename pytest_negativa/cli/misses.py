@@ -11,16 +11,17 @@ import click
 from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.common import (
     FOLDER,
+    LOCK,
     active_paths,
     answer,
     as_json_option,
     print_variables,
     settings_of,
+    typed,
 )
-from pytest_negativa.cli.slim_output import LOCK, typed
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
 from pytest_negativa.processes.page_watch import misses_environment
-from pytest_negativa.reporting.misses import render_misses
+from pytest_negativa.reporting.pages import render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.spare.process_pages import pages_of_process

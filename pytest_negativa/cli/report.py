@@ -1,4 +1,4 @@
-"""The command that makes reports of runs that exist: report."""
+"""The commands that report on a traced run: report, pages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Any
 import click
 
 from pytest_negativa.analysis.report import load_contents, with_limits, write_reports
-from pytest_negativa.cli.common import fail_for_limits, run_of, runs_of, say_next, settings_of
+from pytest_negativa.cli.common import (
+    answer,
+    as_json_option,
+    fail_for_limits,
+    run_of,
+    runs_of,
+    say_next,
+    settings_and_run,
+    settings_of,
+)
 from pytest_negativa.errors import did_you_mean
+from pytest_negativa.hostcode.gather import require_usage
+from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.reporting.formats import render_to_screen
+from pytest_negativa.reporting.pages import render_host_report
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.options import (
     BY_NAME,
@@ -78,3 +90,18 @@ def _is_type(word: str) -> bool:
     name = word.partition(":")[0]
     # A wrong type is no run, unless there is such a folder.
     return name in REPORT_FORMATS or (":" in word and not Path(word).exists())
+
+
+@click.command()
+@as_json_option("pages")
+@click_options("run", "reports.top")
+def pages(as_json: bool, **flags: Any) -> None:
+    """Show which pages of CPU code a traced run touched, by library.
+
+    The run must be traced with --cpu, or pytest with --negativa-cpu.
+
+    Exit status: 0, or 1 without such a trace.
+    """
+    settings, run = settings_and_run(flags)
+    report = summarize(require_usage(run))
+    answer(report, render_host_report(report, top=settings.reports.top), as_json=as_json, then=run)

@@ -1,4 +1,4 @@
-"""The commands that look after traced runs: runs list, delete."""
+"""The commands that look after traced runs: runs list, runs delete, push, fetch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import answer, as_json_option, runs_of, settings_of
+from pytest_negativa.cli.common import answer, as_json_option, run_of, runs_of, settings_of
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION, RunRow
@@ -15,7 +15,8 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.files import TraceReader
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.tracing.files import TraceReader, require_ended
 
 
 @click.group()
@@ -89,7 +90,7 @@ def _row(run: Run) -> RunRow:
 
 
 def _state(run: Run) -> str:
-    """How far a run came, and whether it is a replay; for one that can't be read, why."""
+    """State of a run, and whether it is a replay; the error of one that can't be read."""
     try:
         return f"{_readable_state(run)} (replay)" if _is_replay(run) else _readable_state(run)
     except (StoreError, OSError) as e:
@@ -103,12 +104,13 @@ def _is_replay(run: Run) -> bool:
 
 
 def _readable_state(run: Run) -> str:
-    if (failure := run.failure) is not None:
-        return f"failed: {failure}"
-    if (reason := run.incomplete_reason) is not None:
-        return f"incomplete: {reason}"
-    if (reason := run.partial_reason) is not None:
-        return f"partial: {reason}"
+    for word, reason in (
+        ("failed", run.failure),
+        ("incomplete", run.incomplete_reason),
+        ("partial", run.partial_reason),
+    ):
+        if reason is not None:
+            return f"{word}: {reason}"
     if run.has_samples:
         return "samples"
     try:
@@ -137,3 +139,47 @@ def _delete_copies(root: Path) -> None:
         click.echo(printable(f"deleted the copies in {root}"))
     else:
         click.echo(printable(f"no copies in {root}"))
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="[RUN] URL")
+def push(words: tuple[str, ...]) -> None:
+    """Send a run to a URL.
+
+    \b
+    negativa push s3://bucket/build-7/shard-1
+
+    RUN is an id that runs list prints, or a folder; without it, the last run. Files that are at the
+    URL, or at that of another run in its folder, are not sent again. Another run that lies at the
+    URL is replaced. URLs need the extra urls, and the driver of the store.
+
+    Exit status: 0; 1 if the run can't be read or sent; 128 + N if signal N interrupted it.
+    """
+    *named, url = words
+    if len(named) > 1:
+        raise click.UsageError("expected at most one RUN, and the URL")
+    settings = settings_of()
+    run = runs_of(settings).find(named[0]) if named else run_of(settings)
+    require_ended(run.trace_files())
+    sent, known = run.publish(Url(url))
+    sizes = f"{format_bytes(sent)} sent, {format_bytes(known)} there"
+    click.echo(printable(f"{url}: {run.run_id}, {sizes}"))
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+def fetch(urls: tuple[str, ...]) -> None:
+    """Fetch runs from URLs.
+
+    \b
+    negativa fetch s3://bucket/build-7/shard-1
+
+    URL is where negativa push sent a run. Every command with --run takes a URL, too, and fetches
+    the run first. A run that is here already is not fetched again.
+
+    Exit status: 0; 1 if a run can't be fetched, or another run of the same id is here;
+    128 + N if signal N interrupted it.
+    """
+    runs = runs_of(settings_of())
+    for url in urls:
+        click.echo(printable(str(runs.fetch(Url(url)))))

@@ -14,21 +14,18 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
+    LOCK,
     LOCK_FILE,
+    PATHS,
     active_paths,
     as_json_option,
+    check_usage,
+    encode_json,
     interruptible,
     parse_devices,
+    say_next,
     settings_of,
-)
-from pytest_negativa.cli.slim_output import (
-    GOES_ON,
-    LOCK,
-    NOTHING,
-    PATHS,
-    absolute,
-    finish,
-    places,
+    show,
     show_proof,
     typed,
 )
@@ -36,11 +33,12 @@ from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
+from pytest_negativa.models.listing import LISTING_VERSION, SlimList
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import UNMET, SlimStatus
+from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.slimming import render_gaps
-from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
+from pytest_negativa.reporting.text import print_error, print_warning, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
@@ -53,7 +51,7 @@ from pytest_negativa.slimming.slim import (
     slim_trees,
 )
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import MOST_GAPS, SparePolicy
+from pytest_negativa.slimming.spares import MOST_GAPS, SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
@@ -90,6 +88,9 @@ class _SlimGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)
 
+
+GOES_ON = "what is done stays done, and the same command goes on from there"
+NOTHING = "nothing was changed"
 
 _CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 
@@ -317,7 +318,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
     refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
     by_lock = flags.lock_file is not None or not flags.archs
-    for given, allowed, problem in (
+    contradictions = (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
         (flags.keep_ptx, flags.archs, "--keep-ptx goes with --arch; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
@@ -368,9 +369,8 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
         (flags.spare_gaps, flags.spare is not None, "--spare-gaps goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
-    ):
-        if given and not allowed:
-            raise click.UsageError(problem)
+    )
+    check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     aside = flags.keep_originals
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),
@@ -392,12 +392,12 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     )
 
 
-def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SparePolicy:
+def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SparePolicy.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
+    policy = SpareTarget.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -476,11 +476,12 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    # A run that cut nothing leaves no folder that it made.
-    if (spare := request.options.spare) is None or not spare.folder.is_dir():
+    if (spare := request.options.spare) is None:
         return
     # Of other libraries, too.
     size = sum(path.lstat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
+    if size == 0:
+        return
     click.echo(
         f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
         f"{format_bytes(size)} on disk); {undo} puts it back",
@@ -530,3 +531,56 @@ def _devices(archs: Sequence[str], *, force: bool) -> tuple[ComputeCapability, .
         # Of a mistyped arch, all code for the GPUs that are there could go.
         hint = " (--force-arch takes it as it is)" if isinstance(e, UnknownArch) else ""
         raise click.BadParameter(f"{e}{hint}", param_hint="--arch") from None
+
+
+def absolute(folder: Path) -> Path:
+    """The path from the root, by way of no folder that may move.
+
+    Links stay in it: programs find spares by the name that was given.
+    """
+    return Path(os.path.realpath(folder)) if ".." in folder.parts else folder.absolute()
+
+
+def places(*paths: Path) -> str:
+    return ", ".join(dict.fromkeys(printable(str(path)) for path in paths))
+
+
+def finish(
+    rows: Sequence[SlimRow],
+    nothing: str,
+    *,
+    top: int,
+    as_json: bool = False,
+    stopped: bool = False,
+    require: bool = False,
+    nothing_done: str | None = None,
+    then: str | None = None,
+) -> None:
+    """Print, and leave with the status that follows.
+
+    Args:
+        rows: of all libraries.
+        nothing: the text if there are no rows.
+        top: rows of each table; 0 for all.
+        as_json: print JSON.
+        stopped: nothing was done.
+        require: a library that is not what was wanted is an error, too.
+        nothing_done: why there was nothing to work on, which is an error.
+        then: the next command, if all went well.
+    """
+    if as_json:
+        listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
+        click.echo(encode_json(listing), nl=False)
+    elif text := render_rows(rows, nothing, top=top):
+        show(text)
+    for line in render_problems(rows):
+        print_error(line)
+    if stopped:
+        print_error("nothing was done: libraries of the lock are missing")
+    if nothing_done is not None:
+        print_error(nothing_done)
+    problems = PROBLEMS | UNMET if require else PROBLEMS
+    if stopped or nothing_done is not None or any(row.status in problems for row in rows):
+        click.get_current_context().exit(1)
+    if then is not None and rows and not as_json:
+        say_next(then)

@@ -1,49 +1,77 @@
-"""The command that lists tests by what they ran: tests."""
+"""The commands that ask a run about its tests and their kernels: kernels, tests, needs."""
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from msgspec.structs import replace
 
+from pytest_negativa.analysis.analyze import analyze
+from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
+    MATCH,
+    TOP_KERNELS,
     answer,
     as_json_option,
-    run_of,
-    settings_of,
+    encode_json,
+    settings_and_run,
 )
-from pytest_negativa.cli.run_facts import how_to_trace, recorded_tests, require_launches, usage_of
-from pytest_negativa.errors import OptionError
+from pytest_negativa.cli.locate import warn_of_hooks
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import (
     LISTING_VERSION,
     LaunchRange,
+    LibraryKernels,
     ListedKernel,
     ListedTest,
+    NeededLibrary,
+    NeedList,
     SimilarPair,
 )
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernel_runs,
+    kernels_of_test,
     launches_by_range,
+    usage_of_tests,
 )
-from pytest_negativa.reporting.launches import (
+from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
+from pytest_negativa.reporting.listings import (
+    render_kernels,
+    render_needs,
     render_tests,
     similarity_table,
     total_of,
 )
+from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.globs import matches
-from pytest_negativa.storage.results import load_plans
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches, matches_library
+from pytest_negativa.storage.outcomes import copy_outcomes
+from pytest_negativa.storage.results import (
+    load_healed,
+    load_opened,
+    load_plans,
+    load_tests,
+    load_usage,
+)
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 _T = TypeVar("_T")
+
+_HOW_TO_TRACE = "trace, or record for a replay, with --negativa-level=launch"
 
 # Markers of pytest's own: they say how tests run, not what they test.
 _BUILT_IN_MARKERS = frozenset(
@@ -58,6 +86,108 @@ _BUILT_IN_MARKERS = frozenset(
         "xfail",
     )
 )
+
+
+@click.command()
+@click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
+@click.option(
+    "--library",
+    "glob",
+    metavar="GLOB",
+    default="*",
+    help="List only kernels of these libraries: path, file name or soname.",
+)
+@MATCH
+@click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
+@TOP_KERNELS
+@as_json_option("kernels")
+@click_options("run", "reports.demangle")
+def kernels(
+    used: bool,
+    glob: str,
+    globs: tuple[str, ...],
+    test: str | None,
+    top: int,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """List the unused kernels of a traced run, or the used ones.
+
+    The list covers the kernels that the run's devices could load. The run must have a plan.
+    --test lists what a test launched if the trace is of level launch, else what it used first.
+    """
+    settings, run = settings_and_run(flags)
+    plans = _plans_of(run, glob)
+    listed = "used" if used else "unused"
+    runs: Mapping[str, KernelRun] | None = None
+    if test is not None:
+        usage = _usage_of(run)
+        if not (runs := kernels_of_test(usage, test)):
+            raise click.BadParameter(
+                f"{test!r} ran no kernel; negativa tests lists the tests that did",
+                param_hint="--test",
+            )
+        listed = f"{'run' if usage.launches else 'used first'} by {test}"
+    wanted = GlobSet(globs)
+    libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
+    # A test uses few of many libraries.
+    listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
+    if as_json:
+        click.echo(encode_json(listing), nl=False)
+        return
+    for line in render_kernels(listing.rows, listed, demangled=settings.reports.demangle):
+        click.echo(line)
+
+
+def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
+    plans = [plan for plan in load_plans(run) if not plan.is_files]
+    wanted = [
+        plan
+        for plan in plans
+        if matches_library(glob, LibraryNames(plan.library.path, plan.library.soname))
+    ]
+    if not wanted:
+        there = ", ".join(printable(Path(plan.library.path).name) for plan in plans)
+        raise click.BadParameter(
+            f"{glob!r} is none of the run's libraries: {there}", param_hint="--library"
+        )
+    return wanted
+
+
+def _list(
+    plan: LibraryPlan,
+    runs: Mapping[str, KernelRun] | None,
+    wanted: GlobSet,
+    top: int,
+    *,
+    used: bool,
+) -> LibraryKernels:
+    if runs is not None:
+        listed = [
+            _listed(use.name, runs[use.name]) for use in plan.used_kernels if use.name in runs
+        ]
+    elif used:
+        listed = [replace(_listed(use.name), first=str(use.first)) for use in plan.used_kernels]
+    else:
+        listed = list(map(_listed, plan.unused_kernels))
+    found = [one for one in listed if not wanted.globs or wanted.match(one.name, one.signature)]
+    return LibraryKernels(
+        path=plan.library.path,
+        total=len(plan.used_kernels) + len(plan.unused_kernels),
+        listed=len(listed),
+        found=len(found),
+        kernels=tuple(found[: top or None]),
+    )
+
+
+def _listed(name: str, run: KernelRun | None = None, libraries: Sequence[str] = ()) -> ListedKernel:
+    return ListedKernel(
+        name=name,
+        signature=demangle(name),
+        libraries=tuple(libraries),
+        launches=None if run is None else run.launches,
+        gpu_ns=None if run is None else run.gpu_ns,
+    )
 
 
 @click.command()
@@ -87,8 +217,7 @@ def tests(
 
     Exit status: 0, or 1 if the run can't be read.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     top = settings.reports.top
     if similar is not None:
         groups = _groups(similar, run)
@@ -98,13 +227,13 @@ def tests(
         table = _first(pairs, top, partial(similarity_table, similar), "rows")
         answer(_listing(run, tuple(pairs), similar), table, as_json=as_json)
         return
-    usage = usage_of(run)
+    usage = _usage_of(run)
     listed = _list_tests(run, usage, glob, test_glob)
     paragraphs = [*_first(listed, top, render_tests, "tests")]
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if not usage.launches:
         first = "A test is listed with the kernels that it looked up first"
-        paragraphs.append(f"{first}; {how_to_trace(usage, 'launch')} for all.")
+        paragraphs.append(f"{first}; {_HOW_TO_TRACE} for all.")
     elif any(kernel.launches is None for kernel in kernels):
         paragraphs.append(
             "Some processes counted no launches: their kernels are listed with the test that "
@@ -129,7 +258,7 @@ def _first(
 def _list_tests(
     run: Run, usage: Usage, glob: str | None, test_glob: str | None
 ) -> tuple[ListedTest, ...]:
-    """What each test ran of the kernels that match; the most kernels first."""
+    """The kernels that match and that each test ran; the most kernels first."""
     by_test = launches_by_range(usage)
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
@@ -171,15 +300,7 @@ def _kernels(
 ) -> tuple[ListedKernel, ...]:
     """The kernels of a test in a range; those with the most GPU time first."""
     kernels = (
-        ListedKernel(
-            name=name,
-            signature=demangle(name),
-            libraries=tuple(libraries.get(name, ())),
-            launches=run.launches,
-            gpu_ns=run.gpu_ns,
-        )
-        for name, run in runs.items()
-        if name in wanted
+        _listed(name, run, libraries.get(name, ())) for name, run in runs.items() if name in wanted
     )
     return tuple(sorted(kernels, key=lambda one: (-(one.gpu_ns or 0), one.signature)))
 
@@ -209,7 +330,7 @@ def _libraries(run: Run) -> dict[str, list[str]]:
 
 def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
     """The test itself, its module or its markers, by node id."""
-    tests = recorded_tests(run)
+    tests = _recorded_tests(run)
     if kind == "test":
         return {test.nodeid: (test.nodeid,) for test in tests}
     if kind == "module":
@@ -221,8 +342,8 @@ def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
 
 
 def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) -> list[SimilarPair]:
-    usage = usage_of(run)
-    require_launches(run, usage)
+    usage = _usage_of(run)
+    _require_launches(run, usage)
     runs = kernel_runs(usage, usage.iter_images())
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name in _wanted(glob, runs):
@@ -230,3 +351,127 @@ def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) ->
             for group in groups.get(one.test, ()):  # none: a fixture or a phase of the session
                 found[group].add(name)
     return compare_groups(found)
+
+
+@click.command()
+@click.argument("nodeids", nargs=-1, metavar="[NODEID]...")
+@click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match.")
+@click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
+@click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
+@as_json_option("needs")
+@click_options("run")
+def needs(
+    nodeids: tuple[str, ...],
+    markers: str | None,
+    keywords: str | None,
+    write: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Show the GPU code that a part of the tests needs alone.
+
+    The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
+    class, file or folder of tests. What belongs to no test counts for every test: imports, shared
+    fixtures, variables, child processes. --plan writes a plan; verify it with the same selection.
+    The plan of a failed run is marked as failed, too.
+
+    Exit status: 0, or 1 if the run can't be read or has counted no launches.
+    """
+    if not (nodeids or markers or keywords):
+        raise click.UsageError("name tests: NODEID, -m EXPR or -k EXPR")
+    settings, run = settings_and_run(flags)
+    usage = _usage_of(run)
+    # Nothing tells which test opened a file that is GPU code.
+    plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
+    _require_launches(run, usage)
+    recorded = _recorded_tests(run)
+    if write and not run.outcomes_file.exists():
+        raise StoreError(
+            f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
+            "several"
+        )
+    root = usage.processes[0].header.root
+    wanted = resolve_nodeids(nodeids, recorded, root=Path(root), cwd=Path.cwd())
+    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
+    names = {test.nodeid for test in chosen}
+    part = analyze(
+        usage_of_tests(usage, names),
+        settings,
+        healed=load_healed(run),
+        watched=load_opened(run),
+    )
+    new = RunsFolder(Path(settings.directory)).new_run() if write else None
+    listing = NeedList(
+        format_version=LISTING_VERSION,
+        run_id=run.run_id,
+        chosen=len(chosen),
+        tests=len(recorded),
+        all_tests=sum(plan.kept_bytes for plan in plans),
+        libraries=_needed([one.plan for one in part.libraries if not one.plan.is_files], plans),
+        plan=None if new is None else str(new),
+    )
+    then: Run | str = "the same command with --plan" if usage.replay is None else run
+    if new is not None:
+        warn_of_hooks([run])
+        words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
+        of_tests = (
+            f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
+        )
+        write_results(new, part, settings, part=of_tests)
+        copy_outcomes(run.outcomes_file, new.outcomes_file, names)
+        words += nodeids
+        words += ["-m", markers] if markers else []
+        words += ["-k", keywords] if keywords else []
+        then = shlex.join(words)
+    answer(listing, render_needs(listing), as_json=as_json, then=then)
+
+
+def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[NeededLibrary, ...]:
+    """The code that the chosen tests need, beside that of all tests."""
+    by_all = {plan.library.path: plan.kept_bytes for plan in whole}
+    needed = (
+        NeededLibrary(
+            path=plan.library.path,
+            gpu_code=plan.code_bytes,
+            all_tests=by_all.get(plan.library.path),
+            these_tests=plan.kept_bytes,
+            used_kernels=len(plan.used_kernels),
+        )
+        for plan in part
+    )
+    return tuple(sorted(needed, key=lambda one: (-one.these_tests, one.path)))
+
+
+def _usage_of(run: Run) -> Usage:
+    """The usage of a planned run.
+
+    Raises:
+        StoreError: it has no plan, or can't be read.
+    """
+    usage = load_usage(run)
+    if usage is None:
+        raise StoreError(run.why_unplanned())
+    return usage
+
+
+def _recorded_tests(run: Run) -> tuple[TestResult, ...]:
+    """The tests of the run.
+
+    Raises:
+        StoreError: it has none, or their file can't be read.
+    """
+    if not (tests := load_tests(run)):
+        raise StoreError(f"{run}: tells no tests; trace them with pytest --negativa")
+    return tests
+
+
+def _require_launches(run: Run, usage: Usage) -> None:
+    """Refuse a run that counted no launches.
+
+    Raises:
+        StoreError: it counted none.
+    """
+    if not usage.launches:
+        raise StoreError(
+            f"{run}: counted no launches, so which tests ran a kernel is unknown; {_HOW_TO_TRACE}"
+        )

@@ -1,29 +1,41 @@
-"""The command that runs and traces a program: trace."""
+"""The commands that run a program under the tracer: trace, debloat."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
 from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.cli.common import (
+    COMMAND,
+    EXECUTOR,
     PASS_ON,
+    check_usage,
     print_variables,
     say_next,
     settings_of,
 )
-from pytest_negativa.cli.program import exit_untraced, trace_command, why_failed
+from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.gather import gather
+from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.processes.code_files import CodeFileWatch
+from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.results import save_opened
+from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
 
 @click.command(context_settings=PASS_ON)
@@ -69,13 +81,13 @@ def trace(
     """
     given = click.get_current_context().get_parameter_source
     settings = settings_of(flags)
+    check_usage(
+        (attach and (command or settings.cpu), "--attach-env goes without COMMAND and --cpu"),
+        (not (attach or command), "Missing argument 'COMMAND...'."),
+    )
     if attach:
-        if command or settings.cpu:
-            raise click.UsageError("--attach-env goes without COMMAND and --cpu")
         _attach(settings, one_of, seconds, files, as_json=as_json)
         return
-    if not command:
-        raise click.UsageError("Missing argument 'COMMAND...'.")
     for name in ("one_of", "seconds", "files", "as_json"):
         if given(name) is ParameterSource.COMMANDLINE:
             flag = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
@@ -104,3 +116,75 @@ def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_jso
     print_variables(variables, as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
+
+
+@click.command(context_settings=PASS_ON)
+@COMMAND
+@EXECUTOR
+@click_options(*PLAN_OPTIONS)
+def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> None:
+    """Trace COMMAND, report its unused GPU code; slim removes it.
+
+    The same as trace and locate: libraries stay as they are. Exit status: that of COMMAND; if that
+    is 0, that of locate. 127 if there is no such command.
+    """
+    settings = settings_of(flags)
+    run, status = trace_command(command, settings)
+    if not run.trace_files():
+        exit_untraced(run, status, settings)
+    failure = why_failed(status)
+    try:
+        plan_and_report(run.trace_files(), run, settings, executor, failure=failure, status=status)
+    except NegativaError as e:
+        if status == 0:
+            raise
+        print_error(e)
+    click.get_current_context().exit(status)
+
+
+_NO_TRACE = (
+    "nothing was traced: no process of the command started CUDA successfully; negativa doctor "
+    "shows what this machine lacks"
+)
+
+
+def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
+    """Run a command traced, into a new run; returns its exit status, too."""
+    run = RunsFolder(Path(settings.directory)).new_run()
+    environ = _watch_pages(run) if settings.cpu else os.environ
+    watch = CodeFileWatch(sys.path)
+    try:
+        with watch:
+            status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
+        if run.trace_files():
+            save_opened(run, watch.opened())
+        return run, status
+    except CommandNotFound as e:
+        print_error(e)
+        click.get_current_context().exit(EXIT_NOT_FOUND)
+
+
+def _watch_pages(run: Run) -> dict[str, str]:
+    """The environment in which processes record the pages of CPU code that they touch."""
+    added = watch_environment(os.environ, run.page_logs)
+    run.make()
+    begin_logs(run, run.folder.parent)
+    return {**os.environ, **added}
+
+
+def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
+    """End a run without a trace: with the command's status, or 1 if such a run must fail."""
+    run.remove_untraced()
+    click.echo(f"negativa: {_NO_TRACE}", err=True)
+    failure = settings.untraced_failure
+    if failure is not None:
+        click.echo(f"negativa: {failure}", err=True)
+    click.get_current_context().exit(status or int(failure is not None))
+
+
+def why_failed(status: int) -> str | None:
+    """The reason to plan nothing from a command's trace; None if no signal ended the command.
+
+    Shells return 128 and the number of the signal.
+    """
+    return f"the command ended with exit status {status}" if status >= 128 else None

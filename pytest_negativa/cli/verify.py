@@ -13,19 +13,19 @@ from pytest_negativa.cli.common import (
     EXIT_FAILED,
     PASS_ON,
     fail_for_limits,
-    run_of,
     say_next,
-    settings_of,
+    settings_and_run,
 )
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
+from pytest_negativa.storage.results import load_planned
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.verifying.rounds import Program
 from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
-from pytest_negativa.verifying.traced_run import command_to_verify, load_libraries
+from pytest_negativa.verifying.traced_run import command_to_verify
 from pytest_negativa.verifying.verification import compact_options
 
 _COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -53,9 +53,9 @@ def reconstruct(**flags: Any) -> None:
 
     Exit status: 0, or 1 if a library could not be copied.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
-    planned = load_libraries(run)
+    settings, run = settings_and_run(flags)
+    # Files that are GPU code have no copies.
+    planned = [one for one in load_planned(run) if not one.plan.is_files]
     root = RunsFolder(Path(settings.directory)).copies
     with Progress("writing copies") as progress:
         made = write_copies(
@@ -95,8 +95,7 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     Exit status: that of COMMAND if the plan is proved, in the end, else 1. If that is 0, 1 if a
     limit of negativa.yaml is crossed.
     """
-    settings = settings_of(flags)
-    run = run_of(settings)
+    settings, run = settings_and_run(flags)
     words = command_to_verify(run, settings, command, healing=settings.healing)
     here = Path.cwd()
     program = Program(

@@ -14,8 +14,9 @@ import shutil
 import stat
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -339,3 +340,20 @@ def open_source(where: Path | Member) -> ByteSource:
     if isinstance(where, Path):
         return ByteSource(where)
     return StoredMember(where) if where.crc is None else DeflatedMember(where)
+
+
+_Fact = TypeVar("_Fact")
+
+
+def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
+    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
+    try:
+        with ByteSource(path) as source:
+            return read(source)
+    except FormatError:
+        return None
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, in hex; None if it can't be read."""
+    return read_fact(path, ByteSource.sha256)

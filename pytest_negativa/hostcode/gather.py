@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
-    FilePages,
     describe,
     file_key,
     identify,
@@ -37,21 +36,24 @@ from pytest_negativa.storage.runs import Run
 _T = TypeVar("_T", bound=Record)
 
 
-def gather(run: Run) -> HostUsage | None:
+def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     """Write and return what the run's processes have touched so far; None without a trace.
 
     Code runs until a process is gone, so call it again rather than reading ``cpu.json``.
 
+    Args:
+        known_files: files that need not be read, beside those of the run.
+
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a file can't be read or written.
     """
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
         return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
-    record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
-    known = {file_key(f): f for f in record.files}
+    record = load_files(run)
+    known = {file_key(f): f for f in (*known_files, *record.files)}
     processes = read_page_logs(run.page_logs)
     pages = unite_logs(processes)
     incomplete: list[str] = []
@@ -93,26 +95,22 @@ def gather(run: Run) -> HostUsage | None:
     return usage
 
 
-def traced_pages(run: Run) -> tuple[tuple[HostFile, FilePages], ...]:
-    """Pages that the processes of a run touched, by file; only files whose content is known.
+def load_files(run: Run) -> HostFiles:
+    """The files that the processes of a run loaded, as far as their content is known.
 
     Raises:
-        PageLogError: a log is damaged.
-        StoreError: a file can't be read, or the run has no logs.
+        StoreError: they can't be read, or the run has no logs.
     """
-    record = _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
-    files = {file_key(f): f for f in record.files}
-    pages = unite_logs(read_page_logs(run.page_logs))
-    return tuple((files[key], pages[key]) for key in pages if key in files)
+    return _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
 
 
-def require_usage(run: Run) -> HostUsage:
+def require_usage(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage:
     """Pages that the run's processes have touched so far, see ``gather``.
 
     Raises:
         StoreError: the run has no trace of CPU code.
     """
-    usage = gather(run)
+    usage = gather(run, known_files)
     if usage is None:
         raise StoreError(
             f"{run}: no trace of CPU code; make one with pytest --negativa --negativa-cpu, or with "

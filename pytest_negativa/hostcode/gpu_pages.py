@@ -25,7 +25,7 @@ def with_pages(usage: Usage, run: Run) -> Usage:
         run: that of the usage, which may have no logs of pages.
 
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
     logs = next((folder for folder in (run.page_logs, run.touch_logs) if folder.is_dir()), None)

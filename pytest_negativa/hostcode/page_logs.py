@@ -65,10 +65,6 @@ _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
 
 
-class PageLogError(NegativaError):
-    """A log of touched pages is damaged."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoggedLibrary:
     """A library that a process loaded.
@@ -136,7 +132,7 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
     """Read the logs of all processes, in the order of their names.
 
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
     found = map(_read_log, sorted(folder.glob(f"*{LOG_SUFFIX}")))
@@ -144,13 +140,13 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
 
 
 def read_misses(paths: Iterable[Path]) -> list[Misses]:
-    """What came back to libraries with a spare, added up by the content of the original.
+    """Pages that came back to libraries with a spare, added up by the content of the original.
 
     Args:
         paths: logs, and folders of logs.
 
     Raises:
-        PageLogError: a log is damaged, or is empty.
+        NegativaError: a log is damaged, or is empty.
         StoreError: a log can't be read, or there is no such file or folder.
     """
     found: dict[bytes, Misses] = {}
@@ -161,7 +157,7 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
             )
         for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
             if (process := _read_log(log)) is None:
-                raise PageLogError(
+                raise NegativaError(
                     f"{log}: has no record: its process was killed when it began, or somebody "
                     "truncated the file; delete it"
                 )
@@ -177,7 +173,7 @@ def _read_log(path: Path) -> LoggedProcess | None:
         data = read_regular(path, follow=False)
     with contextlib.suppress(ValueError, struct.error):
         return _parse(data)
-    raise PageLogError(f"{path}: not a log of touched pages, or a damaged one")
+    raise NegativaError(f"{path}: not a log of touched pages, or a damaged one")
 
 
 def _parse(data: bytes) -> LoggedProcess | None:

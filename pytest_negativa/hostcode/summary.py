@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.functions import function_starts, functions_within
-from pytest_negativa.hostcode.usage import read_headers
+from pytest_negativa.hostcode.functions import FunctionStarts, function_starts, functions_within
 from pytest_negativa.models.hostcode import (
     HOST_REPORT_VERSION,
     HostLibrary,
@@ -37,46 +34,29 @@ def summarize(usage: HostUsage) -> HostReport:
 
 
 def _row(library: HostLibrary) -> HostRow:
-    counts = None if library.unwatched else _count(library)
+    known = None if library.unwatched else touched_functions(library)
     return HostRow(
         path=library.paths[0],
         size=library.size,
         watched=library.watched_bytes,
         touched=library.touched_bytes,
-        functions=counts and counts[0],
-        touched_functions=counts and counts[1],
+        functions=known and len(known[0]),
+        touched_functions=known and sum(map(len, known[1])),
         unwatched=library.unwatched,
     )
 
 
-def _count(library: HostLibrary) -> tuple[int, int] | None:
-    """Number of functions, and of those on touched pages; None if not known."""
-    with contextlib.suppress(FormatError), _open(library) as (source, elf):
-        if (starts := function_starts(source, elf)) is not None:
+def touched_functions(library: HostLibrary) -> tuple[FunctionStarts, list[range]] | None:
+    """The functions, and the numbers of those on touched pages; None if they are not known."""
+    path = next(filter(os.path.exists, library.paths), library.paths[0])
+    with contextlib.suppress(FormatError), ByteSource(path) as source:
+        elf = read_host_elf(source)
+        is_traced = (source.size, elf.build_id) == (library.size, library.build_id)
+        starts = function_starts(source, elf) if is_traced else None
+        if starts is not None:
             ranges = unwatched_or_touched(elf, library)
-            return len(starts), sum(map(len, functions_within(starts, ranges)))
+            return starts, [*functions_within(starts, ranges)]
     return None
-
-
-def _open(library: HostLibrary) -> AbstractContextManager[tuple[ByteSource, HostElf]]:
-    return open_traced(library.paths, library.size, library.build_id)
-
-
-@contextlib.contextmanager
-def open_traced(
-    paths: Sequence[str], size: int, build_id: str | None
-) -> Iterator[tuple[ByteSource, HostElf]]:
-    """A library at the first path that is here of those where it was traced.
-
-    Raises:
-        FormatError: it can't be read, or another one is there.
-    """
-    path = next(filter(os.path.exists, paths), paths[0])
-    with ByteSource(path) as source:
-        elf = read_headers(source)
-        if source.size != size or elf.build_id != build_id:
-            raise FormatError(path, None, "is not the library that was traced")
-        yield source, elf
 
 
 def unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
-from pytest_negativa.gpucode.source import ByteSource, Stamp
-from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess, PageLogError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
-from pytest_negativa.models.spans import Span, intersection, minus, union
+from pytest_negativa.models.spans import Span, intersection, minus, size, union
 from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
-"""Why a library could not be traced."""
-
-_headers: dict[tuple[str, Stamp], HostElf] = {}
+"""Reason for which a library could not be traced."""
 
 
 class FileKey(NamedTuple):
@@ -93,18 +91,6 @@ def file_key(file: HostFile) -> FileKey:
     return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
 
 
-def read_headers(source: ByteSource) -> HostElf:
-    """The ELF headers; a report asks for those of a library twice.
-
-    Raises:
-        FormatError: see ``read_host_elf``.
-    """
-    key = source.path, source.stamp
-    if (elf := _headers.get(key)) is None:
-        elf = _headers[key] = read_host_elf(source, with_segments=True)
-    return elf
-
-
 def identify(
     key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
 ) -> HostFile | str:
@@ -124,7 +110,7 @@ def identify(
             status = os.fstat(source.fileno())
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
-            elf = read_headers(source)
+            elf = read_host_elf(source, with_segments=True)
             segments = tuple(
                 (segment.p_vaddr, segment.p_offset, segment.p_filesz)
                 for segment in elf.segments
@@ -152,33 +138,24 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         size=file.size,
         build_id=file.build_id,
         paths=(file.path,),
-        watched=union(_offsets(file, start, end - start) for start, end in pages.ranges),
-        touched=union(_offsets(file, start, end - start) for start, end in _runs(pages)),
+        watched=_offsets(file, pages.ranges),
+        touched=_offsets(file, ((page, page + PAGE) for page in pages.touched)),
         unwatched=None if pages.watched else UNWATCHED,
-        unread=union(_offsets(file, start, end - start) for start, end in pages.unread),
+        unread=_offsets(file, pages.unread),
     )
 
 
-def _runs(pages: FilePages) -> Iterator[tuple[int, int]]:
-    """First and end address of touched pages that follow each other in one range."""
-    borders = {address for one in pages.ranges for address in one}
-    start = end = None
-    for page in sorted(pages.touched):
-        if page != end or page in borders:
-            if start is not None and end is not None:
-                yield start, end
-            start = page
-        end = page + PAGE
-    if start is not None and end is not None:
-        yield start, end
-
-
-def _offsets(file: HostFile, address: int, size: int) -> Span:
-    """File offsets of the bytes at an address."""
-    for start, offset, length in file.segments:
-        if start <= address and address + size <= start + length:
-            return Span(address - start + offset, address - start + offset + size)
-    raise PageLogError(f"{file.path}: {address:#x} was watched, and no segment holds it")
+def _offsets(file: HostFile, addresses: Iterable[tuple[int, int]]) -> tuple[Span, ...]:
+    """File offsets of the bytes at some addresses."""
+    spans = union(addresses)
+    found = [
+        Span(first - start + offset, last - start + offset)
+        for start, offset, length in file.segments
+        for first, last in intersection([(start, start + length)], spans)
+    ]
+    if size(found) < size(spans):
+        raise NegativaError(f"{file.path}: no segment holds all addresses that were watched")
+    return union(found)
 
 
 def unite(usages: Sequence[HostUsage]) -> HostUsage:
@@ -191,22 +168,17 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
     return HostUsage(
         format_version=HOST_USAGE_VERSION,
         processors=tuple(sorted(processors, key=lambda p: (p.model, p.flags))),
-        processes=_most_processes(usages),
+        # A run may have been gathered before all of its processes began.
+        processes={
+            run_id: max(usage.processes.get(run_id, 0) for usage in usages)
+            for run_id in sorted({run_id for usage in usages for run_id in usage.processes})
+        },
         libraries=tuple(
             sorted(map(_unite_libraries, by_content.values()), key=lambda x: (x.paths, x.sha256))
         ),
         incomplete=tuple(sorted({text for usage in usages for text in usage.incomplete})),
         failed=tuple(sorted({text for usage in usages for text in usage.failed})),
     )
-
-
-def _most_processes(usages: Sequence[HostUsage]) -> dict[str, int]:
-    """Most processes of each run, which may have been gathered before all of them began."""
-    found: defaultdict[str, int] = defaultdict(int)
-    for usage in usages:
-        for run_id, count in usage.processes.items():
-            found[run_id] = max(found[run_id], count)
-    return dict(sorted(found.items()))
 
 
 def with_paths(library: HostLibrary, paths: PathRules) -> HostLibrary:

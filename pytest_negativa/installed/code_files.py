@@ -26,14 +26,12 @@ class CodeDistribution:
 
     Attributes:
         site: real path of the folder that it is installed in.
-        record: its RECORD.
         rows: what RECORD says of each file, by path below the site.
     """
 
     name: str
     version: str
     site: Path
-    record: Path
     rows: Mapping[str, RecordLine]
 
     @property
@@ -58,12 +56,7 @@ def digest_of_rows(rows: Mapping[str, RecordLine]) -> str:
 def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution]:
     """Yield the distributions in some folders, such as ``sys.path``, that have such files."""
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders if folder):
-        try:
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))  # noqa: PTH208
-        except OSError:
-            continue
-        for name in names:
-            record = Path(folder, name, RECORD)
+        for record in sorted(Path(folder).glob(f"*.dist-info/{RECORD}")):
             try:
                 data = read_regular(record)
                 # Most distributions have none, and reading CSV takes most of the time.
@@ -75,7 +68,7 @@ def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution
                 continue
             if rows and metadata is not None and (version := metadata["Version"]) is not None:
                 name = str(metadata["Name"])
-                yield CodeDistribution(name, version, Path(folder), record, rows)
+                yield CodeDistribution(name, version, Path(folder), rows)
 
 
 def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:

@@ -84,7 +84,7 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
-    files = (p for d in distributions for p in _iter_distribution(d))
+    files = (str(d.locate_file(file)) for d in distributions for file in d.files or ())
     paths, windows = _unique(files)
     return LibrarySet(label, paths, explicit=False, windows=windows)
 
@@ -116,11 +116,6 @@ def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
         for name in sorted(files):
             if not is_spare(name):
                 yield os.path.join(root, name)
-
-
-def _iter_distribution(distribution: Distribution) -> Iterator[str]:
-    for file in distribution.files or ():
-        yield str(distribution.locate_file(file))
 
 
 def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:

@@ -64,7 +64,8 @@ class Site:
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
         """Yield the distributions of these names and those that they require, if they are here."""
         wanted = {normalized(name) for name in names}
-        found = {normalized(d.metadata["Name"]): d for d in self._distributions()}
+        here = find_distributions([str(self.folder)])
+        found = {normalized(d.metadata["Name"]): d for d in here if has_name(d)}
 
         def find(name: str) -> Distribution | None:
             return found.get(normalized(name))
@@ -75,9 +76,6 @@ class Site:
             for d in with_requirements(found[name], find)
         }
         return (one for one in self.installed() if normalized(one.name) in closure)
-
-    def _distributions(self) -> Iterator[Distribution]:
-        return filter(has_name, find_distributions([str(self.folder)]))
 
     def _installed(self, distribution: Distribution) -> Installed | None:
         # No public attribute has the folder of the metadata.

@@ -6,7 +6,6 @@ the content of the libraries differs.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -15,15 +14,13 @@ from pathlib import Path
 
 from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.comparison import compare
+from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
 from pytest_negativa.measuring.nvml import Gpus
-from pytest_negativa.measuring.pagecache import cached_bytes, evict
 from pytest_negativa.measuring.sampler import (
     MeasureError,
-    SampledRun,
     first_result_library,
     run_sampled,
 )
-from pytest_negativa.measuring.sizes import measure_sizes
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
     FileSizes,
@@ -36,6 +33,7 @@ from pytest_negativa.models.measurement import (
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
     RedirectTable,
+    copy_path,
     make_table,
     read_logs,
     redirect_environment,
@@ -114,27 +112,21 @@ def find_copies(root: Path) -> tuple[str, ...]:
     """
     root = root.resolve()
     found = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder, name)
-            if path.is_symlink() or not path.is_file() or not _is_elf(path):
-                continue
-            original = Path("/") / path.relative_to(root)
-            if not original.is_file():
-                raise OptionError(
-                    f"{path}: the copy of {original}, which does not exist; expected the copy of "
-                    "/a/b.so at ROOT/a/b.so"
-                )
-            found.append(str(original))
+    for path in root.rglob("*"):
+        if path.is_symlink() or not path.is_file() or read_head(path, 4) != _ELF_MAGIC:
+            continue
+        original = Path("/") / path.relative_to(root)
+        if not original.is_file():
+            raise OptionError(
+                f"{path}: the copy of {original}, which does not exist; expected the copy of "
+                "/a/b.so at ROOT/a/b.so"
+            )
+        found.append(str(original))
     if not found:
         raise OptionError(
             f"{root}: no copies of libraries here; make some with negativa reconstruct"
         )
     return tuple(sorted(found))
-
-
-def _is_elf(path: Path) -> bool:
-    return read_head(path, len(_ELF_MAGIC)) == _ELF_MAGIC
 
 
 class _Experiment:
@@ -144,31 +136,30 @@ class _Experiment:
         self._table = table
         self._gpus = Gpus()
         self._files = {
-            Variant.ORIGINAL: [Path(row.original) for row in table.replacements],
-            Variant.SLIM: [Path(row.copy) for row in table.replacements],
+            Variant.ORIGINAL: [Path(path) for path in table.rows],
+            Variant.SLIM: [Path(copy_path(table.root, path)) for path in table.rows],
         }
         self._tables = {
             Variant.ORIGINAL: request.folder / "original.table",
             Variant.SLIM: request.folder / "slim.table",
         }
         self._runs: list[RunFigures] = []
-        self._notes: dict[str, None] = {}
+        self._has_outlived = False
 
     def run(self, created: int) -> Measurement:
-        write_table(RedirectTable(self._table.root, ()), self._tables[Variant.ORIGINAL])
+        write_table(RedirectTable(self._table.root, {}), self._tables[Variant.ORIGINAL])
         write_table(self._table, self._tables[Variant.SLIM])
-        self._prepare_notes()
+        adopts = adopt_orphans()
         results = tuple(map(self._run_all, self._request.loadings))
         if all(result.failure is not None for result in results):
             raise MeasureError("\n".join(dict.fromkeys(r.failure or "" for r in results)))
-        self._note_outcome()
         self._say("negativa: measuring sizes")
         original, slim = (self._sizes(v) for v in (Variant.ORIGINAL, Variant.SLIM))
         return Measurement(
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
             copies_root=self._table.root,
-            libraries=tuple(row.original for row in self._table.replacements),
+            libraries=tuple(self._table.rows),
             created_ns=created,
             pairs=self._request.pairs,
             cold=self._request.cold,
@@ -178,7 +169,7 @@ class _Experiment:
             slim=slim,
             results=results,
             runs=tuple(self._runs),
-            notes=tuple(self._notes),
+            notes=self._notes(adopts_orphans=adopts),
         )
 
     def _run_all(self, loading: Loading) -> LoadingResult:
@@ -197,7 +188,7 @@ class _Experiment:
         return [run for run in self._runs if run.loading is loading]
 
     def _sizes(self, variant: Variant) -> FileSizes:
-        names = [row.original for row in self._table.replacements]
+        names = [*self._table.rows]
         return measure_sizes(tuple(zip(names, self._files[variant], strict=True)))
 
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
@@ -243,7 +234,7 @@ class _Experiment:
             processes=len(sampled.memory.seen),
         )
         self._check(figures, output)
-        self._note_run(sampled, figures)
+        self._has_outlived |= bool(sampled.outlived)
         self._runs.append(figures)
         self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
 
@@ -275,7 +266,7 @@ class _Experiment:
                     f"{who} loaded the original {path} (as {opened}) though there is a copy: the "
                     "run measures nothing"
                 )
-            for problem in (*process.problems, *(f"{p} can't be told" for p in process.unknown)):
+            for problem in process.problems:
                 raise MeasureError(f"{who}: the libraries that it loaded are unknown: {problem}")
         if not copies:
             raise MeasureError(
@@ -294,56 +285,58 @@ class _Experiment:
                 f"can't be compared; output of the latter in {output}, its end:\n{_tail(output)}"
             )
 
-    def _prepare_notes(self) -> None:
-        if not adopt_orphans():
-            self._note("this system does not show processes whose parent ended")
-        if self._gpus.missing is not None:
-            self._note(self._gpus.missing)
-        elif not self._gpus.names:
-            self._note("GPU memory and energy are not measured: NVML shows no GPU")
-        if self._request.first_result and first_result_library() is None:
-            self._note(
-                "the time to the first GPU result is not measured: its library was not built "
-                "(install a C compiler and reinstall pytest-negativa)"
-            )
-
-    def _note_run(self, sampled: SampledRun, figures: RunFigures) -> None:
-        if sampled.outlived:
-            self._note("processes that outlived the command were ended")
-        if figures.left_cached_bytes:
-            self._note(
+    def _notes(self, *, adopts_orphans: bool) -> tuple[str, ...]:
+        """Remarks on all runs."""
+        runs, gpus = self._runs, self._gpus
+        wants_first, observer = self._request.first_result, first_result_library()
+        failed = sorted({run.status for run in runs} - {0})
+        notes = (
+            (not adopts_orphans, "this system does not show processes whose parent ended"),
+            (gpus.missing, gpus.missing),
+            (
+                not (gpus.missing or gpus.names),
+                "GPU memory and energy are not measured: NVML shows no GPU",
+            ),
+            (self._has_outlived, "processes that outlived the command were ended"),
+            (
+                any(run.left_cached_bytes for run in runs),
                 "some pages of the libraries could not be evicted from the page cache: another "
-                "process has them mapped"
-            )
-
-    def _note_outcome(self) -> None:
-        runs = self._runs
-        for status in sorted({run.status for run in runs} - {0}):
-            self._note(f"runs ended with exit status {status}; output in {self._request.folder}")
-        if self._gpus.names:
-            if all(run.gpu_process_bytes is None for run in runs):
-                self._note(
-                    "NVML shows no process of the command (a container has its own process ids, or "
-                    "the command used no GPU): GPU memory is that of whole devices, less what "
-                    "they used before"
-                )
-            self._note("energy is that of whole devices, including idle power and other programs")
-        if (
-            self._request.first_result
-            and first_result_library() is not None
-            and all(run.first_result_s is None for run in runs)
-        ):
-            self._note("no run waited for a result of a GPU")
-        if all(run.cached_bytes is None for run in runs):
-            self._note(
+                "process has them mapped",
+            ),
+            *(
+                (True, f"runs ended with exit status {status}; output in {self._request.folder}")
+                for status in failed
+            ),
+            (
+                gpus.names and all(run.gpu_process_bytes is None for run in runs),
+                "NVML shows no process of the command (a container has its own process ids, or the "
+                "command used no GPU): GPU memory is that of whole devices, less what they used "
+                "before",
+            ),
+            (
+                gpus.names,
+                "energy is that of whole devices, including idle power and other programs",
+            ),
+            (
+                wants_first and observer is None,
+                "the time to the first GPU result is not measured: its library was not built "
+                "(install a C compiler and reinstall pytest-negativa)",
+            ),
+            (
+                wants_first and observer and all(run.first_result_s is None for run in runs),
+                "no run waited for a result of a GPU",
+            ),
+            (
+                all(run.cached_bytes is None for run in runs),
                 "the page cache is not measured: the kernel does not report it (Linux 6.5 and "
-                "later do), or the libraries belong to another user"
-            )
-        if len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1:
-            self._note("not every run on slim libraries loaded the same number of copies")
-
-    def _note(self, text: str) -> None:
-        self._notes[text] = None
+                "later do), or the libraries belong to another user",
+            ),
+            (
+                len({run.copies for run in runs if run.variant is Variant.SLIM}) > 1,
+                "not every run on slim libraries loaded the same number of copies",
+            ),
+        )
+        return tuple(note for holds, note in notes if holds and note)
 
 
 def _run_name(loading: Loading, pair: int, variant: Variant) -> str:

@@ -6,7 +6,6 @@ nvidia-ml-py is an optional dependency. NVML API Reference Guide, "Device Querie
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 
@@ -34,10 +33,10 @@ class Gpus:
         try:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
-            self._devices = tuple(map(pynvml.nvmlDeviceGetHandleByIndex, range(count)))
-            self.names = tuple(str(pynvml.nvmlDeviceGetName(d)) for d in self._devices)
+            devices = tuple(map(pynvml.nvmlDeviceGetHandleByIndex, range(count)))
+            self.names = tuple(str(pynvml.nvmlDeviceGetName(device)) for device in devices)
+            self._devices = devices
         except pynvml.NVMLError as e:
-            self._devices = ()
             self.missing = f"GPU memory and energy are not measured: NVML: {e}"
 
     def used_bytes(self) -> int | None:
@@ -73,34 +72,26 @@ class Gpus:
             return None
 
 
-@dataclass(slots=True)
 class GpuPeaks:
-    """The highest sampled GPU memory of a process tree in bytes, and its energy."""
+    """The highest sampled GPU memory of a process tree in bytes, and its energy, from now on."""
 
-    gpus: Gpus
-    of_processes: int | None = None
-    on_devices: int | None = None
-    _used_before: int | None = None
-    _energy_before: int | None = None
-
-    def begin(self) -> None:
-        """Store the state before the program starts."""
-        if self.gpus.names:
-            self._used_before = self.gpus.used_bytes()
-            self._energy_before = self.gpus.energy_mj()
+    def __init__(self, gpus: Gpus) -> None:
+        self.of_processes: int | None = None
+        self.on_devices: int | None = None
+        self._gpus = gpus
+        self._used_before = gpus.used_bytes()
+        self._energy_before = gpus.energy_mj()
 
     def sample(self, pids: Collection[int]) -> None:
-        if not self.gpus.names:
-            return
-        if (used := self.gpus.used_by(pids)) is not None:
+        if (used := self._gpus.used_by(pids)) is not None:
             self.of_processes = max(self.of_processes or 0, used)
-        used = self.gpus.used_bytes()
+        used = self._gpus.used_bytes()
         if used is not None and self._used_before is not None:
             self.on_devices = max(self.on_devices or 0, used - self._used_before, 0)
 
     def energy_mj(self) -> int | None:
-        """Millijoules since ``begin``; None if NVML does not tell."""
-        now = self.gpus.energy_mj()
+        """Millijoules since then; None if NVML does not tell."""
+        now = self._gpus.energy_mj()
         if now is None or self._energy_before is None:
             return None
         return now - self._energy_before

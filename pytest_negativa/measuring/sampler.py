@@ -8,7 +8,7 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,6 @@ def run_sampled(
     floor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     memory, gpu = MemoryPeaks(frozenset(descendants())), GpuPeaks(gpus)
     environ = {**environ, FIRST_RESULT_VARIABLE: str(first_result)}
-    gpu.begin()
     with output.open("wb") as log:
         begin = time.monotonic_ns()
         with refusing(command[0], "started", MeasureError):
@@ -87,7 +86,7 @@ def run_sampled(
                 command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            with _Sampling(memory, gpu, interval):
+            with _sampling(memory, gpu, interval):
                 # wait4 and not Popen.wait: it returns what the kernel counted.
                 _, state, usage = os.wait4(process.pid, 0)
                 end = time.monotonic_ns()
@@ -107,31 +106,27 @@ def run_sampled(
     )
 
 
-class _Sampling:
-    """Samples memory in a thread while the body of the ``with`` statement runs."""
+@contextlib.contextmanager
+def _sampling(memory: MemoryPeaks, gpu: GpuPeaks, interval: float) -> Iterator[None]:
+    """Sample memory in a thread while the body of the ``with`` statement runs."""
+    is_over = threading.Event()
 
-    def __init__(self, memory: MemoryPeaks, gpu: GpuPeaks, interval: float) -> None:
-        self._memory = memory
-        self._gpu = gpu
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def sample() -> None:
         while True:
             begin = time.monotonic()
-            self._memory.sample()
-            self._gpu.sample({process.pid for process in self._memory.running})
+            memory.sample()
+            gpu.sample({process.pid for process in memory.running})
             spent = time.monotonic() - begin
-            if self._stop.wait(max(self._interval, _TIMES_REST * spent)):
+            if is_over.wait(max(interval, _TIMES_REST * spent)):
                 return
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _seconds_until(path: Path, begin: int) -> float | None:

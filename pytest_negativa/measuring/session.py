@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_negativa.errors import OptionError
 from pytest_negativa.measuring.experiment import MeasureRequest, measure
@@ -20,33 +21,42 @@ from pytest_negativa.tracing.gpu import has_gpu
 _FILE = "measurement.json"
 
 
-def copies_of(settings: Settings) -> Path:
-    """The folder with the slim libraries that a proof or reconstruct wrote.
+def make_request(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    copies: Path | None = None,
+    loading: str | None = None,
+    **options: Any,
+) -> MeasureRequest:
+    """A request for a measurement into a new folder.
+
+    Args:
+        copies: the folder with the slim libraries; None: that of a proof or of reconstruct.
+        loading: ``lazy``, ``eager`` or ``both``; None: both, or lazy without a GPU, where they
+            don't differ.
+        options: further fields of the request.
 
     Raises:
-        OptionError: the folder does not exist.
+        OptionError: there are no slim libraries.
     """
-    root = RunsFolder(Path(settings.directory)).copies
-    if not root.is_dir():
-        raise OptionError(
-            f"{root}: no slim libraries here; make some with pytest --negativa --negativa-verify, "
-            "or with negativa reconstruct"
-        )
-    return root
-
-
-def loadings_of(wanted: str | None) -> tuple[Loading, ...]:
-    """The wanted ways of loading; None is both, or lazy without a GPU, where they don't differ."""
-    if wanted is None:
-        wanted = "both" if has_gpu() else "lazy"
-    return tuple(Loading) if wanted == "both" else (Loading(wanted),)
-
-
-def new_folder(settings: Settings) -> Path:
-    """A new folder for a measurement's files; it does not exist yet."""
     runs = RunsFolder(Path(settings.directory))
+    copies = copies or runs.copies
+    if not copies.is_dir():
+        raise OptionError(
+            f"{copies}: no slim libraries here; make some with pytest --negativa "
+            "--negativa-verify, or with negativa reconstruct"
+        )
+    if loading is None:
+        loading = "both" if has_gpu() else "lazy"
     runs.make()
-    return runs.new_measurement()
+    return MeasureRequest(
+        command=tuple(command),
+        copies=copies,
+        folder=runs.new_measurement(),
+        loadings=tuple(Loading) if loading == "both" else (Loading(loading),),
+        **options,
+    )
 
 
 def measure_session(
@@ -57,14 +67,7 @@ def measure_session(
     Raises:
         NegativaError: see ``experiment.measure``.
     """
-    request = MeasureRequest(
-        command=tuple(command),
-        copies=copies_of(settings),
-        folder=new_folder(settings),
-        loadings=loadings_of(None),
-        environ=environ,
-        cwd=cwd,
-    )
+    request = make_request(command, settings, environ=environ, cwd=cwd)
     return show(measure_and_write(request), request.folder)
 
 

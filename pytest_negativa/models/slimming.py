@@ -174,6 +174,8 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def unchanged(cls, path: str, status: SlimStatus, size: int, detail: str | None) -> SlimRow:
+    def unchanged(
+        cls, path: str, status: SlimStatus, size: int, detail: str | None, others: int = 0
+    ) -> SlimRow:
         """A row for a file that stays as it is; ``size`` in bytes."""
-        return cls(path=path, status=status, before=size, after=size, detail=detail)
+        return cls(path=path, status=status, before=size, after=size, detail=detail, others=others)

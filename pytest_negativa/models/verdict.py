@@ -353,8 +353,8 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         return sum(row.unused_bytes for row in self.libraries)
 
 
-PAGE_VERDICT_VERSION = 1
-"""Of ``cpu-verdict.json``. History: 1 is the first."""
+PAGE_VERDICT_VERSION = 2
+"""Of ``cpu-verdict.json``. History: 2 has no processes of a library; 1 is the first."""
 
 
 class ProvedPages(Record, frozen=True, kw_only=True):
@@ -364,7 +364,6 @@ class ProvedPages(Record, frozen=True, kw_only=True):
         path: real path.
         sha256: of the file.
         untouched_bytes: code that no process of the traced run touched.
-        processes: how many processes loaded the library.
         missed: file offsets of pages that a process of the proof alone touched.
         detail: why it is not proved; None if it is.
         left_out: whether the verdict says nothing of it.
@@ -373,7 +372,6 @@ class ProvedPages(Record, frozen=True, kw_only=True):
     path: str
     sha256: str
     untouched_bytes: NonNegative
-    processes: int
     missed: tuple[Span, ...]
     detail: str | None
     left_out: bool = False

@@ -1,4 +1,4 @@
-"""What tests used: the tests of each kernel, the use of a part of the tests, and their likeness.
+"""Use by tests: the tests of each kernel, coverage, the use of a part of the tests, likeness.
 
 A trace at level ``launch`` tells all tests of a kernel, one at level ``lookup`` the first alone.
 """
@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.coverage import KernelRun
+from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.listing import SimilarPair
 from pytest_negativa.models.located import earliest
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import (
     ImageUse,
+    LibraryUsage,
     Usage,
 )
 
 
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
-    """What ran each looked-up kernel of some images, by mangled name.
+    """Runs of each looked-up kernel of some images, by mangled name.
 
     A kernel that was looked up and never launched has no runs. What a process looked up that
     counted no launches counts as run.
@@ -47,7 +49,7 @@ def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[Ker
 
 
 def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str, KernelRun]]]:
-    """What each test ran: kernels by NVTX range, by mangled name.
+    """Runs of each test: kernels by NVTX range, by mangled name.
 
     Kernels that a library launched without a look-up are in it, too. For what ``kernel_runs`` knows
     by a look-up alone, no launches and no range are known.
@@ -66,14 +68,8 @@ def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str,
     return {test: dict(ranges) for test, ranges in found.items()}
 
 
-def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun] | None:
-    """The kernels that a test ran, with its launches of each.
-
-    Returns:
-        None if the run knows of no such test.
-    """
-    if test not in {context.place for context in usage.contexts}:
-        return None
+def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun]:
+    """The kernels that a test ran, with its launches of each."""
     runs = kernel_runs(usage, usage.iter_images())
     return {name: run for name, found in runs.items() for run in found if run.test == test}
 
@@ -146,3 +142,69 @@ def compare_groups(groups: Mapping[str, Collection[Hashable]]) -> list[SimilarPa
             shared, either = len(of_left & of_right), len(of_left | of_right)
             found.append(SimilarPair(left, right, shared, either, shared / either))
     return sorted(found, key=lambda one: (-one.similarity, one.left, one.right))
+
+
+_ANONYMOUS = "(anonymous namespace)"
+
+
+def cover_library(
+    plan: LibraryPlan,
+    used: LibraryUsage,
+    usage: Usage,
+    demangle: Callable[[str], str] = str,
+    places: Mapping[str, tuple[str, int]] | None = None,
+    *,
+    limit: float | None = None,
+) -> LibraryCoverage:
+    """Tell for each kernel of a library which tests ran it.
+
+    See ``kernel_runs`` for what counts.
+
+    Args:
+        plan: of the library.
+        used: the uses of its content.
+        usage: of the run.
+        demangle: turns a mangled name into a C++ signature.
+        limit: the least percentage of kernels that must run.
+        places: source file and line by mangled name, if the library tells.
+    """
+    known = kernel_runs(usage, (*used.images, *usage.memory_images))
+    used_names = {kernel.name for kernel in plan.used_kernels}
+    kernels = []
+    for name in sorted((*used_names, *plan.unused_kernels)):
+        scope, template = split_signature(demangle(name))
+        file, line = (places or {}).get(name, (None, None))
+        kernels.append(
+            KernelCoverage(
+                name=name,
+                scope=scope,
+                template=template,
+                file=file,
+                line=line,
+                runs=known.get(name, ()) if name in used_names else (),
+            )
+        )
+    return LibraryCoverage(
+        path=plan.library.path,
+        kernels=tuple(kernels),
+        counted=bool(usage.launches),
+        limit=limit,
+    )
+
+
+def split_signature(signature: str) -> tuple[str, str]:
+    """Namespace and name of a kernel, without template arguments, parameters and return type."""
+    depth = 0
+    flat = ""
+    for char in signature.replace(_ANONYMOUS, "{anonymous}"):
+        if char == "(" and depth == 0:
+            break
+        if char in "<[":
+            depth += 1
+        elif char in ">]":
+            depth -= 1
+        elif depth == 0:
+            flat += char
+    # A name such as operator< has no closing bracket.
+    scope, _, name = flat.strip().rpartition(" ")[2].rpartition("::") if not depth else ("", "", "")
+    return scope.replace("{anonymous}", _ANONYMOUS), name or signature

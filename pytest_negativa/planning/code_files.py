@@ -1,4 +1,4 @@
-"""Which files of a distribution that are GPU code nothing needs. No I/O."""
+"""Plans of the files of distributions that are GPU code themselves. No I/O."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def names_of_file(watched: WatchedFiles, name: str) -> LibraryNames:
 
 
 def _policy(settings: Settings, names: LibraryNames) -> KeepReason | None:
-    """Why the settings keep a file."""
+    """The reason that the settings keep a file."""
     if settings.keep.archs:
         # Nothing tells what the GPUs of other machines need.
         return KeepReason.ARCH_POLICY
@@ -100,7 +100,7 @@ def _policy(settings: Settings, names: LibraryNames) -> KeepReason | None:
 
 
 def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:
-    """What several runs together opened of the distributions that all of them watched."""
+    """The files that several runs together opened of the distributions that all watched."""
     found = []
     for one in runs[0] if runs else ():
         # A run may have the distribution in two folders, and open files of either.

@@ -1,4 +1,4 @@
-"""Which uses belong to a library: those of its content, under any path that a process had it at.
+"""The uses of a library: those of its content, under any path that a process had it at.
 
 A library is known by its SHA-256. A file that is gone was hashed only if it was still there when a
 run ended. Otherwise its size and build id stand in for the digest. A path and a modification time
@@ -22,7 +22,7 @@ _ONLY_SAMPLED = (
 
 
 class Content(NamedTuple):
-    """What a run did with the content of a library.
+    """The uses of a library's content in a run.
 
     Attributes:
         usage: the uses of it, under any path. An offset may have several images.
@@ -101,7 +101,7 @@ class Contents:
         )
 
     def _why_only_sampled(self, same: Iterable[LibraryUsage]) -> str | None:
-        """What to say if no process of a whole run had loaded a library."""
+        """The reason against a library that no process of a whole run had loaded."""
         numbers = {number for used in same for number in used.processes}
         return _ONLY_SAMPLED if numbers and numbers <= self._samples else None
 

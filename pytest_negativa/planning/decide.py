@@ -7,12 +7,12 @@ Missing data means keep: the plan calls code unused only if it is known to be un
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from pytest_negativa.arch import ComputeCapability, ElementKind
+from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.models.library import (
     Content,
     Cubin,
@@ -49,7 +49,7 @@ KeepElement = Callable[[LibraryMap, Element], str | None]
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """What a project keeps even if its run didn't use it.
+    """Code that a project keeps even if its run didn't use it.
 
     Attributes:
         whole_library: why all of the library is kept, e.g. the glob that names it; None if not.
@@ -111,11 +111,11 @@ def plan_library(
 _FIRST_MAJOR_WITH_CAPSULES = 10
 
 _Rule = Callable[[Element], str | None]
-"""Why a block is kept, in words; None: the rule doesn't keep it."""
+"""The reason that a block is kept, in words; None: the rule doesn't keep it."""
 
 
 def why_plain(block: Element) -> str | None:
-    """Why a cubin that lies in a library's data as it is stays, used or not; None for others."""
+    """The reason to keep an unpacked cubin in a library's data, used or not; None for others."""
     return "the library may read its headers and tables itself" if block.is_plain else None
 
 
@@ -126,7 +126,7 @@ def _why_unreadable(block: Element) -> str | None:
 
 
 def _why_capsules(cubin: Cubin) -> str | None:
-    """Why a cubin with capsules stays whole.
+    """The reason that a cubin with capsules stays whole.
 
     From sm_100 on, each function has one, ``.nv.capmerc.text.NAME``: the index of its code section,
     then what it takes to make code for other devices of the family from that section (15% to 50%
@@ -167,13 +167,13 @@ class _Planner:
         # By offset of the region; only regions that the run loaded are in them.
         self._unexplained: dict[int, str] = {}
         self._relocatable: dict[int, str] = {}
-        self._kept_ptx: set[int] = set()
+        self._newest_ptx: dict[int, SmArch] = {}
         for region in self._map.iter_regions():
             if (use := located.uses.get(region.span.start)) is not None:
                 self._look_at(region, use)
         self._touched = frozenset(self._touched_blocks() if located.touched else ())
-        self._left_whole: Counter[str] = Counter()
-        self._left_bytes: Counter[str] = Counter()
+        # Bytes of unused code in each cubin that stays whole, by the reason.
+        self._left_whole: defaultdict[str, list[int]] = defaultdict(list)
         # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
         # without data keeps no block and is left out: a library may have 200,000 of them.
         rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
@@ -185,7 +185,7 @@ class _Planner:
             (KeepReason.PLAIN_CUBIN, True, why_plain),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
             (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
-            (KeepReason.PTX_POLICY, self._kept_ptx, self._wanted_ptx),
+            (KeepReason.PTX_POLICY, self._newest_ptx, self._wanted_ptx),
             (KeepReason.KERNEL_POLICY, policy.kernels.globs, self._wanted_kernel),
             (KeepReason.HOOK, policy.vetoes, self._veto),
         )
@@ -248,7 +248,10 @@ class _Planner:
         return str(block.arch) if used else None
 
     def _wanted_ptx(self, block: Element) -> str | None:
-        return self._policy.ptx if block.payload.start in self._kept_ptx else None
+        newest = self._newest_ptx.get(block.anchor)
+        if newest is None or block.kind is not ElementKind.PTX:
+            return None
+        return self._policy.ptx if self._policy.ptx == "all" or block.arch == newest else None
 
     def _wanted_kernel(self, block: Element) -> str | None:
         """The first kernel of ``block`` that a glob of the policy names."""
@@ -260,10 +263,8 @@ class _Planner:
         return None
 
     def _veto(self, block: Element) -> str | None:
-        for veto in self._policy.vetoes:
-            if reason := veto(self._map, block):
-                return reason
-        return None
+        reasons = (veto(self._map, block) for veto in self._policy.vetoes)
+        return next(filter(None, reasons), None)
 
     def _is_wanted(self, block: Element) -> bool:
         """Whether a traced device, or one that the policy names, would load the block."""
@@ -283,7 +284,7 @@ class _Planner:
                 yield from self._trim(block, use)
 
     def _trim(self, block: Element, use: UseMark) -> Iterator[TrimmedCubin]:
-        """What is unused of a cubin, if anything is; a note if that can't be told."""
+        """The unused code of a cubin, if there is any; a note if that is unknown."""
         content = block.content
         # Of a single kernel nothing can go.
         if not isinstance(content, Cubin) or len(content.kernels) < 2:
@@ -291,10 +292,9 @@ class _Planner:
         wanted = self._roots(block, content, use)
         found = wanted if isinstance(wanted, str) else reach(content, wanted)
         if isinstance(found, str):
-            self._left_whole[found] += 1
+            self._left_whole[found].append(0)
         elif found.unused and (doubt := self._veto(block) or _why_capsules(content)):
-            self._left_whole[doubt] += 1
-            self._left_bytes[doubt] += size(found.unused)
+            self._left_whole[doubt].append(size(found.unused))
         elif found.unused:
             yield TrimmedCubin(
                 start=block.payload.start,
@@ -364,36 +364,36 @@ class _Planner:
                 f"{len(self._map.problems):,} places are not understood and kept, the first at "
                 f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
             )
-        for doubt, count in self._left_whole.items():
-            elements = "1 loaded element stays" if count == 1 else f"{count:,} loaded elements stay"
-            code = f" ({unused:,} bytes of code)" if (unused := self._left_bytes[doubt]) else ""
+        for doubt, sizes in self._left_whole.items():
+            one, many = "1 loaded element stays", f"{len(sizes):,} loaded elements stay"
+            elements = one if len(sizes) == 1 else many
+            code = f" ({unused:,} bytes of code)" if (unused := sum(sizes)) else ""
             yield f"{elements} whole, unused kernels too{code}: {doubt}"
 
     def _reason_for_all(self, incomplete: str | None) -> tuple[KeepReason, str] | None:
-        if incomplete is not None:
-            return KeepReason.INCOMPLETE, incomplete
-        if not self._devices:
-            return KeepReason.INCOMPLETE, "the trace names no device"
-        if self._located.changed is not None:
-            return KeepReason.CHANGED, self._located.changed
-        if self._located.unmatched:
-            return KeepReason.UNMATCHED, "; ".join(self._located.unmatched)
-        if self._policy.whole_library is not None:
-            return KeepReason.LIBRARY_POLICY, self._policy.whole_library
-        return None
+        reasons = (
+            (KeepReason.INCOMPLETE, incomplete),
+            (KeepReason.INCOMPLETE, None if self._devices else "the trace names no device"),
+            (KeepReason.CHANGED, self._located.changed),
+            (KeepReason.UNMATCHED, "; ".join(self._located.unmatched) or None),
+            (KeepReason.LIBRARY_POLICY, self._policy.whole_library),
+        )
+        return next(((reason, why) for reason, why in reasons if why is not None), None)
 
     def _look_at(self, region: Region, use: UseMark) -> None:
         """Note what the use of a region says of it and of other regions."""
         unexplained = self._why_unexplained(region, use)
         if unexplained is not None:
             self._unexplained[region.span.start] = unexplained
-        self._kept_ptx.update(self._ptx_to_keep(region))
+        ptx = [e.arch for e in region.elements if e.kind is ElementKind.PTX]
+        if ptx and self._policy.ptx != "off":
+            self._newest_ptx[region.span.start] = max(ptx)
         # If a linked cubin fits, the driver has no need to link them.
         if use.prelinked and region.span.start in self._linked_anew:
             self._relocatable.update(dict.fromkeys(use.prelinked, self._where(use.first)))
 
     def _why_unexplained(self, region: Region, use: UseMark) -> str | None:
-        """Why what the run did with a region contradicts the choice rule, if it does."""
+        """The contradiction of a region's use to the choice rule, if there is one."""
         contents = [e.content for e in region.elements if e.payload.start in self._fitting]
         if not contents:
             return "loaded, though nothing in it fits a traced device"
@@ -404,16 +404,6 @@ class _Planner:
         if missing:
             return f"kernel {missing[0]} was used and is in no element that a device would load"
         return None
-
-    def _ptx_to_keep(self, region: Region) -> Iterator[int]:
-        """Starts of the PTX of a used region that the policy keeps."""
-        ptx = [e for e in region.elements if e.kind is ElementKind.PTX]
-        if self._policy.ptx == "off" or not ptx:
-            return
-        newest = max(e.arch for e in ptx)
-        for element in ptx:
-            if self._policy.ptx == "all" or element.arch == newest:
-                yield element.payload.start
 
     def _kernel_glob(self, name: str) -> str | None:
         """The glob of the policy that names a kernel."""

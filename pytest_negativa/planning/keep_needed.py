@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import Cubin, LibraryMap
+from pytest_negativa.models.library import Cubin, LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, TrimmedCubin
 from pytest_negativa.models.spans import Span
+from pytest_negativa.models.trace import TracedLibrary
 from pytest_negativa.models.verdict import NeededSpan
 
 
@@ -62,15 +63,21 @@ def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> Library
 
 
 def of_each_path(
-    planned: Iterable[AnalyzedLibrary], spans: Sequence[NeededSpan]
+    spans: Iterable[NeededSpan], libraries: Iterable[LibraryIdentity | TracedLibrary]
 ) -> tuple[NeededSpan, ...]:
-    """The spans, and the same ones of other paths with the same content: that is one library."""
-    digests = {p.plan.library.path: p.plan.library.sha256 for p in planned}
+    """The spans, and the same ones of other paths with the same content: that is one library.
+
+    Args:
+        libraries: all of them; a path may have had several contents.
+    """
+    known = {(one.path, one.sha256) for one in libraries if one.sha256 is not None}
+    alike: defaultdict[str, set[str]] = defaultdict(set)
+    for path, sha256 in known:
+        alike[path].update(other for other, same in known if same == sha256)
     of_all = [
         replace(span, library=path)
         for span in spans
-        for path, sha256 in digests.items()
-        if path == span.library or (sha256 is not None and sha256 == digests[span.library])
+        for path in sorted({span.library, *alike[span.library]})
     ]
     return tuple({(span.library, span.start, span.code): span for span in of_all}.values())
 

@@ -68,7 +68,7 @@ def locate_library(
 
 
 def _take(marks: dict[int, list[UseMark]], region: Region) -> UseMark | None:
-    """What was loaded from ``region``; taken out of ``marks``.
+    """The mark of ``region``, taken out of ``marks``.
 
     Usually the region as a whole. A library may also hand over the cubin inside an element
     that isn't compressed.

@@ -239,11 +239,9 @@ def _left_out_too(library: LockedLibrary, spared: str) -> LeftOut:
 
 
 def _reasons(verdict: Verdict | None) -> tuple[str, ...]:
-    if verdict is None:
-        return ("it was not verified",)
-    if not verdict.proved:
-        return verdict.reasons or ("it was not verified",)
-    return ()
+    if verdict is not None and verdict.proved:
+        return ()
+    return (verdict.reasons if verdict is not None else ()) or ("it was not verified",)
 
 
 def _why_never(plan: LibraryPlan) -> str | None:
@@ -256,11 +254,9 @@ def _why_never(plan: LibraryPlan) -> str | None:
 
 
 def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
-    """Why a library's plan is not proved."""
-    if verdict is None:
-        return _NOT_VERIFIED
-    row = verdict.row_of(plan.library.path)
-    if row is None:
+    """The reason that a library's plan is not proved; None if it is."""
+    row = None if verdict is None else verdict.row_of(plan.library.path)
+    if verdict is None or row is None:
         return _NOT_VERIFIED
     if row.status is not LibraryStatus.PROVED:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value

@@ -108,7 +108,7 @@ def _why_not_proved(parts: Sequence[VerifiedPart]) -> Iterator[str]:
 def _unite_rows(
     one: AnalyzedLibrary, parts: Sequence[VerifiedPart], *, agreed: bool
 ) -> ProvedLibrary:
-    """What the parts have proved of a library together.
+    """The row of a library that the parts have proved together.
 
     Args:
         agreed: every part is proved.

@@ -1,4 +1,4 @@
-"""Which code of a cubin a set of kernels can reach. Pure: maps in, no library bytes.
+"""Code of a cubin that a set of kernels can reach. Pure: maps in, no library bytes.
 
 The pieces of code that can be told apart are the ``.text`` sections. nvcc gives each kernel one,
 and if code is linked on the device, each device function too. Otherwise nvcc copies the device
@@ -24,7 +24,7 @@ from pytest_negativa.models.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What of a cubin's code can be reached.
+    """The part of a cubin's code that can be reached.
 
     Attributes:
         kept: functions that can be, and those that share their code section.
@@ -46,7 +46,9 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
         return pieces
     if problem := _graph_problem(cubin, pieces):
         return problem
-    reached = _closure(cubin, roots)
+    # Whatever has its address taken may be reached, see above.
+    taken = (signature.function for signature in cubin.address_taken)
+    reached = _called(cubin, [*roots, *taken])
     if reached - {f.name for piece in pieces for f in piece} - {*cubin.externals}:
         return "calls of functions that are not in its tables"
     kept: set[NameIndex] = set()
@@ -94,7 +96,7 @@ def _range(piece: list[Function]) -> Span:
 
 
 def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
-    """Why the call graph can't be complete.
+    """The reason that the call graph can't be complete.
 
     A linker drops device functions that nothing calls. One that is there, in a section of
     its own, and in no edge, must have a caller that the graph doesn't know. So must a function of
@@ -111,12 +113,6 @@ def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
         if not names & kernels and not names & known:
             return "a device function that nothing calls: the call graph is not complete"
     return None
-
-
-def _closure(cubin: Cubin, roots: Iterable[NameIndex]) -> set[NameIndex]:
-    """All functions that can be reached, the roots and those of a taken address included."""
-    taken = (signature.function for signature in cubin.address_taken)
-    return _called(cubin, [*roots, *taken])
 
 
 def _called(cubin: Cubin, waiting: list[NameIndex]) -> set[NameIndex]:

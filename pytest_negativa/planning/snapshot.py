@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -52,20 +52,23 @@ def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
 
 
 def _sum(same: Sequence[SnapshotLibrary]) -> SnapshotLibrary:
-    elements: Counter[tuple[str | None, str | None, bool]] = Counter()
-    sizes: Counter[tuple[str | None, str | None, bool]] = Counter()
-    for row in (row for one in same for row in one.rows):
-        key = row.arch, row.reason, row.is_unused
-        elements[key] += row.elements
-        sizes[key] += row.bytes
     return replace(
         same[0],
         version=", ".join(sorted({one.version for one in same if one.version})) or None,
         size=sum(one.size or 0 for one in same),
-        rows=tuple(SnapshotRow(*key, elements[key], sizes[key]) for key in sizes),
+        rows=tuple(_add_up(row for one in same for row in one.rows)),
         kernels=_union(one.kernels for one in same),
         used_kernels=_union(one.used_kernels for one in same),
     )
+
+
+def _add_up(rows: Iterable[SnapshotRow]) -> Iterator[SnapshotRow]:
+    """The sums of the rows that share arch and reason."""
+    alike: defaultdict[tuple[str | None, str | None, bool], list[SnapshotRow]] = defaultdict(list)
+    for row in rows:
+        alike[row.arch, row.reason, row.is_unused].append(row)
+    for key, same in alike.items():
+        yield SnapshotRow(*key, sum(r.elements for r in same), sum(r.bytes for r in same))
 
 
 def _union(lists: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
@@ -116,8 +119,7 @@ def snapshot_map(
     decisions = {decision.start: decision for decision in (plan.decisions if plan else ())}
     # The arch of a file that nothing read is unknown.
     is_files = library_map.library.file_kind is FileKind.FILES
-    elements: Counter[tuple[str | None, str | None, bool]] = Counter()
-    sizes: Counter[tuple[str | None, str | None, bool]] = Counter()
+    rows: list[SnapshotRow] = []
     kernels: set[str] = set()
     for block in library_map.iter_code():
         decision = decisions.get(block.payload.start)
@@ -126,9 +128,8 @@ def snapshot_map(
         # PTX that goes is no smaller machine code: what later devices can load changes.
         is_machine = block.kind is ElementKind.CUBIN
         arch = str(block.arch) if is_machine else f"{block.kind.value} {block.arch}"
-        key = None if is_files else arch, reason, is_unused
-        elements[key] += 1
-        sizes[key] += block.payload.size
+        known_arch = None if is_files else arch
+        rows.append(SnapshotRow(known_arch, reason, is_unused, 1, block.payload.size))
         if plan is None:
             kernels.update(kernel.name for kernel in library_map.kernels_of(block.content))
     used = [kernel.name for kernel in plan.used_kernels] if plan else []
@@ -141,8 +142,7 @@ def snapshot_map(
         version=version,
         size=library_map.library.size,
         rows=tuple(
-            SnapshotRow(*key, elements[key], sizes[key])
-            for key in sorted(sizes, key=lambda key: (key[0] or "", key[1] or "", key[2]))
+            sorted(_add_up(rows), key=lambda r: (r.arch or "", r.reason or "", r.is_unused))
         ),
         kernels=tuple(sorted(kernels)) if is_listed else None,
         used_kernels=None if plan is None else tuple(sorted(used)),
@@ -187,31 +187,17 @@ def pair(before: Snapshot, after: Snapshot) -> Snapshot:
     name, then by a name that is the end of one other name.
     """
     names: dict[str, str] = {}
-
-    def left() -> tuple[list[SnapshotLibrary], list[SnapshotLibrary]]:
+    for is_same in (_share_place, _share_name, _is_end):
         taken = set(names.values())
-        return (
-            [one for one in before.libraries if one.name not in names],
-            [one for one in after.libraries if one.name not in taken],
-        )
-
-    old, new = left()
-    # Two sites may have the same place.
-    twice = {
-        place
-        for side in (old, new)
-        for place, count in Counter(one.place for one in side).items()
-        if count > 1
-    }
-    places = {one.place: one.name for one in new if one.place not in {None, *twice}}
-    names.update((one.name, places[one.place]) for one in old if one.place in places)
-    old, new = left()
-    same = {one.name for one in old} & {one.name for one in new}
-    names.update(zip(same, same, strict=True))
-    old, new = left()
-    ends = [(a.name, b.name) for a in old for b in new if _is_end(a.name, b.name)]
-    counts = Counter(name for names_of_both in ends for name in names_of_both)
-    names.update((a, b) for a, b in ends if counts[a] == counts[b] == 1)
+        pairs = [
+            (old.name, new.name)
+            for old in before.libraries
+            for new in after.libraries
+            if old.name not in names and new.name not in taken and is_same(old, new)
+        ]
+        # Two sites may have the same place.
+        olds, news = Counter(old for old, _ in pairs), Counter(new for _, new in pairs)
+        names.update((old, new) for old, new in pairs if olds[old] == news[new] == 1)
     return replace(
         before,
         libraries=tuple(
@@ -220,12 +206,21 @@ def pair(before: Snapshot, after: Snapshot) -> Snapshot:
     )
 
 
-def _is_end(one: str, other: str) -> bool:
-    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
+def _share_place(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    return one.place is not None and one.place == other.place
+
+
+def _share_name(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    return one.name == other.name
+
+
+def _is_end(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
+    names = f"/{one.name}", f"/{other.name}"
+    return names[0].endswith(names[1]) or names[1].endswith(names[0])
 
 
 def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
-    """What became larger or smaller, appeared or went, by library, arch, reason and kernel."""
+    """Growth of code, and kernels that came or went, by library, arch, reason and kernel."""
     before = pair(before, after)
     old = {one.name: one for one in before.libraries}
     new = {one.name: one for one in after.libraries}

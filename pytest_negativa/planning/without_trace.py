@@ -74,16 +74,17 @@ def _plan(
 
 
 def _decide(block: Element, loaded: bool, keep_ptx: bool) -> _Decided:
-    if block.unreadable is not None:
-        return True, KeepReason.UNREADABLE, block.unreadable
-    if block.kind.is_opaque:
-        return True, KeepReason.UNREADABLE, f"of kind {block.kind.value}"
-    if (plain := why_plain(block)) is not None:
-        return True, KeepReason.PLAIN_CUBIN, plain
-    if loaded:
-        return True, KeepReason.ARCH_POLICY, str(block.arch)
-    if keep_ptx and block.kind is ElementKind.PTX:
-        return True, KeepReason.PTX_POLICY, "all"
+    is_wanted_ptx = keep_ptx and block.kind is ElementKind.PTX
+    reasons = (
+        (KeepReason.UNREADABLE, block.unreadable),
+        (KeepReason.UNREADABLE, f"of kind {block.kind.value}" if block.kind.is_opaque else None),
+        (KeepReason.PLAIN_CUBIN, why_plain(block)),
+        (KeepReason.ARCH_POLICY, str(block.arch) if loaded else None),
+        (KeepReason.PTX_POLICY, "all" if is_wanted_ptx else None),
+    )
+    for reason, detail in reasons:
+        if detail is not None:
+            return True, reason, detail
     return False, UnusedReason.WRONG_ARCH, None
 
 

@@ -25,7 +25,7 @@ _TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 
 def why_no_auditor(library: Path | None) -> str | None:
-    """Why processes can't load an auditor on this machine; None if nothing speaks against it."""
+    """Reason for which processes can't load an auditor on this machine; None if they can."""
     if not sys.platform.startswith("linux"):
         return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
     try:
@@ -53,25 +53,13 @@ def why_no_auditor(library: Path | None) -> str | None:
 
 def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
     """The variables to set so that processes load an auditor, before those of ``environ``."""
-    others = _without_auditor(environ, library)
     return {
-        AUDIT_VARIABLE: _join(str(library), others.get(AUDIT_VARIABLE)),
-        # The last value of a tunable counts, so a user's own stays. glibc warns of an empty part.
-        TUNABLES_VARIABLE: _join(_TUNABLE, others.get(TUNABLES_VARIABLE) or None),
+        AUDIT_VARIABLE: _first(str(library), environ.get(AUDIT_VARIABLE, "")),
+        # The last value of a tunable counts, so a user's own stays.
+        TUNABLES_VARIABLE: _first(_TUNABLE, environ.get(TUNABLES_VARIABLE, "")),
     }
 
 
-def _without_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
-    """The environment without an auditor; values that the user has set stay."""
-    result = dict(environ)
-    for name, part in ((AUDIT_VARIABLE, str(library)), (TUNABLES_VARIABLE, _TUNABLE)):
-        first, colon, rest = result.get(name, "").partition(":")
-        if first == part and colon:
-            result[name] = rest
-        elif first == part:
-            del result[name]
-    return result
-
-
-def _join(part: str, own: str | None) -> str:
-    return part if own is None else f"{part}:{own}"
+def _first(part: str, own: str) -> str:
+    """A list whose first part is ``part``, once. glibc warns of an empty part."""
+    return ":".join((part, *(other for other in own.split(":") if other not in ("", part))))

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
 
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.models.code_files import (
-    WatchedFiles,
-)
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.processes.open_watch import OpenWatch
 
 
-class CodeFileWatch:
-    """Watches all files within a context.
-
-    A process in which no thread may run calls ``start``, ``poll`` now and then, and ``finish``. The
-    kernel remembers 16,384 opens between two calls (fs.inotify.max_queued_events).
+class CodeFileWatch(OpenWatch):
+    """Watches all files within a context; see ``OpenWatch``.
 
     Args:
         folders: where distributions are installed, such as ``sys.path``.
@@ -27,32 +21,12 @@ class CodeFileWatch:
         self._found = tuple(find_code_distributions(folders))
         paths = [str(one.site / name) for one in self._found for name in one.rows]
         self._here = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
-        self._watch = OpenWatch(self._here, finds_openers=False)
-
-    def start(self) -> None:
-        """Watch from now on."""
-        self._watch.start()
-
-    def poll(self) -> None:
-        """Take in what was opened until now."""
-        self._watch.read()
-
-    def __enter__(self) -> CodeFileWatch:
-        self._watch.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._watch.__exit__(*exception)
-
-    def finish(self) -> tuple[WatchedFiles, ...]:
-        """End the watch; what was opened until now."""
-        self._watch.finish()
-        return self.opened()
+        super().__init__(self._here, finds_openers=False)
 
     def opened(self) -> tuple[WatchedFiles, ...]:
-        """What was opened until now."""
-        self._watch.check()
-        opens = self._watch.opens
+        """Files that were opened until now."""
+        self.check()
+        opens = self.opens
         found = []
         for one in self._found:
             paths = {str(one.site / name): name for name in one.rows}

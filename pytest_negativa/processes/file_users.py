@@ -6,14 +6,11 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
-
-_T = TypeVar("_T")
 
 # The time of the system's start, which the start of a process is counted from, has no fractions.
 _CLOCK_ERROR = 1.0
@@ -48,7 +45,9 @@ class FileUser:
         return self.started > when - _CLOCK_ERROR
 
 
-def wait_for_users(paths: Iterable[str], since: float) -> tuple[tuple[str, FileUser], ...]:
+def wait_for_users(
+    paths: Iterable[str], since: float, gone_from: str | None = None
+) -> tuple[tuple[str, FileUser], ...]:
     """``users_of``, after waiting up to 10 seconds for processes that began after a time to end.
 
     Workers of a session may outlive it for a moment.
@@ -57,40 +56,22 @@ def wait_for_users(paths: Iterable[str], since: float) -> tuple[tuple[str, FileU
         since: seconds since the epoch.
     """
     paths = tuple(paths)
-    return _wait(lambda: users_of(paths), lambda one: one[1].may_be_younger(since))
-
-
-def wait_for_users_of_gone(folder: str) -> tuple[str, ...]:
-    """In words: the other processes that use a file of this folder that was replaced or removed.
-
-    It waits up to 10 seconds for them to end. Processes of other users show only to root.
-
-    Args:
-        folder: a real path.
-    """
-    return _wait(lambda: _users_of_gone(f"{folder}/"), lambda user: True)
-
-
-def _wait(look: Callable[[], Iterable[_T]], may_leave: Callable[[_T], bool]) -> tuple[_T, ...]:
-    """What is found at last; it is looked for again while something may leave."""
     deadline = time.monotonic() + _PATIENCE
-    while any(map(may_leave, found := tuple(look()))) and time.monotonic() < deadline:
+    while True:
+        found = tuple(users_of(paths, gone_from))
+        may_end = any(user.may_be_younger(since) for _, user in found)
+        if not may_end or time.monotonic() > deadline:
+            return found
         time.sleep(_POLL)
-    return found
 
 
-def _users_of_gone(start: str) -> Iterator[str]:
-    for process in _other_processes():
-        with contextlib.suppress(OSError):
-            used = (*_open_names(process), *(words[5] for words in _mappings(process) if words[5:]))
-            if any(n.startswith(start) and (n.endswith(_GONE) or _GONE_ON_NFS in n) for n in used):
-                yield _describe(process)
-
-
-def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
+def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tuple[str, FileUser]]:
     """Each of the files with each other process that has it open or mapped.
 
     Processes of other users show only to root.
+
+    Args:
+        gone_from: a folder, by its real path; files that were replaced there or removed count, too.
     """
     files: dict[tuple[int, int], str] = {}
     inodes: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -101,11 +82,12 @@ def users_of(paths: Iterable[str]) -> Iterator[tuple[str, FileUser]]:
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             inodes[str(status.st_ino)].append((device, path))
     ancestors = {str(ancestor.pid) for ancestor in psutil.Process().parents()}
-    for process in _other_processes() if files else ():
+    for process in _other_processes() if files or gone_from else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
             used |= set(_mapped_files(process, inodes))
+            used |= set(_gone_files(process, f"{gone_from}/") if gone_from else ())
             if used:
                 is_ancestor = process.name in ancestors
                 started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
@@ -177,6 +159,12 @@ def _mapped_files(process: Path, inodes: dict[str, list[tuple[str, str]]]) -> It
         for device, path in inodes.get(words[4], ()):
             if words[3] == device or words[5:] == [path]:
                 yield path
+
+
+def _gone_files(process: Path, start: str) -> Iterator[str]:
+    for name in (*_open_names(process), *(words[5] for words in _mappings(process) if words[5:])):
+        if name.startswith(start) and (name.endswith(_GONE) or _GONE_ON_NFS in name):
+            yield name
 
 
 def _mappings(process: Path) -> Iterator[list[str]]:

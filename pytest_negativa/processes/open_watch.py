@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import itertools
 import os
 import select
 import struct
@@ -49,7 +48,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """What was seen of the watched files.
+    """Events of the watched files.
 
     Attributes:
         times: by path: how often the file was opened, at least. Equal events in a row are one.
@@ -71,7 +70,7 @@ class OpenWatch:
 
     Args:
         paths: the files. All hard links to a file are watched with it. If the user's limit of
-            watches is reached, the first ones are watched.
+            watches is reached, none is watched.
         finds_openers: whether to look for the processes.
     """
 
@@ -117,36 +116,20 @@ class OpenWatch:
             except OSError as e:
                 self._unseen[path] = str(e.strerror)
                 if e.errno == errno.ENOSPC:
-                    self._halve(inotify, str(e.strerror))
-                    break
+                    # Tests watch, too, and share the user's limit.
+                    os.close(inotify)
+                    self._lose(str(e.strerror))
+                    return
             else:
                 self._by_watch[watch].append(path)
         self._inotify = inotify
         self._try_canaries()
 
-    def _halve(self, inotify: int, reason: str) -> None:
-        """Give back the later half of the watches: tests watch, too, and share the user's limit."""
-        for watch in tuple(self._by_watch)[len(self._by_watch) // 2 :]:
-            with contextlib.suppress(OSError):  # A file that is gone has no watch any more.
-                _call("inotify_rm_watch", inotify, watch)
-            del self._by_watch[watch]
-        watched = set(itertools.chain.from_iterable(self._by_watch.values()))
-        self._unseen.update({path: reason for path in self._paths if path not in watched})
-
     def _watch_canary(self, inotify: int, folder: str) -> int:
-        """Watch a folder on the device of this one, but not for opens of its files; the device.
-
-        It is this folder or the nearest one around it that this user may read.
-        """
+        """Watch a folder on its device, but not for opens of its files; the device."""
         device, _ = _file_at(folder)
-        around = map(os.fspath, (Path(folder), *Path(folder).parents))
-        while device not in self._canaries:
-            canary = next((f for f in around if _file_at(f)[0] == device), None)
-            if canary is None:
-                text = f"no folder may be read from {folder} up, to see whether opens are reported"
-                raise PermissionError(errno.EACCES, text)
-            with contextlib.suppress(PermissionError):
-                self._canaries[device] = canary, _add_watch(inotify, canary, _IN_DELETE_SELF)
+        if device not in self._canaries:
+            self._canaries[device] = folder, _add_watch(inotify, folder, _IN_DELETE_SELF)
         return device
 
     def _try_canaries(self) -> None:

@@ -18,10 +18,6 @@ MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
 
 
-class PageWatchError(NegativaError):
-    """Touched pages can't be recorded."""
-
-
 def watch_library() -> Path | None:
     """The library for LD_AUDIT; None: it was not built."""
     path = Path(__file__).with_name("_pages.so")
@@ -29,7 +25,7 @@ def watch_library() -> Path | None:
 
 
 def why_unwatchable() -> str | None:
-    """Why CPU code can't be traced on this machine; None if nothing speaks against it."""
+    """Reason for which this machine can't trace CPU code; None if it can."""
     return why_no_auditor(watch_library())
 
 
@@ -45,7 +41,7 @@ def watch_environment(
         only_gpu: record nothing of CPU code.
 
     Raises:
-        PageWatchError: this machine can't do it.
+        NegativaError: this machine can't do it.
     """
     return {
         **_with_watch(environ),
@@ -63,7 +59,7 @@ def misses_environment(
         armed: a file of ``verifying.tripwire``: record touches of removed code instead.
 
     Raises:
-        PageWatchError: this machine can't do it.
+        NegativaError: this machine can't do it.
     """
     # Those that trace CPU code take precedence.
     traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
@@ -75,5 +71,5 @@ def _with_watch(environ: Mapping[str, str]) -> dict[str, str]:
     library = watch_library()
     reason = why_no_auditor(library)
     if library is None or reason is not None:
-        raise PageWatchError(f"touched pages can't be recorded: {reason}")
+        raise NegativaError(f"touched pages can't be recorded: {reason}")
     return with_auditor(environ, library)

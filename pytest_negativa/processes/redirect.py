@@ -58,65 +58,33 @@ _HEAD = re.compile(r"negativa-redirect-log 1\t([0-9]{1,20})\t([0-9]{1,20})\t([^\
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 
 
-class RedirectError(NegativaError):
-    """Libraries cannot be replaced by their copies."""
-
-
-class FileId(NamedTuple):
-    """The identity of a file, independent of its name."""
-
-    major: int
-    minor: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: str) -> FileId:
-        """The identity of an existing file.
-
-        Raises:
-            OSError: the file can't be read.
-        """
-        status = Path(path).stat()
-        return cls(os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One row of the table: real paths and identities of an original and its copy."""
-
-    original: str
-    copy: str
-    original_id: FileId
-    copy_id: FileId
-
-
 @dataclass(frozen=True, slots=True)
 class RedirectTable:
-    """The replacements. Each copy lies at ``root`` followed by its original's path."""
-
-    root: str
-    replacements: tuple[Replacement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessLoads:
-    """Which libraries of the table one process mapped.
+    """Libraries to replace.
 
     Attributes:
-        pid: the exec'd process or a child that it forked. Libraries that a child inherited
-            are in the parent's loads only.
-        copies: originals whose copy was mapped.
-        originals: originals that were mapped themselves, with the path that was opened.
-        unknown: paths of libraries that may be original or copy.
-        injections: the libraries that CUDA's driver was to load into it, if it mapped the driver;
-            an empty path for none.
+        root: each copy lies there, followed by its original's path.
+        rows: by real path of an original: its line of the table.
+    """
+
+    root: str
+    rows: Mapping[str, str]
+
+
+class LoggedLine(NamedTuple):
+    """Line of a log about the exec'd process, or about a child that it forked.
+
+    Attributes:
+        kind: ``copy``, ``original`` or ``driver``. Libraries that a child inherited are in its
+            parent's lines only.
+        path: of an original; or the library that CUDA's driver was to load, empty for none.
+        opened: the path by which an original was opened.
     """
 
     pid: int
-    copies: frozenset[str]
-    originals: frozenset[tuple[str, str]]
-    unknown: frozenset[str]
-    injections: frozenset[str] = frozenset()
+    kind: str
+    path: str
+    opened: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +94,7 @@ class RedirectedProcess:
     Attributes:
         executable: its path; empty if unknown.
         started_ns: when it was exec'd, nanoseconds since the epoch.
-        loads: one for each pid that mapped a library, in the order of the log.
+        lines: of the log, in its order.
         problems: why the log is incomplete, or why nothing was redirected. With a problem, the
             log does not prove that no original was mapped.
     """
@@ -135,21 +103,18 @@ class RedirectedProcess:
     pid: int
     executable: str
     started_ns: int
-    loads: tuple[ProcessLoads, ...]
+    lines: tuple[LoggedLine, ...]
     problems: tuple[str, ...]
 
     @property
     def copies(self) -> frozenset[str]:
         """Paths of originals whose copy was mapped by any process."""
-        return frozenset().union(*(load.copies for load in self.loads))
+        return frozenset(line.path for line in self.lines if line.kind == "copy")
 
     @property
     def originals(self) -> frozenset[tuple[str, str]]:
-        return frozenset().union(*(load.originals for load in self.loads))
-
-    @property
-    def unknown(self) -> frozenset[str]:
-        return frozenset().union(*(load.unknown for load in self.loads))
+        """Paths of originals that were mapped themselves, each with the path that was opened."""
+        return frozenset((x.path, x.opened) for x in self.lines if x.kind == "original")
 
 
 def redirect_library() -> Path | None:
@@ -159,7 +124,7 @@ def redirect_library() -> Path | None:
 
 
 def why_unsupported() -> str | None:
-    """Why processes can't be redirected on this machine; None if nothing speaks against it."""
+    """Reason for which this machine can't redirect processes; None if it can."""
     return why_no_auditor(redirect_library())
 
 
@@ -172,7 +137,7 @@ def copy_path(root: str | Path, original: str | Path) -> str:
 
 
 def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
-    """Why the path of a library or its copy can't stand in a table; None if both can."""
+    """Reason for which a library's path or its copy's can't stand in a table; None if both can."""
     path, copy = os.path.realpath(original), copy_path(root, original)
     try:
         encoded = copy.encode("utf-8")
@@ -198,37 +163,42 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
     The folders of the copies become passable for other users, like those of the originals.
 
     Raises:
-        RedirectError: a path can't stand in a table, a copy does not exist, or the root's file
+        NegativaError: a path can't stand in a table, a copy does not exist, or the root's file
             system is mounted noexec.
     """
-    replacements: dict[str, Replacement] = {}
+    rows: dict[str, str] = {}
     root = os.path.realpath(root)
     with contextlib.suppress(OSError):
         if os.statvfs(root).f_flag & os.ST_NOEXEC:
-            raise RedirectError(
+            raise NegativaError(
                 f"{root} is on a file system mounted noexec: no library can be loaded from there; "
                 "choose a run folder elsewhere"
             )
     for original in originals:
         problem = why_not_replaceable(root, original)
         if problem is not None:
-            raise RedirectError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
+            raise NegativaError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
         path, copy = os.path.realpath(original), copy_path(root, original)
         try:
-            row = Replacement(path, copy, FileId.of(path), FileId.of(copy))
+            ids = _file_id(path), _file_id(copy)
         except OSError as e:
-            raise RedirectError(
+            raise NegativaError(
                 f"{path} can't be replaced by its copy: {e.filename}: {e.strerror}"
             ) from e
         if os.path.realpath(copy) != copy or not Path(copy).is_file():
-            raise RedirectError(
+            raise NegativaError(
                 f"{copy}: expected the copy of {path}, a regular file and no symbolic link"
             )
-        if row.original_id == row.copy_id:
-            raise RedirectError(f"{copy} and {path} are one file (a hard link?), expected a copy")
-        replacements[path] = row
+        if ids[0] == ids[1]:
+            raise NegativaError(f"{copy} and {path} are one file (a hard link?), expected a copy")
+        rows[path] = "\t".join(("library", *ids, path, copy))
         make_passable(Path(copy).parent, Path(root))
-    return RedirectTable(root, tuple(replacements.values()))
+    return RedirectTable(root, rows)
+
+
+def _file_id(path: str) -> str:
+    status = Path(path).stat()
+    return f"{os.major(status.st_dev)}\t{os.minor(status.st_dev)}\t{status.st_ino}"
 
 
 def write_table(table: RedirectTable, path: Path) -> None:
@@ -237,30 +207,10 @@ def write_table(table: RedirectTable, path: Path) -> None:
     Raises:
         StoreError: the file can't be written.
     """
-    rows = [
-        "\t".join(
-            (
-                "library",
-                *map(str, (*row.original_id, *row.copy_id)),
-                row.original,
-                row.copy,
-            )
-        )
-        for row in table.replacements
-    ]
+    rows = table.rows.values()
     lines = (_TABLE_HEAD, f"root\t{table.root}", *rows, f"end\t{len(rows)}")
     # Processes of other users read it, too.
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"), mode=0o644)
-
-
-def redirected_originals(table: Path) -> tuple[str, ...]:
-    """Real paths of the originals in a table.
-
-    Raises:
-        OSError: the table can't be read.
-    """
-    rows = (line.split("\t") for line in table.read_text("utf-8").split("\n"))
-    return tuple(row[-2] for row in rows if row[0] == "library")
 
 
 # ---- The environment ----
@@ -272,11 +222,11 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
     A user's own auditors stay, behind ours, so they see the names of the copies.
 
     Raises:
-        RedirectError: the native library was not built.
+        NegativaError: the native library was not built.
     """
     library = redirect_library()
     if library is None:
-        raise RedirectError(why_unsupported() or "the native library was not built")
+        raise NegativaError(why_unsupported() or "the native library was not built")
     return {
         **with_auditor(environ, library),
         TABLE_VARIABLE: str(table.absolute()),
@@ -315,7 +265,7 @@ def _read_log(path: Path) -> RedirectedProcess:
         problems.append("the log has no head; was the disk full?")
     else:
         pid, started, executable = head.groups()
-    loads: dict[int, tuple[set[str], set[tuple[str, str]], set[str], set[str]]] = {}
+    said = []
     for line in lines[1:]:
         parts = line.split("\t")
         kind, fields = "".join(parts[1:2]), parts[2:]
@@ -327,26 +277,16 @@ def _read_log(path: Path) -> RedirectedProcess:
             problems.append(f"{first} lines of process {parts[0]} could not be written")
         elif kind == "disabled":
             problems.append(f"nothing was redirected: {first}: {more[0]}")
+        elif kind == "unknown":
+            problems.append(f"{first} can't be told from its copy")
         else:
-            found = loads.setdefault(int(parts[0]), (set(), set(), set(), set()))
-            copies, originals, unknown, injections = found
-            if kind == "copy":
-                copies.add(first)
-            elif kind == "original":
-                originals.add((first, more[0]))
-            elif kind == "driver":
-                injections.add(first)
-            else:
-                unknown.add(first)
+            said.append(LoggedLine(int(parts[0]), kind, first, *more))
     return RedirectedProcess(
         log=path,
         pid=int(pid),
         executable=_unescape(executable),
         started_ns=int(started),
-        loads=tuple(
-            ProcessLoads(own, *map(frozenset, found))  # type: ignore[arg-type]
-            for own, found in loads.items()
-        ),
+        lines=tuple(said),
         problems=tuple(problems),
     )
 
@@ -359,17 +299,12 @@ def _unescape(field: str) -> str:
 
 
 def why_not_redirected(executable: str | Path) -> str | None:
-    """Why a process of this executable leaves no log; None if nothing speaks against a log."""
+    """Reason for which a process of this executable leaves no log; None if it should."""
     try:
-        source = ByteSource(executable)
+        with ByteSource(executable) as source:
+            interpreter, bits = find_interpreter(source)
     except FormatError:
-        return None
-    try:
-        interpreter, bits = find_interpreter(source)
-    except FormatError:
-        return None  # a script: its interpreter counts, and that is another executable
-    finally:
-        source.close()
+        return None  # It is gone, or a script: its interpreter is another executable, and counts.
     if bits != 64:
         return f"it is a {bits}-bit executable, and the library for LD_AUDIT a 64-bit one"
     if interpreter is None:

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.reporting.coverage import render_missing
 from pytest_negativa.reporting.coverage_files import (
     SourceFile,
     group_by_file,
@@ -23,7 +24,6 @@ from pytest_negativa.reporting.coverage_files import (
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.reporting.text import (
     path_for_people,

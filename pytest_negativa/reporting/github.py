@@ -13,8 +13,8 @@ from pathlib import Path
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.reporting.escapes import escape_github, escape_github_property
 from pytest_negativa.reporting.rows import describe_proof
+from pytest_negativa.reporting.text import escape_github, escape_github_property
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _MOST = 10
@@ -55,10 +55,8 @@ def _unused(library: LibraryCoverage) -> Iterator[str]:
         more = f" and {len(kernels) - 1:,} more" if len(kernels) > 1 else ""
         text = f"{kernels[0]}{more} of {name}: no test used this kernel"
         title = format_items(len(kernels), "unused kernel", "unused kernels")
-        if place is None:
-            yield _command("warning", text, title=title)
-        else:
-            yield _command("warning", text, title=title, file=place[0], line=str(place[1]))
+        at = {} if place is None else {"file": place[0], "line": str(place[1])}
+        yield _command("warning", text, title=title, **at)
 
 
 def _command(kind: str, text: str, **properties: str) -> str:

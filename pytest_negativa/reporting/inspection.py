@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
@@ -13,14 +13,8 @@ from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import (
-    Cubin,
-    Element,
-    LibraryMap,
-    Ptx,
-    Removed,
-)
-from pytest_negativa.models.summary import CodeRow, LibrarySummary
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx, Removed
+from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
 from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -43,6 +37,9 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
     ``removed`` is of a slimmed library.
     """
     kind = summary.file_kind
+    remarks = _problem_lines(summary)
+    if removed is not None:
+        remarks.append(_removed_line([removed]))
     if not summary.sections:
         found = "no NVIDIA GPU code"
         if summary.problems:
@@ -52,26 +49,24 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         return "\n".join(
             [
                 f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
-                *_problem_lines(summary),
-                *([_removed_line([removed])] if removed is not None else []),
+                *remarks,
             ]
         )
     code = f"GPU code {format_bytes(summary.code_bytes)}"
-    counts = [
-        f"{format_bytes(summary.size)}",
-        f"{code} ({format_share(summary.code_bytes, summary.size)})"
-        if removed is None
-        else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
-        format_items(summary.elements, "element", "elements"),
-    ]
-    if summary.regions or kind.is_host:
-        counts.insert(2, format_items(summary.regions, "region", "regions"))
-    if kind is not FileKind.LIBRARY:
-        counts.insert(0, kind.described)
-    if summary.frames:
-        counts.append(format_items(summary.frames, "bare frame", "bare frames"))
-    if summary.kernels is not None:
-        counts.append(format_items(summary.kernels, "kernel", "kernels"))
+    counts = (
+        (kind is not FileKind.LIBRARY, kind.described),
+        (True, format_bytes(summary.size)),
+        (
+            True,
+            f"{code} ({format_share(summary.code_bytes, summary.size)})"
+            if removed is None
+            else f"{code} ({format_bytes(removed.stored_bytes)} in the file)",
+        ),
+        (summary.regions or kind.is_host, format_items(summary.regions, "region", "regions")),
+        (True, format_items(summary.elements, "element", "elements")),
+        (summary.frames, format_items(summary.frames, "bare frame", "bare frames")),
+        (summary.kernels is not None, format_items(summary.kernels or 0, "kernel", "kernels")),
+    )
     sections = format_table(
         "lrrrr",
         ["section", "regions", "elements", "bare frames", "GPU code"],
@@ -87,17 +82,15 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
         ],
         drop=(3, 1, 2),
     )
-    headline = ", ".join(counts) + format_foreign(summary.foreign)
+    headline = ", ".join(text for is_told, text in counts if is_told)
+    headline += format_foreign(summary.foreign)
     parts = [f"{printable(summary.path)}: {headline}"]
     parts += [sections, code_table([summary])] if kind.is_host else [code_table([summary])]
     if kind.is_link_time:
         parts.append("A linker reads this file, and no program loads it as it is.")
     if summary.loaded_bytes is not None:
         parts.append(_device_line(summary.devices, summary.loaded_bytes, summary.code_bytes))
-    parts.extend(_problem_lines(summary))
-    if removed is not None:
-        parts.append(_removed_line([removed]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *remarks])
 
 
 def set_report(
@@ -338,7 +331,7 @@ def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
 
 
 def _removed_line(removed: Sequence[Removed], who: str = "Slimmed") -> str:
-    """What slim took out of libraries, all together."""
+    """Code that slim took out of libraries, all together."""
     sizes = [one.size_before for one in removed]
     before = f" from {format_bytes(sum(size or 0 for size in sizes))}" if all(sizes) else ""
     spares = [one.spare for one in removed if one.spare is not None]
@@ -359,3 +352,30 @@ def _problem_lines(summary: LibrarySummary) -> list[str]:
     if len(summary.problems) > _MAX_PROBLEMS:
         lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
     return ["\n".join(lines)]
+
+
+def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[str]:
+    """Code of each library that each device could load; libraries without GPU code go out."""
+    shown = sorted(path for path, rows in loadable.items() if rows)
+    if not shown:
+        return
+    headers = ["library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"]
+    yield "Regions by what a device loads of them:"
+    yield format_table(
+        "llrrrlr",
+        headers,
+        [
+            [
+                name,
+                row.device,
+                f"{row.machine:,}",
+                f"{row.compiled:,}",
+                format_bytes(row.compiled_bytes) if row.compiled else "-",
+                ", ".join(row.compiled_from) or "-",
+                "ALL" if row.is_missing else f"{row.nothing:,}",
+            ]
+            for path, name in zip(shown, short_names(shown), strict=True)
+            for row in loadable[path]
+        ],
+        drop=(4, 5, 3, 2),
+    )

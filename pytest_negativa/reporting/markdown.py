@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
+from pytest_negativa.reporting.text import escape_markdown, markdown_code
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 

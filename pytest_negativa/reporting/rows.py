@@ -84,12 +84,10 @@ def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:
 
 
 def _by_reason(decisions: Iterable[Decision]) -> tuple[ReasonRow, ...]:
-    elements: defaultdict[str, int] = defaultdict(int)
-    sizes: defaultdict[str, int] = defaultdict(int)
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
     for decision in decisions:
-        elements[decision.reason] += 1
-        sizes[decision.reason] += decision.size
+        sizes[decision.reason].append(decision.size)
     return tuple(
-        ReasonRow(reason=reason, elements=elements[reason], bytes=sizes[reason])
-        for reason in sorted(elements)
+        ReasonRow(reason=reason, elements=len(found), bytes=sum(found))
+        for reason, found in sorted(sizes.items())
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
-
-from msgspec.structs import replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.tables import first_rows, format_table
-from pytest_negativa.reporting.text import printable, terminal_width
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
 _IN_TABLE = {
@@ -40,20 +37,19 @@ def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
         key=lambda row: (not row.useless, -row.before, row.path),
     ):
         headers = ("library", "before", "after", "share", "")
-        parts += _with_details("lrrrl", headers, changed, top)
+        parts.append(_table("lrrrl", headers, changed, top))
     if sound := sorted(
         (row for row in rows if row.status is SlimStatus.SOUND),
         key=lambda row: (-row.after, row.path),
     ):
-        parts += _with_details("lrl", ("library", "size", ""), sound, top)
-    lines = list(_lines(rows))
-    if lines:
+        parts.append(_table("lrl", ("library", "size", ""), sound, top))
+    if lines := list(_lines(rows)):
         parts.append("\n".join(lines))
     return "\n\n".join(parts) if rows else nothing
 
 
 def render_gaps(count: int, shortest: int) -> str | None:
-    """What the gaps of cut libraries cost; None if a fork takes less than a millisecond more.
+    """Cost of the gaps of cut libraries; None if a fork takes less than a millisecond more.
 
     Args:
         count: of all libraries together.
@@ -70,54 +66,30 @@ def render_gaps(count: int, shortest: int) -> str | None:
 
 def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
     """Yield a line for each library that is an error of the command; many alike share one."""
-    alike: dict[tuple[SlimStatus, str], list[SlimRow]] = {}
-    for row in rows:
-        if row.status in PROBLEMS:
-            alike.setdefault((row.status, _ITS_PATH.sub("", row.detail or "")), []).append(row)
-    for (_status, common), alike_rows in alike.items():
-        first, *others = alike_rows
-        if len(alike_rows) < _MANY:
-            yield from dict.fromkeys(map(_line, alike_rows))
-        else:
-            more = format_items(len(others), "more library", "more libraries")
-            detail = first.detail if len({row.detail for row in alike_rows}) == 1 else common
-            yield _line(replace(first, path=f"{first.path} and {more}", detail=detail))
+    yield from _united(
+        (row.path, _ITS_PATH.sub("", _status(row)), _status(row))
+        for row in rows
+        if row.status in PROBLEMS
+    )
 
 
-def _with_details(
-    align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int
-) -> Iterator[str]:
-    """A table whose last column tells the details, too; lines below it where that is too wide."""
-
-    def cells(name: str, some: Sequence[SlimRow], *, details: bool = False) -> list[str]:
+def _table(align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int) -> str:
+    def cells(name: str, some: Sequence[SlimRow]) -> list[str]:
         before, after = sum(row.before for row in some), sum(row.after for row in some)
-        texts = {
-            f"{row.status.value}, {row.detail}" if details and row.detail else row.status.value
-            for row in some
-        }
+        statuses = {row.status.value for row in some}
         # Of files that were removed, nothing is there.
         sizes = [format_bytes(after) if after else "-"]
         if "share" in headers:
             sizes = [format_bytes(before), format_bytes(after), _share(after, before)]
-        return [name, *sizes, texts.pop() if len(texts) == 1 else ""]
+        return [name, *sizes, statuses.pop() if len(statuses) == 1 else ""]
 
     def name(row: SlimRow) -> str:
         others = f" and {format_items(row.others, 'more name', 'more names')}" if row.others else ""
         return row.path + others
 
     total = [*cells(format_items(len(rows), "library", "libraries"), rows)[:-1], ""]
-    told = first_rows(rows, top, name, partial(cells, details=True))
-    whole = format_table(align, headers, told, total, width=0)
-    width = terminal_width()
-    if not width or all(len(line) <= width for line in whole.split("\n")):
-        yield whole
-        return
     drop = [headers.index("share")] if "share" in headers else []
-    short = first_rows(rows, top, name, cells)
-    yield format_table(align, headers, short, total, width=width, drop=drop)
-    lines = [(row.detail, f"{row.path}: {row.detail}") for row in rows if row.detail]
-    if lines:
-        yield "\n".join(_united(lines, "libraries"))
+    return format_table(align, headers, first_rows(rows, top, name, cells), total, drop=drop)
 
 
 def _share(after: int, before: int) -> str:
@@ -125,34 +97,53 @@ def _share(after: int, before: int) -> str:
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
-    notes = [(note, f"{row.path}: {note}") for row in rows for note in row.notes]
-    yield from _united(notes, "libraries")
+    """Details of the libraries in tables, and lines for those in none."""
     told = {*UNMET, SlimStatus.INTERRUPTED} - {SlimStatus.SPARE_AWAY}
-    yield from (_line(row) for row in rows if row.status in told)
-    away = [(_BRING, _line(row)) for row in rows if row.status is SlimStatus.SPARE_AWAY]
-    yield from _united(away, "libraries have no spare here")
-    left = [(_kind(row), _line(row)) for row in rows if row.status is SlimStatus.LEFT]
-    yield from _united(left, "libraries left as they are")
+    found: list[tuple[str, str, str]] = []
+    for row in rows:
+        if row.detail and row.status in {*_IN_TABLE, SlimStatus.SOUND}:
+            detail = f"{row.status.value}, {row.detail}"
+            found.append((row.path, detail, detail))
+        found += [(row.path, note, note) for note in row.notes]
+        if row.status in told:
+            found.append((row.path, f"{row.path}: {_status(row)}", _status(row)))
+        if row.status is SlimStatus.SPARE_AWAY:
+            found.append((row.path, f"{row.status.value}: {_BRING}", _status(row)))
+        if row.status is SlimStatus.LEFT:
+            found.append((row.path, _kind(row), _status(row)))
+    yield from _united(found)
 
 
-def _united(lines: Sequence[tuple[str, str]], title: str) -> Iterator[str]:
-    """The lines, each with its kind; many of a kind become one line."""
-    counts = Counter(kind for kind, _ in lines)
-    # Two folders may have the same library.
-    yield from dict.fromkeys(printable(line) for kind, line in lines if counts[kind] < _MANY)
-    for kind, count in counts.items():
-        if count >= _MANY:
-            yield f"{count:,} {title}: {printable(kind)}"
+def _united(lines: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Lines of libraries; many of a kind share one.
+
+    Args:
+        lines: the path of a library, the kind of the text, and the text.
+    """
+    alike: defaultdict[str, dict[tuple[str, str], None]] = defaultdict(dict)
+    for path, kind, text in lines:
+        # Two folders may have the same library.
+        alike[kind][path, text] = None
+    for kind, same in alike.items():
+        (first, text), *others = same
+        if len(same) < _MANY:
+            yield from (printable(f"{path}: {text}") for path, text in same)
+        else:
+            more = format_items(len(others), "more library", "more libraries")
+            common = text if all(other == text for _, other in others) else kind
+            yield printable(f"{first} and {more}: {common}")
 
 
-def _line(row: SlimRow) -> str:
-    return printable(f"{row.path}: {row.status.value}: {row.detail or ''}")
+def _status(row: SlimRow) -> str:
+    return f"{row.status.value}: {row.detail or ''}"
 
 
 def _kind(row: SlimRow) -> str:
-    """The reason without its figures."""
-    detail = row.detail or ""
-    return "each would save less than the minimum" if detail.startswith(_SMALL) else detail
+    """The status without figures."""
+    is_small = (row.detail or "").startswith(_SMALL)
+    return (
+        f"{row.status.value}: each would save less than the minimum" if is_small else _status(row)
+    )
 
 
 _BRING = "bring the spares back, or set NEGATIVA_SPARE_DIR to their folder"

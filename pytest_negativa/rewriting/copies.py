@@ -57,8 +57,16 @@ def write_copy(
         if not target.is_symlink() and target.exists() and target.samefile(source.path):
             raise ReconstructError(f"{target}: is the original itself")
         with new_file(target) as new:
-            _write(edits, source, new.fd, should_stop)
-            sha256 = _check(source, new.fd, edits, original, should_stop)
+            try:
+                write_layout(FileLayout.of_copy(edits), source, new.fd, should_stop)
+                sha256 = _check(source, new.path(), edits, original, should_stop)
+            except FormatError as e:
+                if source.is_unchanged():
+                    raise
+                problem = "changed since it was traced: it got shorter while it was copied"
+                raise StaleLibraryError(
+                    f"{source.path} {problem}; run pytest --negativa again"
+                ) from e
             os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
             new.publish()
             return sha256, state_of(new.fd), state
@@ -118,18 +126,17 @@ def state_of(file: int | str | os.PathLike[str]) -> FileState:
     return FileState.of(os.stat(file))  # noqa: PTH116 (takes open files, too)
 
 
-def _write(edits: Edits, source: ByteSource, copy: int, should_stop: Callable[[], bool]) -> None:
+def state_at(path: Path) -> FileState | None:
+    """The state of a file; None if there is none, or a link, which is no copy."""
     try:
-        write_layout(FileLayout.of_copy(edits), source, copy, should_stop)
-    except FormatError as e:
-        if source.is_unchanged():
-            raise
-        raise StaleLibraryError(_shorter(source.path)) from e
+        return None if path.is_symlink() else state_of(path)
+    except OSError:
+        return None
 
 
 def _check(
     source: ByteSource,
-    copy: int,
+    target: Path,
     edits: Edits,
     original: LibraryIdentity,
     should_stop: Callable[[], bool],
@@ -138,32 +145,28 @@ def _check(
 
     One pass reads both files. The check shares only the edits with the writer.
     """
-    size = os.fstat(copy).st_size
-    if size != edits.size:
-        raise ReconstructError(f"{original.path}: its copy has {size:,} bytes, not {edits.size:,}")
     of_original = hashlib.sha256()
     # Up to the first edit both digests are the same.
     of_copy = None
     fault: int | None = None
-    first = edits.changes[0].start if edits else size
-    wanted, found = bytearray(STEP), bytearray(STEP)
-    for start in range(0, size, STEP):
-        if should_stop():
-            raise StoppedError
-        length = min(STEP, size - start)
-        if length < STEP:
-            wanted, found = bytearray(length), bytearray(length)
-        _read_into(source.fileno(), wanted, start, original.path)
-        if of_copy is None and first < start + length:
-            of_copy = of_original.copy()
-        of_original.update(wanted)
-        edits.apply(wanted, start)
-        _read_into(copy, found, start, "the copy")
-        if of_copy is not None:
-            of_copy.update(found)
-        # Two bytearrays: Python compares memoryviews byte by byte.
-        if fault is None and wanted != found:
-            fault = start
+    first = edits.changes[0].start if edits else edits.size
+    with ByteSource(target) as copy:
+        if copy.size != edits.size:
+            raise ReconstructError(
+                f"{original.path}: its copy has {copy.size:,} bytes, not {edits.size:,}"
+            )
+        for start in range(0, copy.size, STEP):
+            if should_stop():
+                raise StoppedError
+            end = min(start + STEP, copy.size)
+            wanted, found = source.read(start, end - start), copy.read(start, end - start)
+            if of_copy is None and first < end:
+                of_copy = of_original.copy()
+            of_original.update(wanted)
+            if of_copy is not None:
+                of_copy.update(found)
+            if fault is None and edits.applied_to(wanted, start) != found:
+                fault = start
     # If the files differ, a changed original is the likelier cause.
     digest = of_original.hexdigest()
     check_sha256(original, digest)
@@ -173,18 +176,3 @@ def _check(
             f"{fault:#x}; is the disk sound?"
         )
     return digest if of_copy is None else of_copy.hexdigest()
-
-
-def _read_into(file: int, buffer: bytearray, offset: int, name: str) -> None:
-    with memoryview(buffer) as view:
-        done = 0
-        while done < len(buffer):
-            with refusing(name, "read", ReconstructError):
-                more = os.preadv(file, [view[done:]], offset + done)
-            if more == 0:
-                raise StaleLibraryError(_shorter(name))
-            done += more
-
-
-def _shorter(name: str) -> str:
-    return f"{name} got shorter while it was copied; run pytest --negativa again"

@@ -10,11 +10,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, refusing
-from pytest_negativa.models.reconstruction import FileState, Reconstruction
-from pytest_negativa.rewriting.copies import state_of
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.rewriting.copies import state_at
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 
 WRITING_NAME = ".negativa-lock"
@@ -24,6 +25,7 @@ PATIENCE = 3.0
 """Seconds that a writer waits for tests to end; a process that was killed takes a moment."""
 
 _PAUSE = 0.1
+_opened = partial(open_to_lock, flags=os.O_RDWR | os.O_CREAT, kind=ReconstructError)
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
     Raises:
         ReconstructError: the folder can't be locked, or tests still run on its copies.
     """
-    with _opened(root, WRITING_NAME) as writing, _opened(root, IN_USE_NAME) as in_use:
+    with _opened(root / WRITING_NAME) as writing, _opened(root / IN_USE_NAME) as in_use:
         _lock(root, writing)
         give_up = time.monotonic() + patience
         while not _lock(root, in_use, wait=False):
@@ -65,7 +67,7 @@ def hold_copies(root: Path) -> Iterator[None]:
     Raises:
         ReconstructError: the folder can't be locked.
     """
-    with _opened(root, IN_USE_NAME) as in_use:
+    with _opened(root / IN_USE_NAME) as in_use:
         _lock(root, in_use, shared=True)
         yield
 
@@ -81,7 +83,7 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
             (library.copy, library.copy_state),
             (library.library.path, library.original_state),
         ):
-            found = _state(path)
+            found = state_at(Path(path))
             if found is None:
                 problems.append(f"{path} was removed while the tests ran")
             elif found != known:
@@ -89,21 +91,6 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
     return tuple(problems)
 
 
-@contextlib.contextmanager
-def _opened(root: Path, name: str) -> Iterator[int]:
-    with contextlib.ExitStack() as stack:
-        with refusing(root, "made or written", ReconstructError):
-            file = stack.enter_context(open_to_lock(root / name, os.O_RDWR | os.O_CREAT))
-        yield file
-
-
 def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> bool:
     with refusing(root, "locked", ReconstructError):
         return lock(file, shared=shared, wait=wait)
-
-
-def _state(path: str) -> FileState | None:
-    try:
-        return state_of(path)
-    except OSError:
-        return None

@@ -23,14 +23,13 @@ from pytest_negativa.gpucode.elf_tables import (
     SHT_PROGBITS,
     SHT_REL,
     SHT_RELA,
-    SYM,
     Relocation,
     SectionHeader,
 )
 from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.models.spans import Span
-from pytest_negativa.rewriting.cubin_tables import CubinTables
+from pytest_negativa.rewriting.cubin_tables import CubinTables, symbol_rows
 from pytest_negativa.rewriting.edits import Edits, Fill
 
 _RELOCATIONS: dict[int, RowLayout[Relocation]] = {SHT_REL: REL, SHT_RELA: RELA}
@@ -39,7 +38,7 @@ _CAPSULE_TYPE = 0x70000016
 
 
 class CubinCodeError(Exception):
-    """Why the code of a cubin is left alone; the caller adds the file and the offset."""
+    """The reason to leave the code of a cubin alone; the caller adds the file and the offset."""
 
 
 def overwrite_code(cubin: bytes, unused: Sequence[Span], value: int) -> Edits:
@@ -160,11 +159,5 @@ def _symbols_of(cubin: bytes, table: SectionHeader) -> Iterator[int]:
 
 def _symbols_in(cubin: bytes, table: SectionHeader, wanted: frozenset[int]) -> dict[int, int]:
     """The symbols that lie in the sections ``wanted``: section by symbol, both by index."""
-    rows = section_bytes(cubin, table, "symbol table")
-    if len(rows) % SYM.size:
-        raise CubinCodeError(f"symbol table of {len(rows)} bytes, expected whole entries")
-    return {
-        index: section
-        for index, (_, _, _, section, _, _) in enumerate(SYM.struct.iter_unpack(rows))
-        if section in wanted
-    }
+    rows = enumerate(symbol_rows(cubin, table))
+    return {index: section for index, (_, _, _, section, _, _) in rows if section in wanted}

@@ -17,7 +17,9 @@ tried with real cubins on an H200 with driver 580.159, lazy and eager:
 
 from __future__ import annotations
 
+import re
 import struct
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -49,6 +51,7 @@ _PAIR = struct.Struct("<II")
 # Types of the sections that belong to a function; they name its code section in sh_info.
 _OWNED_TYPES = (SHT_PROGBITS, SHT_NOBITS, SHT_REL, SHT_RELA, _SHT_CUDA_INFO)
 _CODE_PREFIX = b".text."
+_STRING, _DOT = re.compile(rb"[^\0]+"), re.compile(rb"\.")
 # Alignment of code sections in bytes, which is also the size of the smallest one.
 _CODE_LEFT = 128
 
@@ -96,9 +99,8 @@ class CubinTables:
             Disjoint patches; none if the symbols have extended section indices (SHN_XINDEX).
         """
         symbols = [s for s in self._sections if s.sh_type == SHT_SYMTAB]
-        if any(
-            shndx == SHN_XINDEX for table in symbols for _, _, _, shndx, _, _ in self._rows(table)
-        ):
+        symbol = (row for table in symbols for row in symbol_rows(self._cubin, table))
+        if any(shndx == SHN_XINDEX for _, _, _, shndx, _, _ in symbol):
             return
         headers = [SHDR.pack(section) for section in self._sections]
         for index in owned:
@@ -134,16 +136,10 @@ class CubinTables:
             raise PayloadError(f"cubin: no section {index} for {what}")
         return section_bytes(self._cubin, self._sections[index], what)
 
-    def _rows(self, table: SectionHeader) -> Iterator[tuple[int, ...]]:
-        rows = section_bytes(self._cubin, table, "symbol table")
-        if len(rows) % SYM.size:
-            raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
-        return SYM.struct.iter_unpack(rows)
-
     def _emptied_symbols(
         self, table: SectionHeader, code: set[int], owned: set[int]
     ) -> Iterator[bytes]:
-        for name, info, other, shndx, value, size in self._rows(table):
+        for name, info, other, shndx, value, size in symbol_rows(self._cubin, table):
             if shndx in code:
                 yield SYM.struct.pack(0, info, other, shndx, 0, 0)
             elif shndx in owned:
@@ -167,7 +163,7 @@ class CubinTables:
         kept[shstrndx].update(s.sh_name for i, s in enumerate(self._sections) if i not in gone)
         for table in symbols:
             strings = self._content(table.sh_link, "symbol names")
-            for name, _, _, shndx, _, _ in self._rows(table):
+            for name, _, _, shndx, _, _ in symbol_rows(self._cubin, table):
                 if shndx in gone:
                     names.add(_name_at(strings, name))
                 else:
@@ -211,6 +207,18 @@ class CubinTables:
             headers[index] = SHDR.pack(section._replace(sh_name=name, sh_size=size))
 
 
+def symbol_rows(cubin: bytes, table: SectionHeader) -> Iterator[tuple[int, ...]]:
+    """The fields of each symbol of a table: name, info, other, section, value, size.
+
+    Raises:
+        PayloadError: the table leaves the cubin, or ends within a symbol.
+    """
+    rows = section_bytes(cubin, table, "symbol table")
+    if len(rows) % SYM.size:
+        raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
+    return SYM.struct.iter_unpack(rows)
+
+
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:
     """A string table with zeros over ``names``, alone or at the end of a section's name.
 
@@ -220,30 +228,20 @@ def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) ->
         kept: offsets of strings that are needed; they may lie inside longer strings.
     """
     result = bytearray(strings)
-    ends = sorted(kept)
-    position = 0
-    at = 0
-    while position < len(strings):
-        end = strings.find(b"\0", position)
-        end = len(strings) if end < 0 else end
-        while at < len(ends) and ends[at] < position:
-            at += 1
-        needed = at < len(ends) and ends[at] < end
-        if end > position and not needed and _ends_with(strings[position:end], names):
-            result[position:end] = bytes(end - position)
-        position = end + 1
+    places = sorted(kept)
+    for found in _STRING.finditer(strings):
+        start, end = found.span()
+        at = bisect_left(places, start)
+        needed = at < len(places) and places[at] < end
+        if not needed and _ends_with(found[0], names):
+            result[start:end] = bytes(end - start)
     return result
 
 
 def _ends_with(string: bytes, names: Collection[bytes]) -> bool:
     """Whether a string is one of ``names``, or a section's name that ends in one of them."""
-    if string in names:
-        return True
-    at = 0
-    while string.startswith(b".") and (at := string.find(b".", at + 1)) >= 0:
-        if string[at + 1 :] in names:
-            return True
-    return False
+    dots = _DOT.finditer(string, 1) if string.startswith(b".") else ()
+    return string in names or any(string[dot.end() :] in names for dot in dots)
 
 
 def _name_at(table: bytes, offset: int) -> bytes:

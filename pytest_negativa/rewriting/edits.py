@@ -10,7 +10,8 @@ import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 
 from pytest_negativa.models.spans import Span, union
 
@@ -90,10 +91,8 @@ class Edits:
 
     size: int
     changes: tuple[Change, ...] = ()
-    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_ends", tuple(change.end for change in self.changes))
         start = end = 0
         for change in self.changes:
             if change.start < start:
@@ -111,7 +110,7 @@ class Edits:
         Raises:
             ValueError: see ``Edits``.
         """
-        return cls(size, tuple(sorted(changes, key=_start)))
+        return cls(size, tuple(sorted(changes, key=attrgetter("start"))))
 
     @property
     def fills(self) -> tuple[Fill, ...]:
@@ -130,7 +129,7 @@ class Edits:
 
     def overlapping(self, start: int, end: int) -> Iterator[Change]:
         """The changes that have bytes at file offsets ``[start, end)``, by offset."""
-        at = bisect_right(self._ends, start)
+        at = bisect_right(self.changes, start, key=attrgetter("end"))
         while at < len(self.changes) and self.changes[at].start < end:
             yield self.changes[at]
             at += 1
@@ -172,7 +171,3 @@ def merge_edits(first: Edits, *others: Edits) -> Edits:
         if other.size != first.size:
             raise ValueError(f"edits for files of {first.size} and {other.size} bytes")
     return Edits.of(first.size, (c for edits in (first, *others) for c in edits.changes))
-
-
-def _start(change: Change) -> int:
-    return change.start

@@ -38,7 +38,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """What a new file is made of.
+    """The parts of a new file.
 
     Attributes:
         copies: ranges of the old file. Behind the old file's end, and between the ranges, are

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
@@ -33,7 +33,6 @@ from pytest_negativa.models.reconstruction import (
     RECONSTRUCTION_VERSION,
     Compaction,
     CopyRecord,
-    FileState,
     Manifest,
     ReconstructedLibrary,
     Reconstruction,
@@ -43,7 +42,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
-from pytest_negativa.rewriting.copies import check_digest, state_of, write_copy
+from pytest_negativa.rewriting.copies import check_digest, state_at, state_of, write_copy
 from pytest_negativa.rewriting.copies_lock import PATIENCE, writing_copies
 from pytest_negativa.rewriting.edits import Edits, merge_edits
 from pytest_negativa.rewriting.layout import StoppedError
@@ -94,16 +93,14 @@ def reconstruct(
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
     with writing_copies(root, patience):
-        return _Reconstructor(root, fill, compact).run(wanted, jobs or _processors(), on_done)
+        return _Reconstructor(root, fill, compact).run(
+            wanted, jobs or len(os.sched_getaffinity(0)), on_done
+        )
 
 
 def copy_path(root: Path, path: str) -> Path:
     """Where the copy of the library ``path`` (a real path) lies below ``root``."""
     return root / path.lstrip("/")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 class _Reconstructor:
@@ -255,12 +252,12 @@ class _Reconstructor:
         if known is None or known.recipe != recipe:
             return None
         made = known.library
-        copy = _state(target)
+        copy = state_at(target)
         if copy is None or copy.size != made.copy_state.size:
             return None
-        if copy != made.copy_state and _sha256(target) != made.copy_sha256:
+        if copy != made.copy_state and digest_of(target) != made.copy_sha256:
             return None
-        original = _state(Path(library.path))
+        original = state_at(Path(library.path))
         if original != made.original_state:
             original = check_digest(library)
         return msgspec.structs.replace(
@@ -281,15 +278,10 @@ class _Reconstructor:
                 contextlib.suppress(FileNotFoundError, IsADirectoryError),
             ):
                 target.unlink()
-            self._prune(target.parent)
+            # The folder itself has its manifest.
+            with contextlib.suppress(OSError):
+                os.removedirs(target.parent)
         self._save(kept)
-
-    def _prune(self, folder: Path) -> None:
-        """Remove folders that are empty now."""
-        with contextlib.suppress(OSError):
-            while folder != self._root:
-                folder.rmdir()
-                folder = folder.parent
 
     def _load(self) -> dict[str, CopyRecord | None]:
         path = self._root / MANIFEST_NAME
@@ -320,19 +312,3 @@ def _recipe(
     trimmed = msgspec.json.encode(plan.trimmed).decode()
     text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _state(path: Path) -> FileState | None:
-    try:
-        # A link at the place of a copy is no copy.
-        return None if path.is_symlink() else state_of(path)
-    except OSError:
-        return None
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with ByteSource(path) as source:
-            return source.sha256()
-    except FormatError:
-        return None

@@ -1,4 +1,4 @@
-"""How children ended that this process started with ``subprocess`` or ``asyncio``.
+"""Ends of children that this process started with ``subprocess`` or ``asyncio``.
 
 A test may ignore the exit status of a child, and nothing else tells that a child without the GPU
 failed.

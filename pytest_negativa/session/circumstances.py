@@ -1,4 +1,4 @@
-"""What a session was started with: options, variables, and the project's files that it ran."""
+"""Circumstances of a session: options, variables, and the project's files that it ran."""
 
 from __future__ import annotations
 

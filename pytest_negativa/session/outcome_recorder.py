@@ -35,21 +35,20 @@ from pytest_negativa.storage.system import System
 CONTEXT_LOST = "negativa: the CUDA context is lost"
 """The begin of the reason for which a session stops itself; see ``cuda_context``."""
 
-GPU_ERROR_ATTRIBUTE = "negativa_gpu_error"
-"""An attribute of a test report. Plain values travel from workers to the controller."""
-
-ATTEMPT_ATTRIBUTE = "negativa_attempt"
-ERROR_TYPE_ATTRIBUTE = "negativa_error_type"
-SUBTEST_ATTRIBUTE = "negativa_subtest"
-MARKERS_ATTRIBUTE = "negativa_markers"
-KEYWORDS_ATTRIBUTE = "negativa_keywords"
-CHILDREN_ATTRIBUTE = "negativa_children"
-
 _MODULES = "negativa_modules"
-"""What a worker of pytest-xdist tells the controller in the end."""
+"""Key of the modules that a worker of pytest-xdist imported."""
 
 _MAX_TEXT = 500
 _ATTEMPTS = pytest.StashKey[Counter[str]]()
+
+
+def details_of(report: pytest.TestReport) -> dict[str, Any]:
+    """Fields of ``PhaseReported`` that the process of the test adds to its report.
+
+    Plain values travel from workers to the controller.
+    """
+    details: dict[str, Any] = report.__dict__.setdefault("negativa", {})
+    return details
 
 
 class ReportDetails:
@@ -85,14 +84,14 @@ class ReportDetails:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        setattr(report, ATTEMPT_ATTRIBUTE, _attempts(item)[call.when])
-        setattr(report, CHILDREN_ATTRIBUTE, self._ends.take())
+        details = details_of(report)
+        details.update(attempt=_attempts(item)[call.when], children=self._ends.take())
         # Whatever another plugin made of the outcome, the phase raised this.
         if call.excinfo is not None:
-            setattr(report, ERROR_TYPE_ATTRIBUTE, describe_error(call.excinfo.value))
+            details["error_type"] = describe_error(call.excinfo.value)
         if call.when == "setup":
-            setattr(report, MARKERS_ATTRIBUTE, _markers(item))
-            setattr(report, KEYWORDS_ATTRIBUTE, _keywords(item))
+            markers = sorted({utf8(mark.name) for mark in item.iter_markers()})
+            details.update(markers=markers, keywords=_keywords(item))
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -107,7 +106,7 @@ class ReportDetails:
         if context is not None:
             values = ", ".join(f"{name}={value}" for name, value in context.kwargs.items())
             name = f"[{'' if context.msg is None else context.msg}] ({values})"
-            setattr(report, SUBTEST_ATTRIBUTE, utf8(name))
+            details_of(report)["subtest"] = utf8(name)
 
 
 class OutcomeRecorder:
@@ -160,13 +159,7 @@ class OutcomeRecorder:
                 expected_failure=hasattr(report, "wasxfail"),
                 worker=_worker(report),
                 text=None if report.passed else _text(report),
-                gpu_error=getattr(report, GPU_ERROR_ATTRIBUTE, None),
-                attempt=getattr(report, ATTEMPT_ATTRIBUTE, 1),
-                subtest=getattr(report, SUBTEST_ATTRIBUTE, None),
-                error_type=getattr(report, ERROR_TYPE_ATTRIBUTE, None),
-                markers=tuple(getattr(report, MARKERS_ATTRIBUTE, ())),
-                keywords=tuple(getattr(report, KEYWORDS_ATTRIBUTE, ())),
-                children=tuple(getattr(report, CHILDREN_ATTRIBUTE, ())),
+                **details_of(report),
             )
         )
 
@@ -226,10 +219,6 @@ def _worker(report: Any) -> str | None:
 def _attempts(item: pytest.Item) -> Counter[str]:
     # A plugin may run a test without pytest's protocol.
     return item.stash.setdefault(_ATTEMPTS, Counter())
-
-
-def _markers(item: pytest.Item) -> list[str]:
-    return sorted({utf8(mark.name) for mark in item.iter_markers()})
 
 
 def _keywords(item: pytest.Item) -> list[str]:

@@ -123,11 +123,9 @@ def _discard(run: Run) -> None:
 def _start_again(run: Run, cwd: Path) -> NoReturn:
     from pytest_negativa.hostcode.start import begin_logs
     from pytest_negativa.processes.page_watch import watch_environment
-    from pytest_negativa.storage.shared_folders import make_logs_folder
 
     run.make()
-    make_logs_folder(run.page_logs, run.folder.parent)
-    begin_logs(run)
+    begin_logs(run, run.folder.parent)
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
@@ -160,7 +158,7 @@ def describe_pages(
     """
     from pytest_negativa.hostcode.gather import gather
     from pytest_negativa.hostcode.summary import summarize
-    from pytest_negativa.reporting.host_pages import render_host_report
+    from pytest_negativa.reporting.pages import render_host_report
 
     if trace.run is None:
         yield f"negativa: CPU code was not traced: {trace.not_traced}"

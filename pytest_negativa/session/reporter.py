@@ -1,6 +1,8 @@
-"""Turns a session's traces into plans and a report; ``exit_status`` decides what follows from it.
+"""Turns a session's traces into plans and a report, and fails the session if they ask for it.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
+The status of a proof is ``verifying.verification.exit_code``, that of a measurement
+``measuring.session.measure_session``.
 """
 
 from __future__ import annotations
@@ -9,17 +11,16 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, describe_fault
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
-from pytest_negativa.reporting.text import printable_lines
-from pytest_negativa.session.exit_status import exit_status
-from pytest_negativa.session.header import describe_session
+from pytest_negativa.reporting.text import printable, printable_lines
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import process_mark
@@ -38,8 +39,40 @@ if TYPE_CHECKING:
 # Seconds to wait for traced children that still run when their parent's session is over.
 _PATIENCE = 1.0
 
-
 _READING = "negativa: reading libraries"
+
+
+def describe_session(
+    settings: Settings,
+    *,
+    gpus: Sequence[str],
+    recorded: TraceLevel | None,
+    not_traced: str | None,
+    root: Path,
+) -> str:
+    """The line of pytest's header that says what the session traces, where and how.
+
+    Args:
+        settings: of the session.
+        gpus: names of this machine's GPUs, if known.
+        recorded: level of the recording that stands in for a GPU.
+        not_traced: why no GPU code is traced; None if it is.
+        root: paths below this folder are shown relative to it.
+    """
+
+    def shown(path: str) -> str:
+        return os.path.relpath(path, root) if Path(path).is_relative_to(root) else path
+
+    if not_traced is not None:
+        state = f"GPU code not traced: {not_traced}"
+    elif recorded is not None:
+        state = f"no GPU, replaying {shown(settings.trace.replay or '')}"
+    else:
+        state = f"tracing on {', '.join(dict.fromkeys(gpus)) or 'a GPU'}"
+    level = f"level {(recorded or settings.trace.level).value}"
+    config = settings.config and shown(settings.config)
+    words = (state, level, config or "no configuration file")
+    return printable(f"negativa: {', '.join(words)}")
 
 
 class Reporter:
@@ -108,7 +141,7 @@ class Reporter:
     def pytest_runtest_logfinish(self) -> None:
         """A test has ended, here or in a worker."""
         if self._files is not None:
-            self._files.poll()
+            self._files.read()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -178,7 +211,9 @@ class Reporter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Fail the session for its report; its recorded status stays that of its tests."""
-        return exit_status((yield), self._failures)
+        status = yield
+        fails = bool(self._failures) and status == pytest.ExitCode.OK
+        return pytest.ExitCode.TESTS_FAILED if fails else status
 
     def _report(self, session: pytest.Session) -> Sequence[str]:
         """Report; why the session must fail: crossed thresholds, or no trace at all."""
@@ -254,9 +289,9 @@ class Reporter:
             return False
         from pytest_negativa.storage.results import save_opened
 
-        before, self._opened = self._opened, self._files.opened()
         if at_end:
-            self._opened = self._files.finish()
+            self._files.finish()
+        before, self._opened = self._opened, self._files.opened()
         if self._opened == before:
             return False
         save_opened(self._run, self._opened)
@@ -420,7 +455,7 @@ def _describe(error: Exception) -> str:
 
 
 def failed_tests(session: pytest.Session) -> str | None:
-    """How many tests failed, in words; None if none did."""
+    """Number of failed tests, in words; None if none failed."""
     from pytest_negativa.reporting.units import format_items
 
     failed = session.testsfailed

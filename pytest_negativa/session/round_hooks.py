@@ -21,7 +21,7 @@ from pytest_negativa.models.outcomes import SessionResult
 from pytest_negativa.models.round import Round
 from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
-from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, GPU_ERROR_ATTRIBUTE
+from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, details_of
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.system import System
@@ -150,7 +150,7 @@ class RoundHooks:
         if report.failed or report.when == "teardown":
             error = lost_context()
             if error is not None:
-                setattr(report, GPU_ERROR_ATTRIBUTE, error)
+                details_of(report)["gpu_error"] = error
                 # Also after a test that failed when traced: what follows would mean nothing.
                 item.session.shouldstop = (
                     f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"

@@ -254,9 +254,10 @@ def _role_and_run(
     changes = {SESSION_VARIABLE: session.to_text()}
     if former is None:
         changes |= outer_sockets(os.environ)
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    config.add_cleanup(lambda: _restore(before))
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    for name, value in changes.items():
+        patch.setenv(name, value)
     return Role.CONTROLLER if distributed else Role.SOLO, run, config.rootpath, round_spec
 
 
@@ -268,11 +269,3 @@ def _take_over(run: Run) -> Run | None:
     run.outcomes_file.unlink(missing_ok=True)
     end_former_program(run.trace_files())
     return run
-
-
-def _restore(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import shlex
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.slimmed import has_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import check_files
@@ -18,12 +18,11 @@ from pytest_negativa.slimming.manifest import (
     Records,
     how_to_reinstall,
     is_uninstalled,
-    load_manifest,
+    manifest_of,
 )
 from pytest_negativa.slimming.spares import note_of, problem_of
-from pytest_negativa.slimming.tree import Tree, digest_of
+from pytest_negativa.slimming.tree import Tree
 
-_Recorded = Mapping[str, Records]
 _Judgement = tuple[SlimStatus, str | None]
 
 
@@ -46,14 +45,13 @@ def check_tree(
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
-    manifest = load_manifest(tree.root)
+    manifest = manifest_of(tree)
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
     others = [
         group
         for group in tree.groups
         if not known.keys() & set(group.names) and tree.is_library(group)
     ]
-    records = tree.recorded({*known, *(name for group in others for name in group.names)})
     rows = []
     if manifest.run is not None:
         detail = (
@@ -65,23 +63,23 @@ def check_tree(
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         names = sorted(known)
         done, total = 0, sum(entry.size for entry in known.values())
-        checked = pool.map(lambda name: _check_entry(tree, name, known[name], records), names)
+        checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
         for name, row in zip(names, checked, strict=True):
             rows.append(row)
             done += known[name].size
             on_done(done, total)
     rows += check_files(tree, manifest)
     for group in others:
-        lines = {line for name in group.names for line in records.get(name, {})}
+        lines = {line for name in group.names for line in tree.records.get(name, {})}
         if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
             rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
 
 
-def _check_entry(tree: Tree, name: str, entry: SlimmedFile, all_records: _Recorded) -> SlimRow:
-    group, records = tree.group_of(name), all_records.get(name, {})
+def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
+    group = tree.group_of(name)
     if group is not None:
-        judged = _judge(tree.root, name, entry, records)
+        judged = _judge(tree.root, name, entry, tree.records.get(name, {}))
     elif is_uninstalled(tree.root, entry):
         detail = "it was slimmed; its distribution is no longer installed"
         judged = SlimStatus.DIFFERENT, detail

@@ -21,7 +21,7 @@ from pytest_negativa.arch import ComputeCapability, is_for_any
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.origin import ReinstallCommands
@@ -48,7 +48,7 @@ from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of, read_fact, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
@@ -69,7 +69,7 @@ class Package:
         unused: those that go.
         gone: names of those that an earlier run removed, and its entries.
         kept: those that stay.
-        changed: names of those that stay because their content is another than RECORD's.
+        note: why some of these stay that the lock has as unused.
         problem: why nothing is removed.
         status: of the row if there is a problem.
     """
@@ -79,14 +79,9 @@ class Package:
     unused: list[FileGroup] = field(default_factory=list)
     gone: dict[str, RemovedFile] = field(default_factory=dict)
     kept: list[FileGroup] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    note: str | None = None
     problem: str | None = None
     status: SlimStatus = SlimStatus.FAILED
-
-    @property
-    def names(self) -> Iterator[str]:
-        """All names of the files that go."""
-        return (name for group in self.unused for name in group.names)
 
     @property
     def size(self) -> int:
@@ -104,14 +99,8 @@ class Package:
             before=gone + kept,
             after=kept,
             detail=f"{count:,} of {format_items(count + len(self.kept), 'file', 'files')} removed",
-            notes=() if not self.changed else (self._why_kept,),
+            notes=() if self.note is None else (self.note,),
         )
-
-    @property
-    def _why_kept(self) -> str:
-        files = format_items(len(self.changed), "file", "files")
-        why = "another content than in RECORD, so not what was proved"
-        return f"{files} left: {why}: {self.changed[0]}"
 
     def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
         """A row for the files that stay."""
@@ -133,18 +122,13 @@ class Package:
             return SlimRow.unchanged(self.name, self.status, size, self.problem)
         if self.gone and not self.unused:
             return self.row(SlimStatus.ALREADY, ())
-        if self.changed and not self.unused:
-            return self.unchanged(SlimStatus.DIFFERENT, self._why_kept)
+        if self.note is not None and not self.unused:
+            return self.unchanged(SlimStatus.DIFFERENT, self.note)
         return None
 
 
 def _size_of(groups: Iterable[FileGroup]) -> int:
     return sum(group.size for group in groups)
-
-
-def is_named_like_code(name: str) -> bool:
-    """Whether a file has the name of GPU code that a driver loads as it is."""
-    return name.endswith(CODE_SUFFIXES)
 
 
 def head_of(path: Path) -> bytes | None:
@@ -177,7 +161,7 @@ def packages_by_archs(
     """
     packages: dict[str, Package] = {}
     for group in tree.groups if not tree.partial else ():
-        if not is_named_like_code(group.name):
+        if not group.name.endswith(CODE_SUFFIXES):
             continue
         path = tree.root / group.name
         head = head_of(path)
@@ -186,10 +170,10 @@ def packages_by_archs(
         name = package_of(group.name)
         package = packages.setdefault(name, Package(name, source))
         # Under another name the file may be anything to a program, or a backup.
-        others = not all(map(is_named_like_code, group.names))
+        others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
         needed = others or _is_needed(path, head, devices, keep_ptx=keep_ptx)
         (package.kept if needed else package.unused).append(group)
-    for name, entry in removed_from(tree, manifest):
+    for name, entry in manifest.removed.items():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
         if entry.source != source:
@@ -226,12 +210,18 @@ def packages_by_lock(
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
         package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
                                    names, kept)  # fmt: skip
-        for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items():
-            recorded = {one.rows[names[name]].digest for name in group.names}
-            if sha256 is None or recorded != {record_digest(sha256)}:
-                package.unused.remove(group)
-                package.kept.append(group)
-                package.changed.append(group.name)
+        changed = {
+            group: None
+            for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items()
+            if sha256 is None
+            or {one.rows[names[name]].digest for name in group.names} != {record_digest(sha256)}
+        }
+        if changed:
+            package.unused = [group for group in package.unused if group not in changed]
+            package.kept += changed
+            why = "another content than in RECORD, so not what was proved"
+            files = format_items(len(changed), "file", "files")
+            package.note = f"{files} left: {why}: {next(iter(changed)).name}"
         yield package
     if named and not same:
         problem = (
@@ -250,13 +240,12 @@ def _package_by_lock(
     kept: Set[str],
 ) -> Package:
     """Sort the files of a distribution: ``names`` has its name in the lock for each name here."""
-    gone = dict(removed_from(tree, manifest))
     groups: dict[FileGroup, None] = {}
     for name, below in names.items():
         if (group := tree.group_of(name)) is not None:
             groups[group] = None
-        elif name in gone:
-            package.gone[name] = gone[name]
+        elif (entry := manifest.removed.get(name)) is not None:
+            package.gone[name] = entry
             if below in kept:
                 package.problem = _NOT_AGAIN
     for group in groups:
@@ -266,29 +255,6 @@ def _package_by_lock(
         is_kept = is_kept or head is None or not is_loadable(head)
         (package.kept if is_kept else package.unused).append(group)
     return package
-
-
-def removed_from(tree: Tree, manifest: SlimManifest) -> Iterator[tuple[str, RemovedFile]]:
-    """The files that what is installed lacks because of slimming."""
-    known = _known(tree, manifest)
-    return ((name, entry) for name, entry in known if not _is_stale(tree, name, entry))
-
-
-def forget_stale(tree: Tree, manifest: SlimManifest) -> None:
-    """Forget removed files that are back, or that nothing has any more that is installed."""
-    for name, entry in _known(tree, manifest):
-        if _is_stale(tree, name, entry):
-            del manifest.removed[name]
-
-
-def _known(tree: Tree, manifest: SlimManifest) -> list[tuple[str, RemovedFile]]:
-    """The files that slimming removed, as far as the tree tells what became of them."""
-    return sorted(manifest.removed.items(), key=lambda one: one[0]) if not tree.partial else []
-
-
-def _is_stale(tree: Tree, name: str, entry: RemovedFile) -> bool:
-    is_gone = entry.record is not None and not (tree.root / entry.record).parent.is_dir()
-    return is_gone or tree.group_of(name) is not None
 
 
 def _is_needed(
@@ -328,7 +294,6 @@ def remove_files(
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     states: dict[FileGroup, FileState] = {}
     failed: list[str] = []
-    recorded = tree.recorded(set(package.names))
     for group, sha256 in tree.digests(package.unused, jobs).items():
         try:
             if sha256 is None:
@@ -353,7 +318,7 @@ def remove_files(
             original=None if aside is None else str(aside),
         )
         for name in group.names:
-            record = recorded.get(name, {}).get(record_digest(sha256))
+            record = tree.records.get(name, {}).get(record_digest(sha256))
             relative = None if record is None else os.path.relpath(record, root)
             removed[name] = replace(entry, record=relative)
     if keep_originals is not None and states:
@@ -398,49 +363,42 @@ def reason_of(error: Exception) -> str:
 def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
     """Put back the files that slimming removed, and take them out of the manifest.
 
-    A file that is there stays: it was installed again. The files of a distribution that is no
-    longer installed, or is another version now, stay away.
+    See ``manifest_of`` for those that stay away.
 
     Yields:
         The rows of each package.
     """
     tree, removed = journal.tree, journal.manifest.removed
     for package, found in _by_package(tree, journal.manifest).items():
-        back: list[RemovedFile] = []
         failed: dict[str, str] = {}
-        for name, entry in found:
+        for name, entry in found.items():
             try:
-                if not _is_stale(tree, name, entry):
-                    _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
-                    back.append(entry)
+                _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
             except (OSError, NegativaError) as e:
                 failed[name] = f"{name}: {reason_of(e)}"
         if failed:
             detail = f"cannot be put back: {_several([*failed.values()])}; {_again(tree, failed)}"
             yield SlimRow.unchanged(package, SlimStatus.FAILED, 0, detail)
+        back = found.keys() - failed
         if back:
             yield SlimRow(
                 path=package,
                 status=SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE,
                 before=0,
-                after=sum(entry.size for entry in back),
+                after=sum(found[name].size for name in back),
                 detail=format_items(len(back), "file", "files"),
             )
-        elif not failed:
-            detail = "its files were installed again, or it is no longer installed"
-            yield SlimRow.unchanged(package, SlimStatus.LEFT, 0, detail)
-        for name, _ in found if not dry_run else ():
-            if name not in failed:
-                del removed[name]
+        for name in back if not dry_run else ():
+            del removed[name]
     if not dry_run:
         # The entries are forgotten next. One call is faster than one for each of thousands.
         os.sync()
 
 
-def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, list[tuple[str, RemovedFile]]]:
-    found: defaultdict[str, list[tuple[str, RemovedFile]]] = defaultdict(list)
-    for name, entry in _known(tree, manifest):
-        found[package_of(name)].append((name, entry))
+def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, dict[str, RemovedFile]]:
+    found: defaultdict[str, dict[str, RemovedFile]] = defaultdict(dict)
+    for name, entry in manifest.removed.items() if not tree.partial else ():
+        found[package_of(name)][name] = entry
     return found
 
 
@@ -470,17 +428,7 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
 
 
 def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
-    """Compare the files that slimming removed with the folder.
-
-    Yields:
-        A row for each package, and one if files of it are there again.
-    """
+    """Yield a row for each package that lacks files because of slimming."""
     for package, found in _by_package(tree, manifest).items():
-        back = sum(_is_stale(tree, name, entry) for name, entry in found)
-        if gone := len(found) - back:
-            detail = f"{format_items(gone, 'file', 'files')} removed"
-            yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, detail)
-        if back:
-            files = format_items(back, "file", "files")
-            detail = f"{files} of it that slim removed: back, or of nothing that is installed now"
-            yield SlimRow.unchanged(package, SlimStatus.DIFFERENT, 0, detail)
+        detail = f"{format_items(len(found), 'file', 'files')} removed"
+        yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, detail)

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,8 +68,8 @@ _VERDICTS = (
 )
 
 
-class Slimmed(NamedTuple):
-    """A slimmed library; without an entry if no manifest that can be read lists it."""
+class Loss(NamedTuple):
+    """A slimmed library and its loss; without an entry if no manifest that can be read lists it."""
 
     path: str
     entry: SlimmedFile | None
@@ -88,13 +88,8 @@ class Slimmed(NamedTuple):
             return note_of(Path(self.path)) is not None
         return False
 
-    @property
-    def never_loaded(self) -> bool:
-        """Whether it lost all GPU code, because the proved run never loaded it."""
-        return self.entry is not None and self.entry.never_loaded
 
-
-def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
+def slimmed_in(folders: Iterable[Path]) -> tuple[Loss, ...]:
     """Find the slimmed libraries of folders; those that lost most come first.
 
     A folder may lie above or below the one that was slimmed, so manifests in each folder, above it
@@ -104,19 +99,16 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Slimmed, ...]:
         NegativaError: a folder or manifest can't be read.
     """
     listed: dict[str, SlimmedFile] = {}
-    libraries: dict[str, None] = {}
-    for folder in dict.fromkeys(f.resolve() for f in folders):
+    paths: set[str] = set()
+    for folder in {f.resolve() for f in folders}:
         roots, here = _walk(folder)
-        found: dict[str, SlimmedFile] = {}
+        paths.update(here)
         for root in roots:
-            _add_listed(found, root)
-        listed |= {p: entry for p, entry in found.items() if folder in Path(p).parents}
-        libraries |= dict.fromkeys(here)
-    there = {path: entry for path, entry in listed.items() if os.path.lexists(path)}
-    return _most_first(there, libraries)
+            _add_listed(listed, root)
+    return _slimmed(listed, paths)
 
 
-def loaded_slimmed() -> tuple[Slimmed, ...]:
+def loaded_slimmed() -> tuple[Loss, ...]:
     """Find the slimmed libraries that this process has loaded."""
     maps = _MAPPINGS.read_text(errors="surrogateescape").splitlines()
     loaded = {line.split(maxsplit=5)[5] for line in maps if line.count("/")}
@@ -125,9 +117,7 @@ def loaded_slimmed() -> tuple[Slimmed, ...]:
         # "negativa slim check" reports a damaged manifest.
         with contextlib.suppress(NegativaError):
             _add_listed(listed, root)
-    here = {path: entry for path, entry in listed.items() if path in loaded}
-    # Not every mapped file: opening a device may have an effect.
-    return _most_first(here, (path for path in loaded if ".so" in Path(path).name))
+    return _slimmed(listed, loaded)
 
 
 def _add_listed(listed: dict[str, SlimmedFile], root: Path) -> None:
@@ -138,20 +128,23 @@ def _add_listed(listed: dict[str, SlimmedFile], root: Path) -> None:
             listed[path] = max(known, entry, key=lambda one: one.gpu_code_removed)
 
 
-def _most_first(listed: Mapping[str, SlimmedFile], paths: Iterable[str]) -> tuple[Slimmed, ...]:
-    """Each listed library once, even if it has several names, and the other slimmed ones."""
-    once = {id(entry): Slimmed(path, entry) for path, entry in reversed([*listed.items()])}
-    others = (Slimmed(path, None) for path in paths if path not in listed and is_slimmed(path))
-    return tuple(sorted((*once.values(), *others), key=lambda one: (-one.removed, one.path)))
+def _slimmed(listed: Mapping[str, SlimmedFile], paths: Collection[str]) -> tuple[Loss, ...]:
+    """The slimmed ones of these files. A library counts once, even if it has several names."""
+    found = {
+        listed.get(path, path): Loss(path, listed.get(path))
+        for path in sorted(paths, reverse=True)
+        # Not every file: opening a device may have an effect.
+        if path in listed or (".so" in os.path.basename(path) and is_slimmed(path))  # noqa: PTH119
+    }
+    return tuple(sorted(found.values(), key=lambda one: (-one.removed, one.path)))
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
-    """The folders here, above and below that have a manifest; all files named like libraries."""
-    names = [name for group in scan_folder(folder).groups for name in group.names]
-    below = [folder / name for name in names if name.rpartition("/")[2] == MANIFEST_NAME]
-    roots = _with_manifest((folder, *folder.parents, *(path.parent for path in below)))
-    libraries = [name for name in names if ".so" in name.rpartition("/")[2]]
-    return roots, [os.path.join(folder, name) for name in libraries]
+    """The folders here, above and below that have a manifest, and all files."""
+    groups = scan_folder(folder).groups
+    files = [os.path.join(folder, name) for group in groups for name in group.names]
+    below = map(Path, sorted(set(map(os.path.dirname, files))))
+    return _with_manifest((folder, *folder.parents, *below)), files
 
 
 def _with_manifest(folders: Iterable[Path]) -> list[Path]:
@@ -159,7 +152,7 @@ def _with_manifest(folders: Iterable[Path]) -> list[Path]:
     return [f for f in dict.fromkeys(folders) if os.path.isfile(f / MANIFEST_NAME)]  # noqa: PTH113
 
 
-def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path] = ()) -> str:
+def explain_error(error: str, slimmed: Sequence[Loss], folders: Sequence[Path] = ()) -> str:
     """Explain what an error may have to do with slimmed libraries, and what to do.
 
     Args:
@@ -170,8 +163,8 @@ def explain_error(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path
     return "\n".join(_removed_file(error, folders) or _lines(error, slimmed, folders))
 
 
-def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
-    verdict = _verdict_on(error)
+def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]:
+    verdict = next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)
     if not slimmed:
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
@@ -199,12 +192,14 @@ def _lines(error: str, slimmed: Sequence[Slimmed], folders: Sequence[Path]) -> I
     if error:
         yield str(verdict)
     # If a library without any code is loaded, none of its kernels can be.
-    yield from _libraries(sorted(lacking, key=lambda one: not one.never_loaded))
+    yield from _libraries(
+        sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
+    )
     yield from _remedies(lacking, folders)
 
 
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
-    """What is known of a removed file of GPU code that an error names; None if it names none."""
+    """Lines about a removed file of GPU code that an error names; None if it names none."""
     if not any(suffix in error for suffix in CODE_SUFFIXES):
         return None
     asked = dict.fromkeys(f.resolve() for f in folders or _sites())
@@ -234,7 +229,7 @@ def _undo(*folders: Path) -> str:
     return shlex.join(["negativa", "slim", "undo", *map(str, folders)])
 
 
-def _remedies(lacking: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[str]:
+def _remedies(lacking: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]:
     yield (
         f"To make sure, run the program on the originals: use {_undo(*folders)} if they were "
         "kept, or an installation that isn't slimmed."
@@ -252,7 +247,7 @@ def _remedies(lacking: Sequence[Slimmed], folders: Sequence[Path]) -> Iterator[s
     )
 
 
-def _spares(libraries: Sequence[Slimmed]) -> Iterator[str]:
+def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
     problems = {one.path: problem_of(Path(one.path)) for one in libraries}
     wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
     if count := len(libraries) - len(wrong):
@@ -283,30 +278,18 @@ def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[st
     )
 
 
-def _libraries(named: Sequence[Slimmed]) -> Iterator[str]:
-    known = [library for library in named if library.entry is not None]
-    unknown = [library for library in named if library.entry is None]
-    if known:
-        yield f"{format_items(len(known), 'library has', 'libraries have')} lost GPU code here:"
-        yield from _rows(known)
-    if unknown:
-        yield (
-            f"{format_items(len(unknown), 'library was', 'libraries were')} slimmed, and their "
-            "manifest is gone or can't be read, so what they lost is not known:"
-        )
-        yield from _rows(unknown)
+def _libraries(named: Sequence[Loss]) -> Iterator[str]:
+    is_sure = all(library.entry is not None for library in named)
+    has, have = ("has", "have") if is_sure else ("may have", "may have")
+    yield f"{format_items(len(named), f'library {has}', f'libraries {have}')} lost GPU code here:"
+    for one in named[:_MAX_ROWS]:
+        loss = format_bytes(one.removed)
+        if one.entry is None:
+            loss = "its manifest is gone or can't be read, so what it lost is not known"
+        elif one.entry.never_loaded:
+            loss += ", all of it: the proved run never loaded the library"
+        yield f"  {printable(one.path)}: {loss}"
+    if len(named) > _MAX_ROWS:
+        yield f"  and {len(named) - _MAX_ROWS} more"
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
         yield f"The code that stayed follows {printable(source)}."
-
-
-def _rows(libraries: Sequence[Slimmed]) -> Iterator[str]:
-    for one in libraries[:_MAX_ROWS]:
-        all_of_it = ", all of it: the proved run never loaded the library"
-        loss = f": {format_bytes(one.removed)}{all_of_it if one.never_loaded else ''}"
-        yield f"  {printable(one.path)}{loss if one.entry is not None else ''}"
-    if len(libraries) > _MAX_ROWS:
-        yield f"  and {len(libraries) - _MAX_ROWS} more"
-
-
-def _verdict_on(error: str) -> str | None:
-    return next((verdict for pattern, verdict in _VERDICTS if pattern.search(error)), None)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError, refusing
+from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -73,9 +73,7 @@ def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
     Raises:
         ReconstructError: it can't be opened.
     """
-    with contextlib.ExitStack() as stack:
-        with refusing(folder, "opened", ReconstructError):
-            descriptor = stack.enter_context(open_to_lock(folder, _FOLDER))
+    with open_to_lock(folder, _FOLDER, ReconstructError) as descriptor:
         with contextlib.suppress(OSError):
             if not lock(descriptor, shared=shared, wait=False):
                 # It may be the script that runs this command ("flock DIR negativa slim ...").

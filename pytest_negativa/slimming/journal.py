@@ -1,4 +1,4 @@
-"""What a run notes of a folder: the manifest while it works, and RECORD files at the end.
+"""Notes of a run on a folder: the manifest while it works, and RECORD files at the end.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
@@ -27,15 +29,14 @@ from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import (
     is_part_of_manifest,
     load_manifest,
+    manifest_of,
     save_manifest,
-    token_of,
 )
-from pytest_negativa.slimming.replace import copy_file, has_digest, replace_all
+from pytest_negativa.slimming.replace import copy_file, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import (
     MANIFEST_NAME,
     Tree,
-    digest_of,
     staged_name,
 )
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -52,15 +53,14 @@ class Journal:
         root: the folder.
         manifest: what was done there.
         token: of the run.
-        sites: where distributions are installed, below the root or around it.
     """
 
     def __init__(self, tree: Tree, held: Sequence[Path] = ()) -> None:
         self.tree = tree
         self.root = tree.root
-        self.manifest = load_manifest(tree.root)
-        self.token = token_of(self.manifest)
-        self.sites = tree.sites
+        self.manifest = manifest_of(tree)
+        # After a run that was killed, the same one.
+        self.token = self.manifest.run or secrets.token_hex(8)
         self.held = tuple(held)
         self._back: list[str] = []
         # By RECORD, because two distributions may each have a line for a file; then by path.
@@ -88,6 +88,15 @@ class Journal:
             StoreError: it can't be written.
         """
         save_manifest(self.root, self.manifest, self.token)
+
+    def change(self, slimmed: Mapping[str, SlimmedFile]) -> None:
+        """Write the manifest with these libraries; an interruption finds the old ones or these.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        self.manifest = replace(self.manifest, slimmed=dict(slimmed))
+        self.save()
 
     @contextlib.contextmanager
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
@@ -142,7 +151,7 @@ class Journal:
             else:
                 # Not a link: a program that writes to the library must not change the kept one.
                 copy_file(aside, staged, like=like, mtime_ns=entry.mtime_ns)
-            if not has_digest(staged, entry.original_sha256):
+            if digest_of(staged) != entry.original_sha256:
                 raise ReconstructError(
                     f"{aside} changed while it was copied; run the command again"
                 )
@@ -158,17 +167,8 @@ class Journal:
                     row.digest, row.size
                 )
 
-    def lines(self) -> dict[str, RecordLine]:
-        """The lines of RECORD files for all results that are there."""
-        return {
-            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
-            for entry in self.manifest.slimmed.values()
-            for name in entry.names
-            if _is_result(self.root / name, entry)
-        }
-
     def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
-        """What RECORD files say of a library, for its entry."""
+        """The lines of a library in RECORD files, for its entry."""
         return tuple(
             RecordRow(
                 record=os.path.relpath(installed.record, self.root),
@@ -176,25 +176,28 @@ class Journal:
                 digest=line.digest,
                 size=line.size,
             )
-            for site in self.sites
+            for site in self.tree.sites
             for installed in site.installed()
             for name in names
             if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
         )
 
-    def finish(self, changes: Mapping[str, RecordLine]) -> None:
+    def finish(self) -> None:
         """Bring RECORD files in line with the libraries, and forget what is back.
-
-        Args:
-            changes: the lines of results, by absolute path.
 
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
         """
+        results = {
+            os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
+            for entry in self.manifest.slimmed.values()
+            for name in entry.names
+            if _is_result(self.root / name, entry)
+        }
         problem: NegativaError | None = None
-        for site in self.sites:
+        for site in self.tree.sites:
             for installed in site.installed():
-                wanted = {**changes, **self._lines.get(str(installed.record), {})}
+                wanted = {**results, **self._lines.get(str(installed.record), {})}
                 wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}
                 try:
                     if wanted:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import enum
 import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, read_fact, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_head, read_regular
@@ -66,9 +64,19 @@ def load_manifest(root: Path) -> SlimManifest:
     return manifest
 
 
-def token_of(manifest: SlimManifest) -> str:
-    """The token for a run: after a run that was killed, the same one."""
-    return manifest.run or secrets.token_hex(8)
+def manifest_of(tree: Tree) -> SlimManifest:
+    """The manifest of a tree, without removed files that are back, or of nothing installed now.
+
+    Raises:
+        StoreError: see ``load_manifest``.
+    """
+    manifest = load_manifest(tree.root)
+    for name, entry in [*manifest.removed.items()] if not tree.partial else ():
+        record = None if entry.record is None else tree.root / entry.record
+        is_uninstalled = record is not None and not record.parent.is_dir()
+        if is_uninstalled or tree.group_of(name) is not None:
+            del manifest.removed[name]
+    return manifest
 
 
 def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
@@ -160,7 +168,7 @@ def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
 
 
 class Fate(enum.Enum):
-    """What became of a name of a slimmed library."""
+    """The file that a name of a slimmed library leads to now."""
 
     RESULT = "the result, or the result damaged"
     ORIGINAL = "the original"
@@ -169,39 +177,39 @@ class Fate(enum.Enum):
     GONE = "no file"
 
 
-class Judgement(NamedTuple):
-    """What became of a name, and why it is another file."""
-
-    fate: Fate
-    reason: str | None = None
+Fates = Mapping[Fate, Mapping[str, str | None]]
+"""The names of each fate, with the reason of those that are another file."""
 
 
-def judge(tree: Tree, entry: SlimmedFile) -> dict[str, Judgement]:
-    """What became of each name of a slimmed library.
+def judge(tree: Tree, entry: SlimmedFile) -> Fates:
+    """The fates of the names of a slimmed library.
 
     By digest: some tools give all files the same time, so time and size tell nothing.
     """
-    recorded = tree.recorded(set(entry.names))
-    return {name: _judge(tree, name, entry, recorded.get(name, {})) for name in entry.names}
+    found: dict[Fate, dict[str, str | None]] = {fate: {} for fate in Fate}
+    for name in entry.names:
+        fate, reason = _judge(tree, name, entry, tree.records.get(name, {}))
+        found[fate][name] = reason
+    return found
 
 
-def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> Judgement:
+def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple[Fate, str | None]:
     if (group := tree.group_of(name)) is None:
-        return Judgement(Fate.GONE)
+        return Fate.GONE, None
     if (digest := tree.digest(group)) is None:
-        return Judgement(Fate.UNREADABLE, UNREADABLE)
+        return Fate.UNREADABLE, None
     if digest == entry.original_sha256:
-        return Judgement(Fate.ORIGINAL)
+        return Fate.ORIGINAL, None
     if digest in (entry.sha256, entry.replaced):
-        return Judgement(Fate.RESULT)
-    reason = None
+        return Fate.RESULT, None
     if record_digest(digest) in records:
-        reason = "another one was installed since: RECORD has its digest"
-    elif is_reinstalled(name, entry, records):
+        return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
+    if is_reinstalled(name, entry, records):
         reason = "another one was installed since: RECORD has neither digest of this one"
-    elif not _is_made_from(tree.root / name, entry):
-        reason = "another file took its place since"
-    return Judgement(Fate.RESULT if reason is None else Fate.ANOTHER, reason)
+        return Fate.ANOTHER, reason
+    if _is_made_from(tree.root / name, entry):
+        return Fate.RESULT, None
+    return Fate.ANOTHER, "another file took its place since"
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:

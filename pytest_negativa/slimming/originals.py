@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import RecordRow, SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
@@ -27,7 +28,7 @@ from pytest_negativa.slimming.manifest import (
     other_manifest,
 )
 from pytest_negativa.slimming.spares import find_spare, note_of
-from pytest_negativa.slimming.tree import FileGroup, Tree, digest_of
+from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.spare.note import Note
 
 
@@ -59,15 +60,19 @@ class Slimmed:
         return (*self.results, *self.originals)
 
 
-def find_slimmed(tree: Tree, manifest: SlimManifest) -> Iterator[Slimmed]:
-    """The slimmed libraries that are there, of the manifest and then the others."""
+def find_slimmed(tree: Tree, manifest: SlimManifest, lost: dict[str, str]) -> Iterator[Slimmed]:
+    """The slimmed libraries that are there, of the manifest and then the others.
+
+    ``lost`` gets the problem of those whose original nothing gives back, by each of their names.
+    """
     for key, entry in manifest.slimmed.items():
         if tree.covers(entry.names) and (found := _slimmed(tree, key, entry)) is not None:
             yield found
     for group in unlisted(tree, manifest):
         try:
             entry = entry_of(tree, group)
-        except NegativaError:
+        except NegativaError as e:
+            lost.update(dict.fromkeys(group.names, str(e)))
             continue
         yield Slimmed(group.name, entry, group.names, entry.sha256)
 
@@ -75,13 +80,12 @@ def find_slimmed(tree: Tree, manifest: SlimManifest) -> Iterator[Slimmed]:
 def _slimmed(tree: Tree, key: str, entry: SlimmedFile) -> Slimmed | None:
     if all(is_result(tree, name, entry) for name in entry.names):
         return Slimmed(key, entry, entry.names, entry.sha256)
-    fates = {name: found.fate for name, found in judge(tree, entry).items()}
-    if unreadable := tuple(name for name, fate in fates.items() if fate is Fate.UNREADABLE):
+    found = judge(tree, entry)
+    if unreadable := tuple(found[Fate.UNREADABLE]):
         return Slimmed(key, entry, unreadable, None, is_whole=False, problem=UNREADABLE)
-    results = tuple(name for name, fate in fates.items() if fate is Fate.RESULT)
+    results, originals = tuple(found[Fate.RESULT]), tuple(found[Fate.ORIGINAL])
     if not results:
         return None
-    originals = tuple(name for name, fate in fates.items() if fate is Fate.ORIGINAL)
     groups = [group for name in results if (group := tree.group_of(name)) is not None]
     digests = [tree.digest(group) for group in groups]
     is_whole = set(digests) == {entry.sha256} and not originals
@@ -98,7 +102,7 @@ def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
 
 
 def entry_of(tree: Tree, group: FileGroup) -> SlimmedFile:
-    """What a manifest would say of a library with a spare. It has the times of its original.
+    """The entry for a library with a spare, as of a manifest. It has the times of its original.
 
     Raises:
         ReconstructError: the library and its spare don't give the original.
@@ -121,16 +125,15 @@ def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedF
     sha256 = tree.digest(group)
     assert sha256 is not None, "its note was read"
     original = note.original.hex()
-    found = tree.recorded(set(group.names))
     rows = tuple(
         RecordRow(
-            record=os.path.relpath(found[name][line], tree.root),
+            record=os.path.relpath(tree.records[name][line], tree.root),
             name=name,
             digest=record_digest(original),
             size=str(note.original_size),
         )
         for name in group.names
-        if (line := record_digest(sha256)) in found.get(name, {})
+        if (line := record_digest(sha256)) in tree.records.get(name, {})
     )
     return SlimmedFile(
         names=group.names,
@@ -169,11 +172,11 @@ def is_past(tree: Tree, entry: SlimmedFile) -> bool:
     The original is back, another file took its place, or the library was uninstalled. One that is
     away for a while may come back.
     """
-    found = {one.fate for one in judge(tree, entry).values()}
-    if not found.isdisjoint({Fate.RESULT, Fate.UNREADABLE}):
+    found = judge(tree, entry)
+    if found[Fate.RESULT] or found[Fate.UNREADABLE]:
         return False
-    if Fate.ORIGINAL in found:
+    if found[Fate.ORIGINAL]:
         return True
     if may_be_kept(entry):
         return False
-    return found != {Fate.GONE} or entry.spare is None or is_uninstalled(tree.root, entry)
+    return bool(found[Fate.ANOTHER]) or entry.spare is None or is_uninstalled(tree.root, entry)

@@ -29,12 +29,17 @@ from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import Cut, foresee_cut, gap_sizes
-from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
+from pytest_negativa.rewriting.compact.cut import foresee_cut, gap_sizes
+from pytest_negativa.rewriting.compact.records import (
+    CannotCompactError,
+    CompactOptions,
+    Cut,
+    Smaller,
+)
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SparePolicy, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -59,6 +64,8 @@ class Removal:
         strips: nothing goes but what is never loaded, for which there is no spare.
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
+        cut: for a library with a spare.
+        gaps: sizes in bytes of the gaps that it could have.
     """
 
     library_map: LibraryMap | None = None
@@ -69,18 +76,6 @@ class Removal:
     strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What is to be removed from a library, read once for the gaps of all and for its result.
-
-    Attributes:
-        cut: for a library with a spare.
-        gaps: sizes in bytes of the gaps that it could have.
-    """
-
-    removal: Removal
     cut: CutPlan | None = None
     gaps: tuple[int, ...] = ()
 
@@ -91,20 +86,15 @@ class Result:
 
     Attributes:
         size_after: bytes of the file.
-        original_sha256, sha256: hex digests of the original and the result.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
-        certificate: the word of the program that compared it with the original.
-        notes: remarks for the report.
+        made: what was written; None: nothing was.
         spare: what brings removed code back; None: nothing does.
     """
 
     removal: Removal
     size_after: int
-    original_sha256: str = ""
-    sha256: str = ""
     gpu_code_removed: int = 0
-    certificate: str = ""
-    notes: tuple[str, ...] = ()
+    made: Smaller | None = None
     spare: Path | None = None
 
 
@@ -138,7 +128,7 @@ class Recipe:
     source: str
     key: tuple[Any, ...]
     plan: Callable[[Recipe, Path], Removal]
-    spare: SparePolicy | None = None
+    spare: SpareTarget | None = None
     strips_others: bool = False
     devices: tuple[ComputeCapability, ...] = ()
 
@@ -154,7 +144,7 @@ class Recipe:
         return not by_code or (self.spare is not None and self.spare.may_know(size))
 
     def why(self, *, has_gpu_code: bool) -> str | None:
-        """What a row tells of a library that lost its code because no run loaded it."""
+        """The detail of a library that lost its code because no run loaded it."""
         if self.kind is not Kind.NEVER_LOADED:
             return None
         if self.spare is not None and self.spare.unneeded:
@@ -163,7 +153,7 @@ class Recipe:
 
 
 def by_lock(
-    locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SparePolicy | None = None
+    locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SpareTarget | None = None
 ) -> Recipe:
     """Keep what a lock keeps of a library."""
     kept = [(code.offset, code.functions) for code in locked.kept]
@@ -199,7 +189,7 @@ def by_archs(
     keep_ptx: bool,
     strip: bool,
     strip_others: bool,
-    spare: SparePolicy | None = None,
+    spare: SpareTarget | None = None,
 ) -> Recipe:
     """Keep what devices can load."""
 
@@ -218,11 +208,11 @@ def by_archs(
 
 
 def never_loaded(
-    lock: str, *, strip: bool, strip_others: bool = False, spare: SparePolicy | None = None
+    lock: str, *, strip: bool, strip_others: bool = False, spare: SpareTarget | None = None
 ) -> Recipe:
     """Keep no GPU code: the run of the lock, in words, did not load the library.
 
-    With ``SparePolicy.unneeded``, all goes that can come back, and no proof says that nothing
+    With ``SpareTarget.unneeded``, all goes that can come back, and no proof says that nothing
     needs it.
     """
     is_spared = spare is not None and spare.unneeded
@@ -238,7 +228,7 @@ def strip_only() -> Recipe:
     return Recipe(Kind.STRIP, source, ("strip",), _plan_nothing, strips_others=True)
 
 
-def by_pages(spare: SparePolicy) -> Recipe:
+def by_pages(spare: SpareTarget) -> Recipe:
     """Keep all GPU code, and the CPU code that a run touched."""
     return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
 
@@ -256,7 +246,7 @@ def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:
     return Removal()
 
 
-def plan_library(recipe: Recipe, path: Path) -> Planned:
+def plan_library(recipe: Recipe, path: Path) -> Removal:
     """Find what a recipe removes from a library.
 
     Raises:
@@ -265,11 +255,11 @@ def plan_library(recipe: Recipe, path: Path) -> Planned:
     """
     removal = recipe.plan(recipe, path)
     if recipe.spare is None or removal.strips:
-        return Planned(removal)
+        return removal
     planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
     options = recipe.spare.options_for(path.name, recipe.source)
     sizes = gap_sizes(path, planned.needed, options, planned.containers)
-    return Planned(removal, planned, tuple(sizes))
+    return replace(removal, cut=planned, gaps=tuple(sizes))
 
 
 def slim_library(
@@ -279,7 +269,7 @@ def slim_library(
     name: str,
     *,
     strip: bool,
-    planned: Planned | None = None,
+    planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
     unchecked: Path | None = None,
 ) -> Result:
@@ -299,13 +289,16 @@ def slim_library(
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    planned = planned or plan_library(recipe, path)
-    removal = planned.removal
-    if recipe.spare is not None and planned.cut is not None:
+    removal = planned or plan_library(recipe, path)
+    if recipe.spare is not None and removal.cut is not None:
         assert unchecked is not None, "the folder of spares is held"
         options = recipe.spare.options_for(name, recipe.source, min_gap)
-        done = cut(path, target, planned.cut, recipe.spare, options, unchecked)
-        return _cut_result(removal, path, target, done)
+        done = cut(path, target, removal.cut, recipe.spare, options, unchecked)
+        _refuse_other(removal, path, target, done)
+        decisions = () if removal.plan is None else removal.plan.decisions
+        unused = ((one.start, one.end) for one in decisions if not one.kept)
+        gone = size(intersection(unused, done.gaps))
+        return Result(removal, done.size_after, gone, done, done.spare)
     compacted = compact_library(
         path,
         target,
@@ -315,38 +308,17 @@ def slim_library(
         CompactOptions(strip=strip, takes_place=True),
         state=removal.state,
     )
-    return Result(
-        removal,
-        compacted.size_after,
-        compacted.original_sha256,
-        compacted.sha256,
-        0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed,
-        compacted.certificate,
-        compacted.notes,
-    )
+    gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
+    return Result(removal, compacted.size_after, gone, compacted)
 
 
-def _cut_result(removal: Removal, path: Path, target: Path, done: Cut) -> Result:
+def _refuse_other(removal: Removal, path: Path, target: Path, done: Cut) -> None:
+    """Refuse a result of another file than the one that was planned for."""
     expected = None if removal.plan is None else removal.plan.library.sha256
     changed = removal.state is not None and state_of(path) != removal.state
     if changed or expected not in (None, done.original_sha256):
         target.unlink(missing_ok=True)
         raise StaleLibraryError(f"{path} changed while it was read; try again")
-    decisions = () if removal.plan is None else removal.plan.decisions
-    unused = ((one.start, one.end) for one in decisions if not one.kept)
-    gone = size(intersection(unused, done.gaps))
-    with ByteSource(target) as result:
-        sha256 = result.sha256()
-    return Result(
-        removal,
-        done.size_after,
-        done.original_sha256,
-        sha256,
-        gone,
-        done.certificate,
-        done.notes,
-        done.spare,
-    )
 
 
 def foresee_library(
@@ -355,10 +327,10 @@ def foresee_library(
     name: str,
     *,
     strip: bool,
-    planned: Planned | None = None,
+    planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
 ) -> Result:
-    """What ``slim_library`` would write; loading is not tried.
+    """Forecast the size of what ``slim_library`` would write.
 
     Args:
         recipe, path, name, strip, planned, min_gap: see there.
@@ -367,11 +339,10 @@ def foresee_library(
         CannotCompactError: it is left as it is.
         NegativaError: the library can't be read.
     """
-    planned = planned or plan_library(recipe, path)
-    removal = planned.removal
-    if recipe.spare is not None and planned.cut is not None:
+    removal = planned or plan_library(recipe, path)
+    if recipe.spare is not None and removal.cut is not None:
         options = recipe.spare.options_for(name, recipe.source, min_gap)
-        whole = planned.cut
+        whole = removal.cut
         return Result(removal, foresee_cut(path, whole.needed, options, whole.containers))
     compact = CompactOptions(strip=strip)
     size = foresee_compaction(path, removal.library_map, removal.plan, removal.edits, compact)
@@ -387,7 +358,7 @@ def _removed_from(cubin: RepackedCubin) -> int:
 def _plan_by_headers(
     plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, path: Path
 ) -> Removal:
-    """What a plan that needs no cubin unpacked removes from a library."""
+    """The removal by a plan that needs no cubin unpacked."""
     with ByteSource(path) as source:
         state = state_of(source.fileno())
         try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
@@ -193,7 +193,7 @@ def keep_original(
         make_folder(target.parent)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
-        if target.exists() and has_digest(target, target.name):
+        if digest_of(target) == target.name:
             return None
         target.unlink(missing_ok=True)
         state = None
@@ -207,23 +207,13 @@ def keep_original(
             copy_file(original, target, staged_name(target, token))
         # Another file may have taken the place since, and a copy may have read two.
         is_known &= state is not None and known is not None and _content(state) == _content(known)
-        if not is_known and not has_digest(target, target.name):
+        if not is_known and digest_of(target) != target.name:
             target.unlink()
             raise TakenError(original)
         if not one_of_many:
             sync_file(target)
             sync_folder(target.parent)
     return state
-
-
-def has_digest(path: Path, sha256: str) -> bool:
-    """Whether a file has this SHA-256, in hex.
-
-    Raises:
-        FormatError: it can't be read.
-    """
-    with ByteSource(path) as source:
-        return source.sha256() == sha256
 
 
 def copy_file(

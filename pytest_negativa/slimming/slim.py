@@ -27,7 +27,6 @@ from pytest_negativa.slimming.tree import (
 from pytest_negativa.slimming.worklist import (
     find_by_archs,
     find_by_lock,
-    require_known,
 )
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -43,7 +42,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SlimRequest:
-    """What to slim, and how.
+    """A request to slim.
 
     The *others* of a lock are the other libraries of its distributions and of the distributions
     that these require. Without a lock, they are all libraries.
@@ -76,7 +75,7 @@ class SlimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SlimReport:
-    """What slimming did.
+    """The outcome of slimming.
 
     Attributes:
         rows: one for each library, by path.
@@ -114,7 +113,7 @@ def slim_trees(
     if request.drop_never_loaded:
         if request.lock is None:
             raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
-        require_known(request.lock)
+        _require_known(request.lock)
     if request.target is not None:
         raise OptionError(
             "--target takes a wheel; to leave a folder as it is, copy it (cp -a PATH COPY) and "
@@ -134,6 +133,24 @@ def slim_trees(
             if missed:
                 return SlimReport(missed, stopped=True)
         return _run(request, slimmers, unmet, on_progress)
+
+
+def _require_known(lock: Lock) -> None:
+    """Refuse a lock that doesn't prove what was loaded.
+
+    Raises:
+        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
+    """
+    proof = lock.proof
+    if not proof.proved:
+        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
+    if proof.incomplete:
+        raise OptionError(
+            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
+            f"{'; '.join(proof.incomplete)}"
+        )
+    if not lock.libraries:
+        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
 
 
 def scan(paths: Sequence[Path]) -> list[Tree]:

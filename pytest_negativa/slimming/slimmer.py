@@ -11,13 +11,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
 from pytest_negativa.installed.origin import ReinstallCommands
@@ -29,14 +26,15 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.slimming.code_files import forget_stale, remove_files
+from pytest_negativa.rewriting.copies import state_at
+from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
-    Planned,
+    Removal,
     Result,
     foresee_library,
     names_of,
@@ -46,7 +44,7 @@ from pytest_negativa.slimming.recipes import (
 from pytest_negativa.slimming.replace import is_same_file, keep_original, replace_all
 from pytest_negativa.slimming.spares import (
     LEAST_GAP,
-    SparePolicy,
+    SpareTarget,
     clear_abandoned,
     discard_unchecked,
     find_spare,
@@ -66,7 +64,7 @@ OnDone = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class SlimOptions:
-    """How to slim.
+    """The choices for slimming.
 
     Attributes:
         strip: drop symbol tables and debug information. A spare keeps them.
@@ -79,7 +77,7 @@ class SlimOptions:
     strip: bool = True
     dry_run: bool = False
     keep_originals: Path | None = None
-    spare: SparePolicy | None = None
+    spare: SpareTarget | None = None
     jobs: int = 1
 
 
@@ -102,14 +100,14 @@ class Slimmer:
         self.options = options
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
-        self._planned: dict[str, Planned | NegativaError] = {}
+        self._planned: dict[str, Removal | NegativaError] = {}
         self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
     @functools.cached_property
     def _commands(self) -> ReinstallCommands:
-        return ReinstallCommands(self.journal.sites)
+        return ReinstallCommands(self.journal.tree.sites)
 
     def foresee_gaps(self) -> Iterator[int]:
         """Sizes in bytes of the gaps that the libraries of the work list could have."""
@@ -121,18 +119,18 @@ class Slimmer:
         finally:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
-            if isinstance(planned, Planned):
+            if isinstance(planned, Removal):
                 yield from planned.gaps
 
-    def _plan(self, task: Task) -> Planned | NegativaError:
+    def _plan(self, task: Task) -> Removal | NegativaError:
         try:
             with self._at_hand(task) as source:
                 return plan_library(task.recipe, source)
         except NegativaError as e:
             return e
 
-    def _plan_of(self, task: Task) -> Planned | None:
-        """What is planned for a library; None: it has no spare, or is to be read again.
+    def _plan_of(self, task: Task) -> Removal | None:
+        """The plan for a library; None: it has no spare, or is to be read again.
 
         Raises:
             NegativaError: nothing could be planned.
@@ -144,7 +142,7 @@ class Slimmer:
         return None if task.is_cut else planned
 
     def count_gaps(self, *, without_tasks: bool = False) -> int:
-        """How many gaps the libraries of the folder have, or those that no task is to change."""
+        """The number of gaps of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
         count = 0
@@ -176,7 +174,6 @@ class Slimmer:
             return self.rows
         journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
-        before = msgspec.json.encode(journal.manifest)
         begun = bool(work.tasks or work.packages or work.past or journal.manifest.run)
         folders = []
         with contextlib.ExitStack() as held:
@@ -188,14 +185,11 @@ class Slimmer:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
             release(self._spares, journal.root, journal.manifest, folders)
-        if not begun and msgspec.json.encode(journal.manifest) != before:
-            journal.save()
         return self.rows
 
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            forget_stale(journal.tree, journal.manifest)
             try:
                 self._process(self._slim, self._publish, on_done)
                 for package in self.work.packages:
@@ -207,7 +201,7 @@ class Slimmer:
                 for key, entry in self.work.past.items():
                     if journal.manifest.slimmed.get(key) is entry:
                         journal.note_back(key, entry)
-                journal.finish(journal.lines())
+                journal.finish()
         finally:
             if self._unchecked is not None:
                 discard_unchecked(self._unchecked)
@@ -341,8 +335,9 @@ class Slimmer:
         self.rows.append(row)
 
     def _publish(self, task: Task, staged: Path, made: Result) -> None:
-        journal = self.journal
-        notes = (*made.removal.notes, *made.notes)
+        journal, file = self.journal, made.made
+        assert file is not None, "it was written"
+        notes = (*made.removal.notes, *file.notes)
         if task.outside:
             links = format_items(task.outside, "hard link", "hard links")
             outside = f"the original still takes its space: it has {links} outside of the folder"
@@ -352,41 +347,43 @@ class Slimmer:
             spare = self.options.spare.folder / made.spare.name
         linked: FileState | None = None
         places = journal.places(task.names)
-        slimmed = journal.manifest.slimmed
-        before = {name: slimmed.pop(name) for name in task.names if name in slimmed}
+        before = journal.manifest.slimmed
         known = [] if task.slimmed is None else [task.slimmed.entry]
-        known += [e for e in before.values() if e.original_sha256 == made.original_sha256]
+        found = (before[name] for name in task.names if name in before)
+        known += [one for one in found if one.original_sha256 == file.original_sha256]
         old = known[0] if known else None
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
-            aside = self.options.keep_originals / made.original_sha256
+            aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
             linked = keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)
         rows = journal.rows_before(task.names) if old is None else old.rows
-        slimmed[task.name] = SlimmedFile(
+        entry = SlimmedFile(
             names=task.names,
-            original_sha256=made.original_sha256,
+            original_sha256=file.original_sha256,
             original_size=task.size,
-            sha256=made.sha256,
+            sha256=file.sha256,
             size=status.st_size,
             mtime_ns=status.st_mtime_ns,
             recipe=task.recipe.digest,
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
-            certificate=made.certificate,
+            certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             rows=rows,
             original=original,
             notes=notes,
             reinstall=reinstall if old is None else old.reinstall,
             spare=None if spare is None else str(spare),
-            replaced=None if replaced == made.sha256 else replaced,
+            replaced=None if replaced == file.sha256 else replaced,
         )
-        journal.save()
+        # In one step: an interruption saves the manifest, too.
+        others = {name: other for name, other in before.items() if name not in task.names}
+        journal.change({**others, task.name: entry})
         try:
             if spare is not None and made.spare is not None:
                 publish(made.spare, spare)
@@ -395,10 +392,10 @@ class Slimmer:
             with self._letting_go(task):
                 replace_all(staged, places | changed, journal.token)
         except ReconstructError:
-            if not any(_is_file(place, status) for place in places):
-                self._spares |= spares_of([slimmed.pop(task.name)])
-                slimmed.update(before)
-                journal.save()
+            now = FileState.of(status)
+            if not any(is_same_file(state_at(place), now) for place in places):
+                self._spares |= spares_of([entry])
+                journal.change(before)
             raise
         self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
@@ -423,13 +420,5 @@ class Slimmer:
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.slimmed is None else task.slimmed.entry.size
-        row = SlimRow.unchanged(task.name, status, size, detail)
-        self.rows.append(msgspec.structs.replace(row, others=len(task.names) - 1))
-
-
-def _is_file(path: Path, status: os.stat_result) -> bool:
-    """Whether a name leads to the file of that status."""
-    try:
-        return os.path.samestat(path.stat(), status)
-    except OSError:
-        return False
+        others = len(task.names) - 1
+        self.rows.append(SlimRow.unchanged(task.name, status, size, detail, others))

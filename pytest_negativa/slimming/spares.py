@@ -32,31 +32,25 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import Range, minus, union
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.rewriting.compact.cut import (
-    Cut,
-    CutOptions,
-    cut_library,
-)
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
     read_trailer,
     rebuild_original,
 )
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.rewriting.compact.regions import removable_code
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
-    MAGIC,
     MAX_COPIED,
-    MAX_TRAILER,
     PAGE_SIZE,
     SPARE_FOLDER,
     Note,
-    trailer_offset,
-    unpack_trailer,
+    last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
@@ -89,7 +83,7 @@ class SpareAwayError(ReconstructError):
 
 
 @dataclass(frozen=True, slots=True)
-class SparePolicy:
+class SpareTarget:
     """Where the spares lie, and which CPU code goes there.
 
     Attributes:
@@ -120,7 +114,7 @@ class SparePolicy:
         *,
         by_arch: bool = False,
         most_gaps: int = MOST_GAPS,
-    ) -> SparePolicy:
+    ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
 
         Raises:
@@ -135,7 +129,7 @@ class SparePolicy:
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
         return cls(folder, traced, by_arch, loaded=usage.libraries, most_gaps=most_gaps)
 
-    def with_misses(self, logs: Iterable[Misses]) -> SparePolicy:
+    def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
 
         Of traced libraries, that is CPU code. Of those that no test loaded, it is GPU code, too.
@@ -152,13 +146,13 @@ class SparePolicy:
                 traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
-    def for_unneeded(self) -> SparePolicy:
+    def for_unneeded(self) -> SpareTarget:
         """The policy for libraries that no test loaded."""
         return replace(self, traced={}, unneeded=True)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What the results depend on."""
+        """All that the results depend on."""
         rows = sorted((key, one.watched, one.touched, one.unread)
                       for key, one in self.traced.items())  # fmt: skip
         digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
@@ -174,7 +168,7 @@ class SparePolicy:
         return all_goes or any(one.size == size for one in self.traced.values())
 
     def options_for(self, name: str, source: str, min_gap: int = LEAST_GAP) -> CutOptions:
-        """How to cut a library of that file name; ``source`` told what stays.
+        """The options for a library of that file name; ``source`` told what stays.
 
         ``min_gap`` in bytes.
         """
@@ -193,7 +187,7 @@ class SparePolicy:
 
     @property
     def _keeping(self) -> str:
-        """How to keep what came back."""
+        """The way to keep what came back, for the message."""
         known = (
             (self.unneeded, "negativa slim with --spare-never-loaded and --add-misses DIR"),
             (
@@ -214,14 +208,14 @@ class SparePolicy:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """What of a library may go, and what stays; ranges of file offsets."""
+    """The parts of a library that may go, and those that stay; ranges of file offsets."""
 
     containers: tuple[Range, ...]
     needed: tuple[Range, ...]
 
 
 def plan_cut(
-    path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SparePolicy
+    path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SpareTarget
 ) -> CutPlan:
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
@@ -268,7 +262,7 @@ def cut(
     path: Path,
     target: Path,
     planned: CutPlan,
-    policy: SparePolicy,
+    policy: SpareTarget,
     options: CutOptions,
     unchecked: Path,
 ) -> Cut:
@@ -316,8 +310,6 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
 
     Yields a folder in it for spares that are not checked yet, which goes at the end.
 
-    What was made for it goes again if no spare came.
-
     Args:
         folder: absolute path.
         tree: the folder of the libraries. Who can exchange that one needs no spare to do harm,
@@ -326,16 +318,13 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
     Raises:
         ReconstructError: it can't be written, or other users may write to it.
     """
-    made: list[Path] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
         with refusing(folder, "written", ReconstructError):
             for one in reversed((folder, *folder.parents)):
                 if not one.exists():
                     _refuse_shared(one, tree)
                     with contextlib.suppress(FileExistsError):
                         one.mkdir(0o755)
-                        made.append(one)
                         # Processes of all users who can read the libraries need it. setgid stays.
                         set_mode(one, 0o755, add=True)
             _refuse_shared(folder, tree)
@@ -421,24 +410,12 @@ def _needed_names(tree: Path, manifest: SlimManifest) -> Iterator[str]:
 
 
 def is_spare(path: Path) -> bool:
-    """Whether a file is a spare, by its name and its trailer.
-
-    Raises:
-        FormatError: a file of such a name can't be read.
-    """
+    """Whether a file is a spare, by its name and its trailer."""
     match = _NAME.fullmatch(path.name)
     if match is None or path.is_symlink() or not path.is_file():
         return False
-    with ByteSource(path) as source:
-        start = max(source.size - MAX_TRAILER, 0) // PAGE_SIZE * PAGE_SIZE
-        tail = source.read(start, source.size - start)
-    for at in range(0, len(tail), PAGE_SIZE):
-        if tail.startswith(MAGIC, at):
-            with contextlib.suppress(FormatError):
-                trailer = unpack_trailer(tail[at:], str(path), start + at)
-                is_here = trailer_offset(trailer.original_size) == start + at
-                if is_here and trailer.pair.hex().startswith(match[1]):
-                    return True
+    with contextlib.suppress(FormatError):
+        return last_trailer(path).pair.hex().startswith(match[1])
     return False
 
 
@@ -478,12 +455,6 @@ def _remove_note(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if all(path.name == ORIGINALS_MARK for path in folder.iterdir()):
             (folder / ORIGINALS_MARK).unlink()
-
-
-def _remove_empty(made: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError):
-        for path in reversed(made):
-            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -526,7 +497,7 @@ def _refuse_shared(folder: Path, tree: Path | None) -> None:
 
 
 def note_of(library: Path) -> Note | None:
-    """What a library with a spare says about itself; None: it has none.
+    """The note of a library with a spare; None: it has none.
 
     Raises:
         FormatError: the file or its note is damaged.
@@ -542,7 +513,7 @@ def spare_folders(library: Path, note: Note) -> list[str]:
 
 
 def why_untrusted(library: Path, spare: Path) -> str | None:
-    """Why a library would not use a spare; None: it would. As open_spare of stub.c judges.
+    """The reason to refuse a spare; None: the library takes it. As open_spare of stub.c judges.
 
     Raises:
         OSError: a file is gone.
@@ -570,7 +541,7 @@ def why_untrusted(library: Path, spare: Path) -> str | None:
 
 
 def _why_noexec(spare: Path, note: Note) -> str | None:
-    """Why the system refuses to map a spare that is too large to be copied; as fill_gaps does."""
+    """The reason not to map a spare that is too large to be copied; as in fill_gaps of stub.c."""
     size = sum(hole.end - hole.start for hole in note.holes)
     if not os.statvfs(spare).f_flag & os.ST_NOEXEC or size <= MAX_COPIED:
         return None
@@ -628,7 +599,7 @@ def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
 
 
 def problem_of(library: Path) -> tuple[SlimStatus, str] | None:
-    """Why a library with a spare can't do its work here, and its status; None: the two fit."""
+    """The fault of a library or its spare, and the status; None: the two fit."""
     try:
         check_pair(library, find_spare(library, trusted=True))
     except (NegativaError, OSError) as e:

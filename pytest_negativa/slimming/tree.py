@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import digest_of, read_fact
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
 from pytest_negativa.models.reconstruction import FileState
@@ -79,7 +80,7 @@ class FileGroup:
         return self.state.mtime_ns
 
 
-@dataclass(slots=True)
+@dataclass
 class Tree:
     """A folder, or single files of it, as it was found.
 
@@ -121,15 +122,15 @@ class Tree:
         """Whether the tree tells if a file of these names is there."""
         return not self.partial or any(name in self._by_name for name in names)
 
-    def recorded(self, names: Set[str]) -> dict[str, dict[str, Path]]:
-        """The digests that RECORD files have for some names, and which RECORD has each."""
-        paths = {os.path.join(self.root, name): name for name in names}
+    @functools.cached_property
+    def records(self) -> dict[str, dict[str, Path]]:
+        """By name: the digests that RECORD files have for it, and which RECORD has each."""
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-        for site in self.sites if paths else ():
+        for site in self.sites:
             for installed in site.installed():
-                for path in installed.libraries.keys() & paths.keys():
-                    if digest := installed.libraries[path].digest:
-                        found[paths[path]][digest] = installed.record
+                for path, line in installed.libraries.items():
+                    if line.digest and path.startswith(below := os.path.join(self.root, "")):
+                        found[path.removeprefix(below)][line.digest] = installed.record
         return dict(found)
 
     def digest(self, group: FileGroup) -> str | None:
@@ -156,23 +157,6 @@ class Tree:
         if group not in self._libraries:
             self._libraries[group] = _is_library(self.root / group.name)
         return self._libraries[group]
-
-
-_Fact = TypeVar("_Fact")
-
-
-def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
-    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
-    try:
-        with ByteSource(path) as source:
-            return read(source)
-    except FormatError:
-        return None
-
-
-def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, in hex; None if it can't be read."""
-    return read_fact(path, ByteSource.sha256)
 
 
 def soname_of(path: Path) -> str | None:
@@ -241,40 +225,23 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
 
 def _walk(root: Path, *, deep: bool) -> Iterator[tuple[str, os.stat_result]]:
     """Names and status of regular files."""
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        try:
-            listed = _list(root / below)
-        except FileNotFoundError:
-            # Another process may remove folders meanwhile.
-            continue
-        except OSError as e:
-            raise StoreError(f"{root / below}: cannot be listed: {e.strerror}") from e
+    start = len(os.path.join(root, ""))
+    for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         # A search by digest would find kept originals and slim them.
-        if deep and any(name == ORIGINALS_MARK for name, _ in listed):
+        if deep and ORIGINALS_MARK in files:
+            folders.clear()
             continue
-        for base_name, status in listed:
-            name = f"{below}{base_name}"
-            if stat.S_ISDIR(status.st_mode):
-                # __pycache__ has half of the files and no libraries.
-                if deep and base_name != "__pycache__":
-                    waiting.append(f"{name}/")
-            elif stat.S_ISREG(status.st_mode):
-                yield name, status
+        # __pycache__ has half of the files and no libraries.
+        folders[:] = [name for name in folders if deep and name != "__pycache__"]
+        for path in (os.path.join(folder, name) for name in files):
+            # Another process may remove files meanwhile.
+            with refusing(path, "listed"), contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                if stat.S_ISREG(status.st_mode):
+                    yield path[start:], status
 
 
-def _list(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """List the names in a folder with their status, without following links.
-
-    Raises:
-        OSError: it can't be listed.
-    """
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            try:
-                found.append((entry.name, entry.stat(follow_symlinks=False)))
-            except FileNotFoundError:
-                continue  # Another process may remove files meanwhile.
-    return found
+def _refuse_unlisted(error: OSError) -> None:
+    # Another process may remove folders meanwhile.
+    if not isinstance(error, FileNotFoundError):
+        raise StoreError(f"{error.filename}: cannot be listed: {error.strerror}")

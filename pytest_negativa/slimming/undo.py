@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
@@ -25,10 +25,9 @@ from pytest_negativa.slimming.manifest import (
     spares_of,
 )
 from pytest_negativa.slimming.originals import entry_of, is_past, kept_original, unlisted
-from pytest_negativa.slimming.replace import link
 from pytest_negativa.slimming.slim import roots_of, scan_held
 from pytest_negativa.slimming.spares import clear_abandoned, find_spare, release
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
 
 
 def undo_trees(
@@ -67,14 +66,14 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
     rows: list[SlimRow] = []
     by_spare = dict(_entries_by_spare(tree, manifest, rows))
     entries |= by_spare
-    if dry_run or not (entries or manifest.removed or manifest.run):
+    if dry_run or not (entries or (tree.root / MANIFEST_NAME).is_file()):
         return [*rows, *_undo_entries(journal, entries, on_done, dry_run=True)]
     before = clear_abandoned(manifest)
     with journal.at_work(before):
         try:
             rows += _undo_entries(journal, entries, on_done, dry_run=False)
         finally:
-            journal.finish({})
+            journal.finish()
         left = {row.path for row in rows if row.status is SlimStatus.FAILED}
         before |= spares_of(entry for key, entry in by_spare.items() if key not in left)
         release(before, tree.root, manifest)
@@ -120,39 +119,33 @@ def _entries_by_spare(
 def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:
     tree, found = journal.tree, judge(journal.tree, entry)
     status = SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE
-    fates = {one.fate for one in found.values()}
-    if Fate.UNREADABLE in fates:
+    if found[Fate.UNREADABLE]:
         # It may be the result, and its entry is the way to the original.
         raise ReconstructError(UNREADABLE)
-    names = [name for name, one in found.items() if one.fate is Fate.RESULT]
-    if not names:
-        if Fate.ORIGINAL in fates:
+    results = [*found[Fate.RESULT]]
+    if not results:
+        if found[Fate.ORIGINAL]:
             return _row(key, entry, status, entry.original_size, "it was back already")
-        if Fate.ANOTHER in fates:
-            reason = next(one.reason for one in found.values() if one.fate is Fate.ANOTHER)
+        for reason in found[Fate.ANOTHER].values():
             return _row(key, entry, SlimStatus.LEFT, entry.size, reason)
         if (reason := _why_gone(tree, entry)) is not None:
             return _row(key, entry, SlimStatus.LEFT, 0, reason)
-    like = tree.root / names[0] if names else None
+    like = tree.root / results[0] if results else None
     kept = kept_original(tree.root, entry)
     if kept is None and like is not None:
         find_spare(like)
     if not dry_run:
+        # With originals, an earlier run was killed between the names of one file.
+        names = [*results, *found[Fate.ORIGINAL]]
         journal.put_back(names or entry.names, entry, kept, like)
-        # An earlier run was killed between the names of one file.
-        behind = (name for name, one in found.items() if one.fate is Fate.ORIGINAL)
-        for place, state in journal.places(behind).items():
-            with refusing(place, "put back", ReconstructError):
-                link(tree.root / names[0], place, state, journal.token)
     return _row(key, entry, status, entry.original_size, None)
 
 
 def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
-    """Why a library that was deleted is not put back; None: its package is there."""
+    """The reason to leave a deleted library away; None: its package is there."""
     if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
-    found = tree.recorded(set(entry.names))
-    if any(is_reinstalled(name, entry, found.get(name, {})) for name in entry.names):
+    if any(is_reinstalled(name, entry, tree.records.get(name, {})) for name in entry.names):
         return "it is no longer there, and RECORD has the digest of another file"
     folders = {(tree.root / name).parent for name in entry.names}
     ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)

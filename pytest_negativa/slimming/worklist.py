@@ -1,4 +1,4 @@
-"""Which library of a folder gets which recipe. Reads files, and writes nothing.
+"""The recipes for the libraries of a folder. Reads files, and writes nothing.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from pytest_negativa.errors import NegativaError, OptionError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.library import has_gpu_code
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
@@ -29,7 +29,6 @@ from pytest_negativa.slimming.code_files import Package, packages_by_archs, pack
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,
-    entry_of,
     find_slimmed,
     is_past,
     kept_original,
@@ -45,10 +44,10 @@ from pytest_negativa.slimming.recipes import (
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareAwayError,
-    SparePolicy,
+    SpareTarget,
     find_spare,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, read_fact, soname_of
+from pytest_negativa.slimming.tree import FileGroup, Tree, soname_of
 
 _OWN_DISTRIBUTION = "pytest_negativa"
 # With what they require: CUPTI is loaded where programs are traced.
@@ -65,7 +64,7 @@ _LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
 
 
 class Role(enum.Enum):
-    """What the run of a lock had to do with a library."""
+    """The part of a library in the run of a lock."""
 
     LOADED = "loaded, or may stand for one that was"
     NEVER = "never loaded"
@@ -73,7 +72,7 @@ class Role(enum.Enum):
 
 
 def runs_below(path: Path, names: Iterable[str]) -> str | None:
-    """Why a library must stay whole even if no test loaded it; None if it may lose code.
+    """The reason to keep a library whole that no test loaded; None if it may lose code.
 
     Args:
         path: of the library.
@@ -87,24 +86,6 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
         if name.startswith(_INTERPRETER):
             return "it is an interpreter of Python"
     return None
-
-
-def require_known(lock: Lock) -> None:
-    """Refuse a lock that doesn't prove what was loaded.
-
-    Raises:
-        OptionError: the lock is not proved, has no libraries, or its run may have loaded more.
-    """
-    proof = lock.proof
-    if not proof.proved:
-        raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
-    if proof.incomplete:
-        raise OptionError(
-            "--drop-never-loaded: the run of the lock may have loaded more libraries: "
-            f"{'; '.join(proof.incomplete)}"
-        )
-    if not lock.libraries:
-        raise OptionError("--drop-never-loaded: the lock has no libraries, so it proves nothing")
 
 
 _KEPT = (
@@ -155,7 +136,7 @@ Library: TypeAlias = Slimmed | FileGroup
 def classify(
     tree: Tree, library: Library, recipe: Recipe, *, keeps_original: bool = False
 ) -> Task | SlimRow | None:
-    """What a recipe makes of a library, as if it had never been slimmed.
+    """The task that a recipe makes of a library, as if it had never been slimmed.
 
     Args:
         tree: where it lies.
@@ -228,7 +209,7 @@ def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
 
 
 class WorkList:
-    """What is to be done in a folder, whose files are given to the recipes.
+    """The work in a folder, whose files are given to the recipes.
 
     Args:
         tree, manifest: of the folder.
@@ -242,6 +223,7 @@ class WorkList:
         packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
+        lost: why the original of any other slimmed library is lost, by each of its names.
     """
 
     def __init__(
@@ -254,7 +236,8 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
-        self.slimmed = list(find_slimmed(tree, manifest))
+        self.lost: dict[str, str] = {}
+        self.slimmed = list(find_slimmed(tree, manifest, self.lost))
         self._taken: set[str] = set()
         self._own = _libraries_of_negativa(tree)
         # Sizes of files that can't be read.
@@ -349,7 +332,7 @@ def find_by_lock(
     strip: bool,
     others: Recipe | None,
     unloaded: bool = False,
-    spare: SparePolicy | None = None,
+    spare: SpareTarget | None = None,
     spare_unloaded: bool = False,
     keeps_originals: bool,
     jobs: int,
@@ -405,7 +388,7 @@ def find_by_lock(
 
 
 class _Others:
-    """What becomes of the libraries of a folder that a lock does not name.
+    """The rules for libraries of a folder that a lock does not name.
 
     Args:
         folder: whose libraries.
@@ -423,7 +406,7 @@ class _Others:
         others: Recipe | None,
         never: Recipe | None,
         whole: Recipe | None,
-        spare: SparePolicy | None,
+        spare: SpareTarget | None,
     ) -> None:
         self._tree = folder.tree
         self._others, self._whole, self._spare = others, whole, spare
@@ -491,7 +474,7 @@ class _Others:
         return _stays(group, library, _KEPT) if has_code else None
 
     def _role_of(self, paths: Sequence[str]) -> Role:
-        """What the run of the lock had to do with a library.
+        """The part of a library in the run of the lock.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname.
@@ -583,14 +566,9 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
         for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
             folder.take(group)
-            path = folder.tree.root / name
-            # Of slimmed libraries with an original it is known that it was another file, too.
-            if name not in folder.slimmed_by_name and is_slimmed(path):
-                try:
-                    entry_of(folder.tree, group)
-                except NegativaError as e:
-                    # What the lock needs of it may be gone.
-                    return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, str(e))
+            # What the lock needs of it may be gone. Other originals are known to be other files.
+            if name in folder.lost:
+                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, folder.lost[name])
             detail = (
                 f"not the file that was proved{wanted}; left as it is: install that file, or prove "
                 "and lock this one"

@@ -48,7 +48,7 @@ class Misses:
         return union((page * PAGE_SIZE, (page + 1) * PAGE_SIZE) for page in self.pages)
 
     def __add__(self, other: Misses) -> Misses:
-        """What came back in all, of the same original."""
+        """The pages that came back in all, of the same original."""
         pages = dict(self.pages)
         for page, miss in other.pages.items():
             before = pages.get(page)

@@ -22,6 +22,7 @@ spare with the same pair fits.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import struct
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a cut library says about itself.
+    """The note of a cut library about itself.
 
     Attributes:
         original: SHA-256 of the original.
@@ -211,8 +212,30 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
         raise FormatError(path, offset, f"its trailer is damaged: {e}") from e
 
 
+def last_trailer(path: Path) -> Trailer:
+    """The trailer of a spare whose library is not at hand.
+
+    It begins with the last page that begins like one.
+
+    Raises:
+        FormatError: the file can't be read, or has none.
+    """
+    try:
+        with path.open("rb") as spare:
+            file = spare.fileno()
+            size = os.fstat(file).st_size
+            end = (size - 1) // PAGE_SIZE
+            for page in range(end, max(end - MAX_TRAILER // PAGE_SIZE, 0) - 1, -1):
+                start = page * PAGE_SIZE
+                if os.pread(file, len(MAGIC), start) == MAGIC:
+                    return unpack_trailer(os.pread(file, size - start, start), str(path), start)
+    except OSError as e:
+        raise FormatError(str(path), None, f"cannot be read: {e.strerror}") from e
+    raise FormatError(str(path), None, "is no spare: it has no trailer")
+
+
 class StubParameters(NamedTuple):
-    """What the stub of a library knows: addresses as in the file, sizes in bytes.
+    """Constants in the stub of a library: addresses as in the file, sizes in bytes.
 
     Attributes:
         own, note: of the stub and the note.
@@ -240,7 +263,7 @@ PROBLEMS = (
     "lies where no code may run (a file system mounted noexec) and is too large to be copied",
     "can't be mapped: no memory is left, or no more mappings (vm.max_map_count)",
 )
-"""What the stub says of a spare without which its library can't be loaded, in the stub's order."""
+"""The stub's messages about a spare without which its library can't be loaded, in its order."""
 
 
 def stub_for(parameters: StubParameters) -> bytes:
@@ -255,7 +278,7 @@ def stub_for(parameters: StubParameters) -> bytes:
 
 
 def why_no_stub() -> str | None:
-    """Why no library can be cut on this machine; None: it can."""
+    """The reason why no library can be cut on this machine; None: it can."""
     if platform.machine() != "x86_64":
         return f"spares need x86-64, and this machine is {platform.machine()}"
     if not _STUB.is_file():

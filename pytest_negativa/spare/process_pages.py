@@ -1,4 +1,4 @@
-"""Which pages of its libraries' spares a running process has, seen from outside.
+"""The pages of spares that a running process has, seen from outside.
 
 Nothing is set up in the process. The kernel maps up to 16 pages around a page that is touched, if
 they are in memory already (``fault_around_bytes``), so pages that nothing touched are among them.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.spare.note import MAGIC, PAGE_SIZE, Trailer, unpack_trailer
+from pytest_negativa.spare.note import PAGE_SIZE, last_trailer
 
 _SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare")
 _DELETED = " (deleted)"
@@ -58,20 +58,6 @@ def _of_spare(process: Path, path: str, pages: dict[int, Miss]) -> Misses:
     name = _SPARE.fullmatch(path)
     if name is None:
         raise FormatError(path, None, "was deleted, so its library is unknown")
-    trailer = _last_trailer(Path(f"{process}/root{path}"))
+    trailer = last_trailer(Path(f"{process}/root{path}"))
     pages = {page: pages[page] for page in sorted(pages)}
     return Misses(name[1].rpartition("/")[2], trailer.original, trailer.original_size, pages)
-
-
-def _last_trailer(path: Path) -> Trailer:
-    """The trailer, which begins with the last page that begins like one."""
-    try:
-        with path.open("rb") as spare:
-            file = spare.fileno()
-            size = os.fstat(file).st_size
-            for start in range((size - 1) // PAGE_SIZE * PAGE_SIZE, -1, -PAGE_SIZE):
-                if os.pread(file, len(MAGIC), start) == MAGIC:
-                    return unpack_trailer(os.pread(file, size - start, start), str(path), start)
-    except OSError as e:
-        raise FormatError(str(path), None, f"cannot be read: {e.strerror}") from e
-    raise FormatError(str(path), None, "is no spare: it has no trailer")

@@ -12,19 +12,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_negativa.errors import NegativaError, StoreError, refusing
+
 
 @contextlib.contextmanager
-def open_to_lock(path: Path, flags: int) -> Iterator[int]:
+def open_to_lock(path: Path, flags: int, kind: type[NegativaError] = StoreError) -> Iterator[int]:
     """Open a file or a folder for ``lock``, and unlock it at the end.
 
     Args:
         path: what to open.
         flags: those of open(2).
+        kind: of the error.
 
     Raises:
-        OSError: it can't be opened.
+        NegativaError: it can't be opened.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    with refusing(path, "opened", kind):
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield descriptor
     finally:

@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from pytest_negativa.models.outcomes import TestResult
@@ -17,17 +16,15 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import ProvedLibrary
 from pytest_negativa.processes.redirect import (
-    ProcessLoads,
-    RedirectedProcess,
     read_logs,
     why_not_redirected,
 )
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.verifying.loaded_originals import loaded_originals
 from pytest_negativa.verifying.originals import OriginalRound
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
+from pytest_negativa.verifying.used_originals import loaded_originals
 
 # Round, process id and executable.
 _Program = tuple[str, int, str]
@@ -35,10 +32,15 @@ _Program = tuple[str, int, str]
 # Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
 
+_UNTRACED = (
+    "it loaded the CUDA driver without the CUDA_INJECTION64_PATH of the session, so what it used "
+    "was not traced; pass the environment on to child processes"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadEvidence:
-    """Which processes loaded copies and originals, in all rounds on the copies.
+    """Processes that loaded copies and originals, in all rounds on the copies.
 
     Attributes:
         copies: by real path of the original: the processes that had its copy mapped.
@@ -116,7 +118,7 @@ def libraries_by_test(usage: Usage) -> dict[str, set[str]]:
 
 
 def count_gpu_tests(usage: Usage, flaky: Collection[str] = ()) -> int:
-    """How many contexts of tests were the first to load an image or to look up a kernel.
+    """Number of contexts of tests that were the first to load an image or to look up a kernel.
 
     Fixtures, and children that no test is known to have started, count too; flaky tests don't.
     """
@@ -128,7 +130,7 @@ def count_gpu_tests(usage: Usage, flaky: Collection[str] = ()) -> int:
 
 
 def problems_of(rounds: Sequence[RoundResult]) -> Iterator[str]:
-    """What speaks against the rounds besides the outcomes of their tests."""
+    """Reasons against the rounds besides the outcomes of their tests."""
     for result in rounds:
         for error in result.session.collection_errors:
             yield f"not collected: {error}"
@@ -166,58 +168,45 @@ def gather_loads(
     for traced in usage.processes:
         key = traced.header.run_id, traced.header.pid
         last_traces[key] = max(last_traces.get(key, 0), traced.header.start_ns)
-    links = reconstruction.hard_links
+    links, ours = reconstruction.hard_links, str(injection_library())
     for result in rounds:
         logs = result.run.redirect_logs
         # It is missing if no library could be redirected.
         for process in read_logs(logs) if logs.is_dir() else ():
             who = f"process {process.pid} ({process.executable})"
-            for pid in (process.pid, *(load.pid for load in process.loads)):
-                logged.add((result.name, pid, process.executable))
-            for load in process.loads:
-                # The loader maps a file once, whatever its names.
-                for path in chain.from_iterable(links.get(p, (p,)) for p in load.copies):
-                    copies[path].add((process.log, load.pid))
+            logged |= {(result.name, line.pid, process.executable) for line in process.lines}
+            logged.add((result.name, process.pid, process.executable))
+            for line in process.lines:
+                if line.kind == "copy":
+                    # The loader maps a file once, whatever its names.
+                    for path in links.get(line.path, (line.path,)):
+                        copies[path].add((process.log, line.pid))
             for path, opened in sorted(process.originals):
                 originals.setdefault(path, f"{who} opened the original, as {opened}")
-            problems = [*process.problems, *(f"{p} can't be told" for p in process.unknown)]
-            if traces_children:
-                # A trace from before is one of another program with this id, as execve(2) keeps it.
-                untraced = [
-                    loads
-                    for loads in process.loads
-                    if last_traces.get((result.name, loads.pid), -1) < process.started_ns
-                ]
-                problems += _why_untraced(process, untraced)
+            problems = [*process.problems]
+            # What a process used that is not traced is not known, neither when it was traced: it
+            # may have gone on without the GPU. A trace from before is one of another program with
+            # this id, as execve(2) keeps it.
+            if process.copies and any(
+                line.kind == "driver"
+                and line.path != ours
+                and last_traces.get((result.name, line.pid), -1) < process.started_ns
+                for line in process.lines
+            ):
+                problems += [_UNTRACED] if traces_children else []
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
-    found = loaded_originals(usage, reconstruction)
+    mapped, unknown = loaded_originals(usage, reconstruction)
     return LoadEvidence(
         copies=copies,
-        originals={**found.processes, **originals},
+        originals={**mapped, **originals},
         unsubstituted=unsubstituted,
-        incomplete=incomplete or found.unknown or _why_not_logged(usage, logged),
+        incomplete=incomplete or unknown or _why_not_logged(usage, logged),
     )
 
 
-def _why_untraced(process: RedirectedProcess, untraced: Collection[ProcessLoads]) -> Iterator[str]:
-    """Why a process may have used GPU code of the copies unseen.
-
-    What it used when traced is unknown as well, and it may have gone on without the GPU.
-
-    Args:
-        untraced: what the processes without a trace loaded.
-    """
-    ours = {str(injection_library())}
-    if process.copies and any(loads.injections - ours for loads in untraced):
-        yield (
-            "it loaded the CUDA driver without the CUDA_INJECTION64_PATH of the session, so what "
-            "it used was not traced; pass the environment on to child processes"
-        )
-
-
 def _why_not_logged(usage: Usage, logged: Collection[_Program]) -> str | None:
-    """Why a traced process could not be redirected, if one could not.
+    """Reason for which a traced process could not be redirected; None if all could.
 
     Ids of processes repeat, and a process that had a log may execute another program.
     """

@@ -35,7 +35,7 @@ UNNAMED = (
     "trace and heal with one command, which watches more code, or keep their libraries "
     "(keep.libraries)"
 )
-"""Why nothing is given back although the plan is not proved."""
+"""Reason for which nothing is given back although the plan is not proved."""
 
 _FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 
@@ -49,7 +49,10 @@ def verify_and_heal(verification: Verification) -> Verdict:
     planned: Sequence[AnalyzedLibrary] = verification.traced.planned
     needed: list[NeededSpan] = []
     verdict = judge(verification.attempt(planned))
-    while spans := () if verdict.proved else of_each_path(planned, _needed_spans(planned, verdict)):
+    libraries = [one.plan.library for one in planned]
+    while not verdict.proved and (
+        spans := of_each_path(_needed_spans(planned, verdict), libraries)
+    ):
         needed += spans
         planned = [dataclasses.replace(p, plan=keep_needed_spans(p.plan, spans)) for p in planned]
         save_healed(run, (*load_healed(run), *spans))

@@ -72,7 +72,7 @@ _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
 def judge(attempt: Attempt) -> Verdict:
     """The verdict that follows from an attempt."""
     traced = attempt.traced
-    tests = _test_evidence(attempt)
+    tests = evidence_of_tests(attempt)
     verdicts = judge_tests(tests)
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
@@ -176,7 +176,7 @@ def _compare_work(
 
 
 def _outside_of_part(attempt: Attempt) -> set[str | None]:
-    """What the contexts of a plan for some tests are called that belong to none of these tests.
+    """Names of the contexts, in a plan for some tests, that belong to none of these tests.
 
     Fixtures of the other tests are among them.
     """
@@ -206,7 +206,7 @@ def needs_all_tests(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TestEvidence:
-    """How the tests ended.
+    """Ends of the tests in both runs, and what else decides about them.
 
     Attributes:
         before, after: by node id, in the traced run and on the copies.
@@ -235,7 +235,8 @@ class TestEvidence:
     hurried: Collection[str] = ()
 
 
-def _test_evidence(attempt: Attempt) -> TestEvidence:
+def evidence_of_tests(attempt: Attempt) -> TestEvidence:
+    """Evidence of an attempt's tests."""
     traced, usage = attempt.traced, attempt.usage
     before, after = by_nodeid(traced.session.tests), attempt.after
     tolerate = attempt.settings.tolerate
@@ -298,7 +299,7 @@ def _judge_test(nodeid: str, tests: TestEvidence) -> TestVerdict:
 
 
 def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests prove nothing of GPU code; empty if they do."""
+    """Reasons against a proof of GPU code from the tests."""
     yield from reasons_of_outcomes(tests, verdicts)
     if not tests.gpu_tests:
         flaky = " that is not flaky" if any(v.flaky for v in verdicts) else ""
@@ -311,7 +312,7 @@ def reasons_of_tests(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> 
 
 
 def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) -> Iterator[str]:
-    """Why the tests do not agree with the traced run; empty if they do."""
+    """Differences between the tests and the traced run, a sentence each."""
     yield from tests.problems
     against = [v for v in verdicts if not v.flaky]
     missing = [v for v in against if v.after is None]
@@ -384,14 +385,13 @@ def judge_libraries(
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
             opened=None if only_noted else opened.get(path),
         )
-        row = _row(plan, copy, len(loads.copies.get(path, ())), status, detail)
-        if copy is not None:
-            row = replace(row, watched_bytes=size(intersection(copy.unused, armed.get(path, ()))))
-        if only_noted and path in opened:
-            row = replace(row, notes=(*row.notes, opened[path]))
-        if path in held:
-            row = replace(row, notes=(*row.notes, held[path]))
-        yield row
+        row = _row(plan, copy, armed.get(path, ()), status, detail)
+        noted = [opened.get(path) if only_noted else None, held.get(path)]
+        yield replace(
+            row,
+            processes=len(loads.copies.get(path, ())),
+            notes=(*row.notes, *filter(None, noted)),
+        )
 
 
 def _status(
@@ -438,34 +438,31 @@ def _status(
 def _row(
     plan: LibraryPlan,
     copy: ReconstructedLibrary | None,
-    processes: int,
+    armed: Sequence[Span],
     status: LibraryStatus,
     detail: str | None,
 ) -> ProvedLibrary:
-    repacked = copy.repacked if copy is not None else ()
+    row = replace(ProvedLibrary.unproved(plan), status=status, detail=detail)
+    if copy is None:
+        return row
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
-    unused = copy.unused_bytes if copy is not None else 0
-    saved = unused + sum(c.stored_before - c.stored_after for c in repacked)
+    saved = copy.unused_bytes + sum(c.stored_before - c.stored_after for c in copy.repacked)
     return replace(
-        ProvedLibrary.unproved(plan),
-        copy_sha256=None if copy is None else copy.copy_sha256,
-        status=status,
-        detail=detail,
-        unused_bytes=unused,
-        unused_elements=0 if copy is None else copy.elements,
-        trimmed={c.start: c.filled for c in repacked},
+        row,
+        copy_sha256=copy.copy_sha256,
+        unused_bytes=copy.unused_bytes,
+        unused_elements=copy.elements,
+        trimmed={c.start: c.filled for c in copy.repacked},
         notes=_notes(copy),
-        trimmed_code_bytes=sum(c.code_bytes for c in repacked),
+        trimmed_code_bytes=sum(c.code_bytes for c in copy.repacked),
         left_bytes=plan.code_bytes - saved,
-        copy_size=_size(copy),
-        processes=processes,
-        spans=() if copy is None else copy.unused,
+        copy_size=copy.library.size if copy.compaction is None else copy.compaction.size,
+        spans=copy.unused,
+        watched_bytes=size(intersection(copy.unused, armed)),
     )
 
 
-def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
-    if copy is None:
-        return ()
+def _notes(copy: ReconstructedLibrary) -> tuple[str, ...]:
     left = [c.left_alone for c in copy.repacked if c.left_alone is not None]
     notes = copy.compaction.notes if copy.compaction is not None else ()
     if copy.not_compacted is not None:
@@ -473,16 +470,10 @@ def _notes(copy: ReconstructedLibrary | None) -> tuple[str, ...]:
     return (*notes, *(f"a cubin stays whole: {reason}" for reason in dict.fromkeys(left)))
 
 
-def _size(copy: ReconstructedLibrary | None) -> int | None:
-    if copy is None:
-        return None
-    return copy.library.size if copy.compaction is None else copy.compaction.size
-
-
 def reasons_of_libraries(
     libraries: Collection[ProvedLibrary], loaded_when_traced: Collection[str]
 ) -> Iterator[str]:
-    """Why the libraries prevent a proof; empty if they don't.
+    """Reasons against a proof from the libraries.
 
     A library that no test loads in either run does not invalidate the proof. A plugin may have
     added it.

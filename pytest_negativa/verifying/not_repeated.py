@@ -73,7 +73,8 @@ def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[Need
                         found_by=FoundBy.NOT_REPEATED,
                     )
 
-    return of_each_path(attempt.traced.planned, tuple(spans())) if left_out else ()
+    libraries = [one.plan.library for one in attempt.traced.planned]
+    return of_each_path(spans(), libraries) if left_out else ()
 
 
 def without(attempt: Attempt, stays: Collection[NeededSpan]) -> Attempt:

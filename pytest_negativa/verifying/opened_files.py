@@ -25,7 +25,7 @@ def unused_paths(plan: LibraryPlan) -> dict[str, Span]:
 def judge_files(
     plans: Sequence[LibraryPlan], rounds: Sequence[Opens], installed: Collection[tuple[str, str]]
 ) -> Iterator[ProvedLibrary]:
-    """What the rounds say of the files that the traced run did not open.
+    """Rows of the files that the traced run did not open, from what the rounds opened.
 
     Nothing replaces the files: a program that opens one gets it, and the file is needed from then
     on. So the tests can't fail for lack of a file, and the watch alone is the proof.

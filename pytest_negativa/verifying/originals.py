@@ -1,4 +1,4 @@
-"""What the tests did when they ran on the originals again; ``judge`` tells flaky tests by it."""
+"""Ends of tests that ran on the originals again; ``judge`` knows flaky tests by them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import same_outcome
 
 MOST_RERUNS = 20
-"""How often a test is repeated if the user gives no number, and no time limit ends it."""
+"""Most runs of a repeated test if the user gives no number."""
 
 Results = Mapping[str, TestResult]
 Ends = Mapping[str, tuple[TestResult, ...]]

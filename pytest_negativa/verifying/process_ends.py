@@ -27,7 +27,7 @@ _Command = tuple[str, ...]
 def reasons_of_ends(
     rounds: Sequence[RoundResult], usage: Usage, traced: TracedRun
 ) -> Iterator[str]:
-    """Why the ends of processes prove nothing; empty if all ended as they should.
+    """Reasons against a proof from the ends of processes.
 
     Args:
         rounds: the rounds on the copies.
@@ -49,7 +49,7 @@ def reasons_of_ends(
 def _reasons_of_session(
     result: RoundResult, processes: Sequence[UsageProcess], traced: TracedRun
 ) -> Iterator[str]:
-    """Why the process that reports did not end well; at most one reason."""
+    """Reason for which the process that reports did not end well; at most one."""
     # More than one if a conftest replaced the program by execv, or a test called pytest.main.
     own = min(
         (p for p in processes if p.header.role in (Role.SOLO, Role.CONTROLLER)),
@@ -77,7 +77,7 @@ def _reasons_of_session(
 
 
 def _where(process: UsageProcess) -> str:
-    """Where a pytest process was last seen, with a blank before."""
+    """Last place of a pytest process, with a blank before."""
     return " after its session" if process.last == AFTER_SESSION else f" in {process.last}"
 
 
@@ -94,7 +94,7 @@ def describe_status(status: int | None) -> str:
 def _reasons_of_workers(
     result: RoundResult, processes: Sequence[UsageProcess], traced: TracedRun
 ) -> Iterator[str]:
-    """Why workers of pytest-xdist did not end well."""
+    """Reasons for which workers of pytest-xdist did not end well."""
     # pytest-xdist replaces a worker that crashes in a test. The test's outcome says so.
     crashed = {t.worker for t in result.session.tests if t.outcome is Outcome.CRASHED}
     expected = {0, *(worker.status for worker in traced.session.workers)}
@@ -120,7 +120,7 @@ def _reasons_of_workers(
 def _reasons_of_children(
     after: Sequence[UsageProcess], before: Sequence[UsageProcess]
 ) -> Iterator[str]:
-    """Why children of a round's tests did not end as when traced.
+    """Children of a round's tests that did not end as when traced, a sentence each.
 
     Children are matched by their command. Commands that only one side has are matched by their
     executable: a test may make up a new name each time.

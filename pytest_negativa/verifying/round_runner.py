@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
@@ -30,18 +28,8 @@ _TIMES_SILENCE = 5.0
 _REPEATING = 0.4
 _LEAST_REPEATING = 24.0
 
-# Lines that are shown of the output of a round.
-_MOST_OF_TESTS = 200
-_MOST_OF_CRASH = 20
-
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# TerminalReporter.summary_failures and summary_errors of pytest: a line of "_" with a name in it,
-# which is no line between two entries of a traceback ("_ _ _"). "=" begins the next part.
-_SECTION = re.compile(r"_+ (?![_ ]+$)(.+?) _+")
-_PART = re.compile(r"={3,} .+ ={3,}")
-# Begins what Python's faulthandler prints, the call that crashed first.
-_FAULT = "Fatal Python error: "
-_PHASE = re.compile(r"ERROR at (setup|teardown) of ")
+# Last lines that are shown of the output of a round that did not end as traced.
+_MOST_LINES = 100
 
 
 class RoundRunner:
@@ -77,7 +65,7 @@ class RoundRunner:
 
     @cached_property
     def session(self) -> SessionResult:
-        """How the tests of the traced run ended."""
+        """Ends of the traced run's tests."""
         return read_outcomes(self._traced.outcomes_file)
 
     def run(
@@ -146,14 +134,15 @@ class RoundRunner:
             )
         if tests is None:
             self._took[where] = result.seconds
-        differing = self._differing(result)
+        differs = result.died or self._differs(result)
         text = f"negativa: {_count(result)} {where} in {result.seconds:.0f} s"
-        if differing or result.died:
+        if differs:
             text += f"; output: {printable(str(path_for_people(run.output_file)))}"
         self.say(text)
-        if kind is RoundKind.VERIFY:
-            for line in excerpt(run.output_file, differing, died=result.died):
-                self.say(line)
+        if differs and kind is RoundKind.VERIFY:
+            with refusing(run.output_file, "read"):
+                lines = run.output_file.read_text(errors="replace").splitlines()
+            self.say("\n".join(lines[-_MOST_LINES:]))
         return result
 
     def _announcement(self, where: str, tests: Sequence[str] | None, most: int, why: str) -> str:
@@ -168,18 +157,16 @@ class RoundRunner:
             took = f", up to {most} times"
         return f"negativa: {why}{'; ' * bool(why)}running {what} {where}{took}"
 
-    def _differing(self, result: RoundResult) -> tuple[str, ...]:
-        """What ended otherwise than when traced: node ids of tests and of modules."""
+    def _differs(self, result: RoundResult) -> bool:
+        """Whether a test or a module ended otherwise than when traced."""
         before = by_nodeid(self.session.tests)
-        known = frozenset(self.session.collection_errors)
 
         def is_same(test: TestResult) -> bool:
             traced = before.get(test.nodeid)
             return traced is not None and same_outcome(traced, test, self._settings.verify.tolerate)
 
-        return (
-            *(test.nodeid for test in result.session.tests if not is_same(test)),
-            *(e.partition(": ")[0] for e in result.session.collection_errors if e not in known),
+        return not all(map(is_same, result.session.tests)) or not (
+            {*result.session.collection_errors} <= {*self.session.collection_errors}
         )
 
 
@@ -195,48 +182,3 @@ def _count(result: RoundResult) -> str:
     session = result.session
     found = Counter(test.outcome for test in (*session.tests, *session.repeats))
     return ", ".join(f"{found[o]:,} {o.value}" for o in Outcome if found[o]) or "no test ran"
-
-
-def excerpt(path: Path, differing: Collection[str], *, died: bool) -> Iterator[str]:
-    """What the output of a round shows of tests that differ, and of a crash.
-
-    Args:
-        path: a file with the output of pytest.
-        differing: node ids of tests, and of modules that could not be collected.
-        died: the session did not come to its end.
-
-    Raises:
-        StoreError: the file can't be read.
-    """
-    with refusing(path, "read"), path.open(errors="replace") as file:
-        lines = list(map(str.rstrip, file))
-    shown = list(_sections(lines, {_title(nodeid) for nodeid in differing}))
-    yield from shown[:_MOST_OF_TESTS]
-    if left := len(shown[_MOST_OF_TESTS:]):
-        yield f"negativa: {left:,} more lines in {printable(str(path))}"
-    if died:
-        # It follows pytest's dots in their line.
-        _, fault, behind = "\n".join(lines).rpartition(_FAULT)
-        last = lines[-_MOST_OF_CRASH:]
-        yield from (fault + behind).split("\n")[:_MOST_OF_CRASH] if fault else last
-
-
-def _sections(lines: Iterable[str], titles: Collection[str]) -> Iterator[str]:
-    is_wanted = False
-    for line in lines:
-        plain = _COLOR.sub("", line)
-        if (found := _SECTION.fullmatch(plain)) is not None:
-            is_wanted = _PHASE.sub("", found[1]) in titles
-        elif _PART.fullmatch(plain):
-            is_wanted = False
-        if is_wanted:
-            yield line
-
-
-def _title(nodeid: str) -> str:
-    """The title of a test's section, and that of a module that can't be collected."""
-    path, _, name = nodeid.partition("::")
-    if not name:
-        return f"ERROR collecting {path}"
-    name, bracket, parameters = name.partition("[")
-    return name.replace("::", ".") + bracket + parameters

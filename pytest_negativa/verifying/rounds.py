@@ -32,7 +32,7 @@ from pytest_negativa.storage.rounds import save_round
 from pytest_negativa.storage.runs import Run
 
 MAX_ROUNDS = 20
-"""How many rounds in a row run the tests that a round before left out."""
+"""Most rounds in a row that run the tests that an earlier round left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """How a round ended.
+    """End of a round.
 
     Attributes:
         run: its files.

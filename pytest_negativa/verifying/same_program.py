@@ -17,7 +17,7 @@ _PASSING = re.compile(
 
 
 def changes_of_start(traced: SessionResult, copies: SessionResult) -> Iterator[str]:
-    """What differs in the circumstances of two sessions, for people.
+    """Differences in the circumstances of two sessions, for people.
 
     Args:
         traced: the session when traced.

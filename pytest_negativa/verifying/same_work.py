@@ -86,7 +86,7 @@ def _moved_back(kept: Sequence[MovedSpan], offset: int) -> int:
 
 
 def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
-    """What was used, and where first.
+    """Uses, each with its first context.
 
     An image counts by its kernels, or by itself if no look-up was seen: cuFFT loads modules and
     gets their kernels in a way that CUPTI doesn't show. An image in memory counts by its kernels,
@@ -123,18 +123,9 @@ def _gpu_children(usage: Usage) -> Iterator[UsageProcess]:
             yield usage.processes[number]
 
 
-def loaded_images(usage: Usage, places: Places) -> dict[Use, Context]:
-    """Images of libraries, with and without look-ups, and where they were loaded first."""
-    return {
-        Use(*places.find(library.library.path, image.offset), None): usage.context_of(image.first)
-        for library in usage.libraries
-        for image in library.images
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run or process did.
+    """Work of one run or process.
 
     Attributes:
         used: each use, and where it was seen first.
@@ -153,13 +144,19 @@ class Work:
         """The work that a usage tells of."""
         return cls(
             uses_of(usage, places),
-            loaded_images(usage, places),
+            {
+                Use(*places.find(one.library.path, image.offset), None): usage.context_of(
+                    image.first
+                )
+                for one in usage.libraries
+                for image in one.images
+            },
             launches_of(usage),
             refusals_of(usage, places),
         )
 
     def first(self, use: Use) -> Context | None:
-        """Where it did this first; None if it didn't."""
+        """Context of its first such use; None if there was none."""
         return self.used.get(use) or self.images.get(use)
 
 
@@ -187,7 +184,7 @@ def refusals_of(usage: Usage, places: Places) -> dict[tuple[str, Use], tuple[int
 def refused_work(
     traced: Work, copies: Work, originals: Iterable[Work]
 ) -> tuple[WorkDifference, ...]:
-    """What the driver refused on the copies and in no run of the originals."""
+    """Refusals of the driver on the copies that no run of the originals had."""
     known = {key for work in (traced, *originals) for key in work.refused}
     return tuple(
         WorkDifference(
@@ -213,7 +210,7 @@ def compare_work(
     *,
     launches: bool,
 ) -> tuple[WorkDifference, ...]:
-    """What was done when traced and not on the copies.
+    """Work of the traced run that is missing on the copies.
 
     Args:
         originals: of each process of the round of all tests; none if it tells nothing.
@@ -285,7 +282,7 @@ def name_holders(
 
 
 def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator[str]:
-    """Why the work prevents a proof; empty if it doesn't."""
+    """Reasons against a proof from the work."""
     against = [d for d in work if d.tolerance is None]
     for kind in WorkKind:
         if of_kind := [d for d in against if d.kind is kind]:

@@ -16,9 +16,8 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
-from pytest_negativa.reporting.page_verdict import render_page_verdict
 from pytest_negativa.reporting.text import print_error, printable
-from pytest_negativa.reporting.verdict import render_verdict
+from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.verifying.heal import verify_and_heal
@@ -76,28 +75,33 @@ def verify_program(
     traces = run is None
     if run is None:
         result = _trace(program, settings)
-        status = shell_status(result.status)
-        run = result.run
-        own_status = result.status
-    runner = RoundRunner(program, settings, run, _say, has_shown=traces)
-    if traces:
-        reason = why_no_page_proof(run) if settings.cpu else None
-        if not run.plan_files() and settings.cpu and reason is None:
-            return _prove_only_pages(run, settings, runner, own_status) or status
-        if not run.plan_files() or run.failure is not None:
-            if reason is not None:
-                _say_unproved(reason)
-            _say("negativa: nothing to verify: the traced run has no plan")
-            report(run)
-            if run.is_empty:
-                run.remove_untraced()
-            return status or 1
+        status, run = shell_status(result.status), result.run
         # A crossed limit changes the status of the traced session alone.
-        own_status = None if settings.has_limits else own_status
-    elif settings.cpu and run.has_pages and not run.plan_files() and not run.is_unlocated:
-        return _prove_only_pages(run, settings, runner, None)
+        own_status = None if settings.has_limits else result.status
+    runner = RoundRunner(program, settings, run, _say, has_shown=traces)
+    reason = why_no_page_proof(run) if settings.cpu else None
+    has_plan = bool(run.plan_files())
+    if settings.cpu and not has_plan and run.has_pages and not run.is_unlocated:
+        # No GPU code was traced.
+        status = _prove_pages(run, settings, runner, own_status, reason) or status
+        _say(next_line(run))
+        return status
+    if traces and (not has_plan or run.failure is not None):
+        if reason is not None:
+            _say_unproved(reason)
+        _say("negativa: nothing to verify: the traced run has no plan")
+        report(run)
+        if run.is_empty:
+            run.remove_untraced()
+        return status or 1
     run.hold()
-    verification = Verification(load_traced_run(run, settings, own_status), settings, runner)
+    traced = load_traced_run(run, settings, own_status)
+    if settings.trace.level.counts_launches and not traced.usage.launches:
+        _say(
+            "negativa: the traced run counted no launches, so launches are not compared; trace "
+            "with --negativa-level=launch"
+        )
+    verification = Verification(traced, settings, runner)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
@@ -105,7 +109,7 @@ def verify_program(
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
     try:
-        pages = _prove_pages(run, settings, runner, own_status) if settings.cpu else 0
+        pages = _prove_pages(run, settings, runner, own_status, reason) if settings.cpu else 0
     finally:
         report(run)  # Its page shows both verdicts.
     _say(next_line(run))
@@ -113,7 +117,7 @@ def verify_program(
 
 
 def why_no_page_proof(run: Run) -> str | None:
-    """Why the CPU code of a traced run can't be proved; None if it can."""
+    """Reason for which the CPU code of a traced run can't be proved; None if it can."""
     if not run.page_log_files.exists():
         if run.has_pages:
             return (
@@ -126,16 +130,15 @@ def why_no_page_proof(run: Run) -> str | None:
     return None
 
 
-def _prove_only_pages(run: Run, settings: Settings, runner: RoundRunner, status: int | None) -> int:
-    """Prove a run that traced no GPU code; the status."""
-    status = _prove_pages(run, settings, runner, status)
-    _say(next_line(run))
-    return status
+def _prove_pages(
+    run: Run, settings: Settings, runner: RoundRunner, status: int | None, reason: str | None
+) -> int:
+    """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved.
 
-
-def _prove_pages(run: Run, settings: Settings, runner: RoundRunner, status: int | None) -> int:
-    """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved."""
-    if (reason := why_no_page_proof(run)) is not None:
+    Args:
+        reason: why it can't be proved; None if it can.
+    """
+    if reason is not None:
         _say_unproved(reason)
         return 1
     run.hold()

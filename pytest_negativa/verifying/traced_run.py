@@ -19,11 +19,12 @@ from pytest_negativa.storage.runs import Run
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """What verification needs of a traced run.
+    """Traced run, as verification needs it.
 
     Attributes:
         run: its files.
         planned: maps and plans of the run's libraries.
+        files: plans of distributions' files that are GPU code, which have no copies.
         usage: the GPU code that the run used.
         session: how the run's tests ended.
         status: exit status of the process itself, negative for a signal; None if no supervisor
@@ -35,6 +36,7 @@ class TracedRun:
     usage: Usage
     session: SessionResult
     status: int | None = None
+    files: tuple[LibraryPlan, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -48,15 +50,6 @@ class TracedRun:
     def loaded(self) -> frozenset[str]:
         """Real paths of the libraries that any process of the run had mapped."""
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)
-
-
-def load_libraries(run: Run) -> tuple[AnalyzedLibrary, ...]:
-    """The maps and plans of a run's libraries; files that are GPU code have no copies.
-
-    Raises:
-        StoreError: see ``load_planned``.
-    """
-    return tuple(one for one in load_planned(run) if not one.plan.is_files)
 
 
 def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> TracedRun:
@@ -82,7 +75,8 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
     outcomes = run.outcomes_file
     if not outcomes.exists():
         raise StoreError(_why_no_outcomes(run, usage))
-    planned = load_libraries(run)
+    plans = load_planned(run)
+    planned = tuple(one for one in plans if not one.plan.is_files)
     if settings.granularity is Granularity.KERNEL and any(
         p.plan.granularity != Granularity.KERNEL.value for p in planned
     ):
@@ -96,6 +90,7 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
         usage=usage,
         session=read_outcomes(outcomes),
         status=status,
+        files=tuple(one.plan for one in plans if one.plan.is_files),
     )
 
 
@@ -125,7 +120,7 @@ def command_to_verify(
 
 
 def _why_no_outcomes(run: Run, usage: Usage | None) -> str:
-    """Why nothing tells how the tests of a run ended, and what to do about it."""
+    """Reason for which the ends of a run's tests are unknown, and the remedy."""
     for lack in () if usage is None else usage.incomplete:
         if lack.code in PROCESS_UNTRACED:
             return f"{run}: not verified: this session was not traced: {lack.text}"

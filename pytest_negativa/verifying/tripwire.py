@@ -45,7 +45,7 @@ _MOST_HOLES = 4000
 
 @dataclass(frozen=True, slots=True)
 class Tripwire:
-    """What is armed.
+    """Removed code that is armed.
 
     Attributes:
         rows: the file that NEGATIVA_SPARE_ARMED names.
@@ -58,7 +58,7 @@ class Tripwire:
 
 @dataclass(frozen=True, slots=True)
 class Touches:
-    """What the processes of the rounds touched.
+    """Armed code that the processes of the rounds touched.
 
     Attributes:
         work: one difference for each element or region, the first process first.
@@ -114,7 +114,7 @@ def arm(
 def removed_spans(
     library_map: LibraryMap, unused: Sequence[Span], loaded: Iterable[int]
 ) -> tuple[Span, ...]:
-    """What a process that goes on as traced reads no byte of, as file offsets.
+    """File offsets of which a process that goes on as traced reads no byte.
 
     Args:
         unused: removed elements and frames, disjoint.
@@ -171,7 +171,7 @@ def read_touches(
     """Read what the processes of rounds on armed copies touched.
 
     Raises:
-        PageLogError: a log is damaged.
+        NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
     maps = {p.plan.library.path: p.library_map for p in planned}

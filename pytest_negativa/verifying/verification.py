@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,6 @@ from pytest_negativa.processes.file_users import (
     FileUser,
     processes_with_driver,
     wait_for_users,
-    wait_for_users_of_gone,
 )
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import misses_environment
@@ -34,7 +33,6 @@ from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
     redirect_library,
-    redirected_originals,
     why_not_replaceable,
     why_unsupported,
     write_table,
@@ -65,12 +63,6 @@ from pytest_negativa.verifying.evidence import (
 )
 from pytest_negativa.verifying.judge import judge, needs_all_tests
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
-from pytest_negativa.verifying.opened_originals import (
-    held_originals,
-    leftover_users,
-    older_processes,
-    opened_originals,
-)
 from pytest_negativa.verifying.originals import (
     OriginalRound,
     ends_of,
@@ -79,41 +71,44 @@ from pytest_negativa.verifying.originals import (
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
-from pytest_negativa.verifying.twins import find_twins
+from pytest_negativa.verifying.tripwire import Touches, Tripwire, arm, read_touches
+from pytest_negativa.verifying.used_originals import (
+    find_twins,
+    held_originals,
+    lingering_processes,
+    opened_originals,
+)
 
 
 class Verification:
-    """One verification of a traced run.
+    """One verification of a traced run: rounds of its tests on copies of its libraries.
 
     Args:
         runner: runs its rounds.
+
+    Attributes:
+        where: on what the tests run, for people.
+        record: the file with the verdict.
     """
+
+    where = "on the copies"
 
     def __init__(self, traced: TracedRun, settings: Settings, runner: RoundRunner) -> None:
         self.traced = traced
         self.program = runner.program
         self.settings = settings
-        self.say = say = runner.say
-        self._runner = runner
         self.folder = traced.run.new_verification()
+        self.record = traced.run.verdict_file
         self.copies = RunsFolder(Path(settings.directory)).copies
+        self._runner = runner
         self._rounds: list[RoundResult] = []
-        self._files = [plan for plan in load_plans(traced.run) if plan.is_files]
-        self._unopened = [path for plan in self._files for path in unused_paths(plan)]
+        self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
         self._originals = OriginalRound()
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
-        self._leftover: tuple[str, ...] = ()
-        self._older: tuple[str, ...] = ()
-        self._compare_launches = settings.trace.level.counts_launches
-        if self._compare_launches and not traced.usage.launches:
-            self._compare_launches = False
-            say(
-                "negativa: the traced run counted no launches, so launches are not compared; trace "
-                "with --negativa-level=launch"
-            )
+        self._tripwire = Tripwire()
+        self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict.
@@ -122,16 +117,11 @@ class Verification:
             NegativaError: the copies can't be written, or the last verdict can't be removed.
         """
         # An earlier verdict must not outlive a verification that is interrupted.
-        remove_file(self._record)
-        self._held = self._leftover = self._older = ()
-        reconstruction, table = self.write_copies(planned)
-        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
-        self.say(_written_line(reconstruction))
-        tripwire = arm(planned, reconstruction, self.traced.usage)
-        if tripwire.spans:
-            write_atomically(self.folder.armed_file, tripwire.rows)
-        armed = self.folder.armed_file if tripwire.spans else None
-        rounds = self.run(RoundKind.VERIFY, None, table, armed)
+        remove_file(self.record)
+        self._held = self._lingering = ()
+        reconstruction = self._write_copies(planned)
+        tripwire = self._tripwire
+        rounds = self._run(RoundKind.VERIFY, None)
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
         started_since, held = held_originals(self._held, self._since, self._twins)
@@ -144,7 +134,8 @@ class Verification:
             rounds=rounds,
             all_rounds=tuple(self._rounds),
             usage=usage,
-            compare_launches=self._compare_launches,
+            compare_launches=self.settings.trace.level.counts_launches
+            and bool(self.traced.usage.launches),
             originals=self._originals,
             loads=gather_loads(
                 rounds,
@@ -157,13 +148,12 @@ class Verification:
             held=held,
             files=self._judge_files(),
             armed=tripwire.spans,
-            touches=read_touches(rounds, planned, reconstruction) if armed else Touches(),
+            touches=read_touches(rounds, planned, reconstruction) if tripwire.spans else Touches(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
                 *check_copies(reconstruction),
-                *leftover_users(self._leftover),
-                *older_processes(self._older),
+                *lingering_processes(self._lingering),
             ),
             versions=_versions(usage),
             ended_ns=time.time_ns(),
@@ -183,17 +173,16 @@ class Verification:
             for nodeid in undecided_tests(before, attempt.after, verify.tolerate)
             if self.program.is_pytest and nodeid not in known.ends
         )
-        every = not known.usages and needs_all_tests(attempt)
+        every = bool(attempt.plans) and not known.usages and needs_all_tests(attempt)
         if verify.rerun == 0 or not (differing or every):
             return attempt
-        if any(work.kind in NEEDS for work in judge(attempt).other_work):
+        if attempt.plans and any(work.kind in NEEDS for work in judge(attempt).other_work):
             return attempt
         why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
         why += ["the copies left out work of the traced run"] if every else []
-        rounds = self.run(
+        rounds = self._run(
             RoundKind.ORIGINAL,
             None if every else differing,
-            None,
             repeated=differing,
             why=" and ".join(why),
         )
@@ -208,20 +197,20 @@ class Verification:
             attempt,
             originals=self._originals,
             all_rounds=tuple(self._rounds),
-            problems=tuple(dict.fromkeys((*attempt.problems, *leftover_users(self._leftover)))),
+            problems=tuple(
+                dict.fromkeys((*attempt.problems, *lingering_processes(self._lingering)))
+            ),
             files=self._judge_files(),
         )
 
     def _judge_files(self) -> tuple[ProvedLibrary, ...]:
-        folders = (str(Path(plan.library.path).parent) for plan in self._files)
+        folders = (str(Path(plan.library.path).parent) for plan in self.traced.files)
         found = (one.map().library for one in find_code_distributions(folders))
         installed = {(library.path, library.sha256 or "") for library in found}
-        return tuple(judge_files(self._files, [r.opens for r in self._rounds], installed))
+        return tuple(judge_files(self.traced.files, [r.opens for r in self._rounds], installed))
 
-    def write_copies(
-        self, planned: Sequence[AnalyzedLibrary]
-    ) -> tuple[Reconstruction, Path | None]:
-        """Write the copies and the table that redirects to them; no table if there are none."""
+    def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
+        """Write the copies, the table that redirects to them, and what of them is armed."""
         with Progress("writing copies") as progress:
             reconstruction = reconstruct(
                 [p for p in planned if p.plan.library.path not in self._unsubstituted],
@@ -229,19 +218,35 @@ class Verification:
                 compact=compact_options(self.settings),
                 on_done=progress.update,
             )
-        if not reconstruction.libraries:
-            return reconstruction, None
-        path = self.folder.table_file
-        originals = [c.library.path for c in reconstruction.libraries]
-        write_table(make_table(self.copies, originals), path)
-        return reconstruction, path
+        self._runner.say(_written_line(reconstruction))
+        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
+        if self._copy_files:
+            table = make_table(self.copies, self._copy_files.values())
+            write_table(table, self.folder.table_file)
+        self._tripwire = arm(planned, reconstruction, self.traced.usage)
+        if self._tripwire.spans:
+            write_atomically(self.folder.armed_file, self._tripwire.rows)
+        return reconstruction
 
-    def run(
+    def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """The environment in which the program of a round gets the copies."""
+        runs = Path(self.settings.directory)
+        if self._copy_files:
+            make_logs_folder(run.redirect_logs, runs)
+            environ = {
+                **environ,
+                **redirect_environment(environ, self.folder.table_file, run.redirect_logs),
+            }
+        if self._tripwire.spans:
+            make_logs_folder(run.touch_logs, runs)
+            armed = misses_environment(environ, run.touch_logs, self.folder.armed_file)
+            environ = {**environ, **armed}
+        return environ
+
+    def _run(
         self,
         kind: RoundKind,
         tests: Sequence[str] | None,
-        table: Path | None,
-        armed: Path | None = None,
         repeated: Sequence[str] = (),
         why: str = "",
     ) -> tuple[RoundResult, ...]:
@@ -249,53 +254,42 @@ class Verification:
 
         Args:
             tests: node ids; None: all that the command selects.
-            table: what to redirect; None: nothing.
-            armed: removed code, see ``tripwire``.
             repeated: tests that run last, and again and again, see ``Round``.
             why: the reason, for people.
         """
+
+        def once(tests: Sequence[str] | None) -> RoundResult:
+            return self._run_once(kind, tests, repeated, why)
+
         expected = [test.nodeid for test in self.traced.session.tests]
-        once: Callable[[Sequence[str] | None], RoundResult] = lambda t: self.run_once(  # noqa: E731
-            kind, t, table, armed, repeated, why
-        )
         return tuple(run_all(once, tests, expected))
 
-    def run_once(
-        self,
-        kind: RoundKind,
-        tests: Sequence[str] | None,
-        table: Path | None,
-        armed: Path | None = None,
-        repeated: Sequence[str] = (),
-        why: str = "",
+    def _run_once(
+        self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
-        """Run a single round; see ``run``."""
-        where = "on the copies" if kind is RoundKind.VERIFY else "on the originals"
-        users = wait_for_users(self._copy_files, self._since)
-        self._leftover += tuple(user.who for _, user in users)
-        self._leftover += wait_for_users_of_gone(os.path.realpath(self.copies))
+        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
+        self._lingering += tuple(user.who for _, user in users)
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
-        environ = self._environment(run, table)
-        if armed is not None:
-            make_logs_folder(run.touch_logs, Path(self.settings.directory))
-            environ = {**environ, **misses_environment(environ, run.touch_logs, armed)}
-        with contextlib.ExitStack() as stack:
-            if table is not None:
-                # No other process may rewrite the copies while the tests run on them.
-                stack.enter_context(hold_copies(self.copies))
-            originals = () if table is None else redirected_originals(table)
-            watch = OpenWatch([*originals, *(self._twins if originals else ()), *self._unopened])
-            used = self._copy_files if kind is RoundKind.VERIFY else ()
-            copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
-            with watch, copies:
-                # What begins to use an original from now on is seen by the watch.
-                if kind is RoundKind.VERIFY:
-                    self._held += wait_for_users([*originals, *self._twins], self._since)
-                result = self._runner.run(
-                    kind, run, environ, where, tests=tests, repeated=repeated, why=why
-                )
+        where, environ = "on the originals", self.program.environ
+        used: Mapping[str, str] = {}
         if kind is RoundKind.VERIFY:
-            self._older += tuple(processes_with_driver(self.traced.run_id, str(run)))
+            where, environ, used = self.where, self._restrict(run, environ), self._copy_files
+        if not self.program.is_pytest:
+            level = self.settings.trace.level
+            environ = traced_environment(environ, run, self.program.root, level)
+        originals = [*used.values(), *(self._twins if used else ())]
+        watch = OpenWatch([*originals, *self._unopened])
+        copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
+        # No other process may rewrite the copies while the tests run on them.
+        held = hold_copies(self.copies) if used else contextlib.nullcontext()
+        with held, watch, copies:
+            # What begins to use an original from now on is seen by the watch.
+            self._held += wait_for_users(originals, self._since)
+            result = self._runner.run(
+                kind, run, environ, where, tests=tests, repeated=repeated, why=why
+            )
+        if kind is RoundKind.VERIFY:
+            self._lingering += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
             watch.opens,
             unseen={**copies.opens.unseen, **watch.opens.unseen},
@@ -308,15 +302,11 @@ class Verification:
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
-        write_record(self._record, verdict, indent=1)
+        write_record(self.record, verdict, indent=1)
         if verdict.proved and verdict.kept:
             run = self.traced.run
             save_healed(run, (*load_healed(run), *verdict.kept))
             save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
-
-    @property
-    def _record(self) -> Path:
-        return self.traced.run.verdict_file
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:
@@ -346,19 +336,9 @@ class Verification:
         folders += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
         return find_twins(folders, planned, [self.settings.directory])
 
-    def _environment(self, run: Run, table: Path | None) -> Mapping[str, str]:
-        environ = dict(self.program.environ)
-        if table is not None:
-            logs = run.redirect_logs
-            make_logs_folder(logs, Path(self.settings.directory))
-            environ.update(redirect_environment(environ, table, logs))
-        if self.program.is_pytest:
-            return environ
-        return traced_environment(environ, run, self.program.root, self.settings.trace.level)
-
 
 def compact_options(settings: Settings) -> CompactOptions | None:
-    """How to compact copies; None to overwrite unused code."""
+    """Options to compact copies; None to overwrite unused code."""
     return None if settings.verify.copies is CopyKind.OVERWRITTEN else CompactOptions()
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.baseline import compare_figures, compare_with_baseline, make_baseline
+from pytest_negativa.analysis.snapshots import compare_figures, compare_with_baseline, make_baseline
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.settings import Compare, GrowthLimit, Limits
@@ -114,7 +114,9 @@ def test_new_kernels_without_a_test(libraries: tuple[AnalyzedLibrary, ...]) -> N
         for name in ("known", "new1", "new2", "run")
     )
     covered = replace(one.coverage, kernels=kernels)
-    changed = (AnalyzedLibrary(one.library_map, one.plan, covered),)
+    names = tuple(kernel.name for kernel in kernels)
+    plan = replace(one.plan, used_kernels=(), unused_kernels=names)
+    changed = (AnalyzedLibrary(one.library_map, plan, covered),)
     old = before(*of(libraries), "known")
     for limit, is_crossed in ((2, False), (1, True)):
         wanted = compared("b", limits(new_kernels_untested=limit), {})

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.combine import at_all_paths, choose_parts, copy_traces, read_part
+from pytest_negativa.analysis.combine import choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.verdict import FoundBy, NeededSpan
+from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import MarkKind, Run, find_traces
 from pytest_negativa.tracing.merge import merge_traces
@@ -57,14 +58,11 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
 def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Path) -> None:
     write(tmp_path, header(), records("k"))
     [used] = merge_traces(find_traces(tmp_path)).libraries
-    usage = merge_traces(find_traces(tmp_path))
     libraries = [
-        replace(used, library=replace(used.library, path=path, sha256=digest))
+        replace(used.library, path=path, sha256=digest)
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
     ]
-    usage = replace(usage, libraries=tuple(libraries))
     span = NeededSpan(library="/a", region=0, start=1, end=2, test="test_a", found_by=FoundBy.TOUCH)
     gone = replace(span, library="/gone")
-    found = at_all_paths([gone, span, span], usage)
+    found = of_each_path([span, gone, span], libraries)
     assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]
-    assert at_all_paths([span, gone], usage) == found

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.code_files import widen_files
-from pytest_negativa.analysis.widen import missed_code, widen_lock
+from pytest_negativa.analysis.lock import missed_code, widen_files, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -24,7 +23,7 @@ from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usa
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare
+from pytest_negativa.slimming.spares import SpareTarget, find_spare
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
@@ -45,7 +44,7 @@ ctypes.string_at(base + int(sys.argv[2]), int(sys.argv[3]))
 
 
 def slim(site: Made, lock: Lock, spares: Path) -> None:
-    options = SlimOptions(spare=SparePolicy(spares))
+    options = SlimOptions(spare=SpareTarget(spares))
     report = slim_trees(SlimRequest(paths=(site.folder,), lock=lock, options=options))
     assert not report.failed, [row.detail for row in report.rows]
 

@@ -39,7 +39,7 @@ def test_workers_end_with_the_command(tmp_path: Path, number: signal.Signals) ->
 import os, signal, sys
 from pathlib import Path
 import psutil
-from pytest_negativa.cli.exits import interruptible
+from pytest_negativa.cli.main import interruptible
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import Scope

@@ -40,9 +40,9 @@ def test_listings_of_runs(located: Project) -> None:
 def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> None:
     project.write("test_a.py", "def test_passes():\n    pass\n")
     project.pytest("-q", "--negativa", "--negativa-level=launch")
-    how = "this run replays a recording, so make a new recording with --negativa-level="
-    assert f"{how}launch" in project.negativa("needs", "-k", "passes", status=1).stderr
-    assert f"{how}launch" in " ".join(project.negativa("tests").stdout.split())
+    how = "trace, or record for a replay, with --negativa-level=launch"
+    assert how in project.negativa("needs", "-k", "passes", status=1).stderr
+    assert how in " ".join(project.negativa("tests").stdout.split())
     ways = "; next: pytest --negativa, on a machine with a GPU, or negativa lock --unproved\n"
     assert project.negativa("lock", status=1).stderr.endswith(ways)
 
@@ -69,9 +69,10 @@ def test_kernels(located: Project) -> None:
     assert shown[1:] == ["  image_blur", "  image_flip", "  and 1 more"]
     [none] = located.negativa("kernels", "--match", "zz").stdout.splitlines()
     assert none.endswith("libquickstart.so: 0 of 9 unused kernels match")
-    for command in ("kernels", "tests"):
-        refused = located.negativa(command, "--test", "nope", status=2).stderr
-        assert "'nope' " in refused and "test that used the GPU; negativa tests lists" in refused
+    refused = located.negativa("kernels", "--test", "nope", status=2).stderr
+    assert "'nope' ran no kernel; negativa tests lists the tests that did" in refused
+    refused = located.negativa("tests", "--test", "nope", status=2).stderr
+    assert "'nope' matches no test that used the GPU; negativa tests lists" in refused
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pytest_negativa.cli.debloat import debloat
 from pytest_negativa.cli.main import main
+from pytest_negativa.cli.trace import debloat
 from tests.support.verbs import VERBS
 
 

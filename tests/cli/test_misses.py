@@ -15,7 +15,8 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.library import Element, Scope
-from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from pytest_negativa.rewriting.compact.cut import cut_library
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.storage.schema import schema_text
 from tests.support.cutting import OPTIONS, build_kit, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY

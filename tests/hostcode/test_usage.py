@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
 from pytest_negativa.hostcode.page_logs import PAGE
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite
 from pytest_negativa.models.hostcode import (
@@ -31,7 +31,7 @@ from pytest_negativa.models.hostcode import (
 )
 from pytest_negativa.models.spans import Span, union
 from pytest_negativa.models.trace import FileState
-from pytest_negativa.reporting.host_pages import render_host_report
+from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
 

@@ -604,7 +604,8 @@ def test_tables_fit_a_terminal_and_have_no_empty_columns(
         ["package", "files", "size", "GPU code", "slimmable"],
     ]
     # A path stays whole.
-    assert all(len(line) <= 80 for line in shown.splitlines() if folder not in line)
+    short = [line for line in shown.splitlines() if folder not in line and str(root) not in line]
+    assert max(map(len, short)) <= 80
 
 
 def test_of_trimmed_cubins_counts_what_the_file_holds(root: Path) -> None:

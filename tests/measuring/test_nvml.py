@@ -20,7 +20,6 @@ import json, sys
 from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
 gpus = Gpus()
 peaks = GpuPeaks(gpus)
-peaks.begin()
 peaks.sample({77, 78})
 print(json.dumps({
     "names": gpus.names, "missing": gpus.missing, "used": gpus.used_bytes(),

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.measuring.pagecache import cached_bytes, evict
-from pytest_negativa.measuring.sizes import measure_sizes
+from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.code_files import combine_opened
+from pytest_negativa.analysis.combine import combine_opened
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles

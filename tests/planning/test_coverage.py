@@ -17,7 +17,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageProcess,
 )
-from pytest_negativa.planning.coverage import cover_library, split_signature
+from pytest_negativa.planning.by_tests import cover_library, split_signature
 from tests.support.traces import header
 from tests.support.usages import TEST, Launched, image_use, usage_of, with_launches
 

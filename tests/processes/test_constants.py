@@ -110,7 +110,7 @@ def test_a_failed_exec_says_why_beside_another_auditor(tmp_path: Path) -> None:
     """Each auditor has a libc of its own, and an errno."""
     prepare_logs(tmp_path)
     table = tmp_path / "table"
-    write_table(RedirectTable(str(tmp_path), ()), table)
+    write_table(RedirectTable(str(tmp_path), {}), table)
     environ = unmeasured_environ()
     environ |= redirect_environment(environ, table, tmp_path)
     environ |= watch_environment(environ, tmp_path)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.page_logs import (
     LoggedLibrary,
     LoggedProcess,
-    PageLogError,
     count_lost,
     prepare_logs,
     read_page_logs,
@@ -448,7 +448,7 @@ def test_a_damaged_log_is_an_error(library: Path, program: Path, logs: Path) -> 
     data = bytearray(path.read_bytes())
     data[0] ^= 4
     path.write_bytes(data)
-    with pytest.raises(PageLogError, match="damaged"):
+    with pytest.raises(NegativaError, match="damaged"):
         read_page_logs(logs)
 
 
@@ -456,7 +456,7 @@ def test_a_range_that_the_record_cannot_hold_is_an_error(tmp_path: Path) -> None
     process = struct.pack("<6IQQq2I", 56, 1, 0, 0, 0, 0, 1, 0, 0, 0, 56)
     library = struct.pack("<6IQQq2I2Q", 72, 2, 0, 0, 0, 1, 1, 1, 1, 0, 72, 0, 1 << 62)
     (tmp_path / "1.pages").write_bytes(process + library + bytes(64 << 10))
-    with pytest.raises(PageLogError, match="damaged"):
+    with pytest.raises(NegativaError, match="damaged"):
         read_page_logs(tmp_path)
 
 

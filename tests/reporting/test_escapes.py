@@ -11,13 +11,12 @@ import pytest
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.settings import Reports
+from pytest_negativa.reporting.coverage import render_missing
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
-from pytest_negativa.reporting.escapes import escape_markdown, markdown_code
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
-from pytest_negativa.reporting.text import printable, wrap
+from pytest_negativa.reporting.text import escape_markdown, markdown_code, printable, wrap
 from tests.support.reports import report, row
 
 HOSTILE = (

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.reporting.coverage import render_missing
 from pytest_negativa.reporting.coverage_files import group_by_file, render_cobertura, render_lcov
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import render_markdown
-from pytest_negativa.reporting.missing import render_missing
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
 from tests.support.reports import OURS, report, row

@@ -35,16 +35,17 @@ def test_a_problem_that_names_each_library_is_one() -> None:
 def test_the_largest_have_rows_of_their_own() -> None:
     rows = [SlimRow.unchanged(f"{n}.so", SlimStatus.SOUND, n * 1000, "fits") for n in range(1, 9)]
     rows += [replace(row, status=SlimStatus.SLIMMED, before=9000) for row in rows[:3]]
-    changed, sound = render_rows(rows, "", top=2).split("\n\n")
+    changed, sound, details = render_rows(rows, "", top=2).split("\n\n")
     assert [line.split() for line in sound.splitlines()[2:]] == [
-        ["8.so", "8.0", "kB", "sound,", "fits"],
-        ["7.so", "7.0", "kB", "sound,", "fits"],
-        ["6", "more", "21.0", "kB", "sound,", "fits"],
-        ["-----------", "-------", "-----------"],
+        ["8.so", "8.0", "kB", "sound"],
+        ["7.so", "7.0", "kB", "sound"],
+        ["6", "more", "21.0", "kB", "sound"],
+        ["-----------", "-------", "-----"],
         ["8", "libraries", "36.0", "kB"],
     ]
+    assert details.startswith("1.so and 7 more libraries: sound, fits\n1.so: slimmed, fits\n")
     assert " ".join(changed.splitlines()[-1].split()) == "3 libraries 27.0 kB 6.0 kB 22.2%"
-    assert "1 more" in changed and "more" not in render_rows(rows, "")
+    assert "1 more" in changed and "more" not in render_rows(rows, "").split("\n\n")[0]
 
 
 def test_gaps_are_named_if_a_fork_is_slower() -> None:

@@ -157,6 +157,7 @@ class TestReuse:
     ) -> None:
         """Unchanged files are not opened: an opening would be refused here."""
         monkeypatch.setattr(module, "ByteSource", None)
+        monkeypatch.setattr(module, "digest_of", None)
         monkeypatch.setattr(module, "check_digest", None)
         self.again(planned, first, set())
 
@@ -533,7 +534,7 @@ class TestHolding:
         assert order == ["writing", "written", "held"]
 
     def test_folder_that_is_not_there(self, root: Path) -> None:
-        with pytest.raises(ReconstructError, match="cannot be made or written"), hold_copies(root):
+        with pytest.raises(ReconstructError, match="cannot be opened"), hold_copies(root):
             pass
 
 

@@ -337,7 +337,7 @@ def test_untouched_pages_are_proved_unneeded(
     verdict = project.latest("cpu-verdict.json")
     assert (verdict["proved"], verdict["reasons"]) == (True, [])
     (row,) = (one for one in verdict["libraries"] if one["path"] == str(library))
-    assert row["processes"] == 1 and row["untouched_bytes"] >= 7 * 4096
+    assert row["untouched_bytes"] >= 7 * 4096
 
 
 @pytest.mark.slow

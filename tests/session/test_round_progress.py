@@ -103,26 +103,22 @@ def test_a_round_that_ends_as_traced_is_two_lines(
     assert "1 failed, 4 passed, 1 warning in " in output.read_text()
 
 
-def test_a_round_that_differs_shows_the_tests_that_differ(folded: VerifiedProject) -> None:
+def test_a_round_that_differs_shows_its_last_lines(folded: VerifiedProject) -> None:
     options = ("--negativa", "--negativa-verify", "--negativa-rerun=0")
     done = folded.pytest("-q", *options, status=1, FAULT="fails")
     shown = "\n".join(behind_the_traced_run(done.stdout))
     [output] = folded.results.rglob("output.txt")
     counts = r"negativa: 2 passed, 2 failed, 1 error on the copies in \d+ s; output: "
     assert re.search(counts + re.escape(str(output.relative_to(folded.folder))), shown)
-    assert re.findall("^_+ (.+?) _+$", shown, re.MULTILINE) == [
-        "ERROR at setup of test_setup", "TestClass.test_fails[a::b]",
-    ]  # fmt: skip
     assert "AssertionError: another outcome" in shown and "\ncaptured" in shown
-    assert "known" not in shown and "of the suite" not in shown
 
 
 def test_a_crash_shows_where_it_was(folded: VerifiedProject) -> None:
     options = ("--negativa", "--negativa-verify", "--negativa-rerun=0")
     done = folded.pytest("-q", *options, status=1, FAULT="crash")
     shown = behind_the_traced_run(done.stdout)
-    at = shown.index("Fatal Python error: Segmentation fault")
-    assert "1 crashed on the copies in" in shown[at - 1]
+    [at] = (n for n, line in enumerate(shown) if "Fatal Python error: Segmentation" in line)
+    assert any("1 crashed on the copies in" in line for line in shown[:at])
     assert any(line.endswith("in test_crash") for line in shown[at:])
 
 

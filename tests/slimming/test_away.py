@@ -140,10 +140,11 @@ def test_a_file_that_disappears_while_folders_are_listed(
         def __exit__(self, *_: object) -> None:
             self._entries.close()
 
-        def __iter__(self) -> Iterator[os.DirEntry[str]]:
-            for entry in list(self._entries):
-                Path(entry.path).unlink(missing_ok=True) if entry.name == "libtwo.so" else None
-                yield entry
+        def __next__(self) -> os.DirEntry[str]:
+            entry = next(self._entries)
+            if entry.name == "libtwo.so":
+                Path(entry.path).unlink()
+            return entry
 
     monkeypatch.setattr(os, "scandir", Entries)
     names = {name for group in scan((site.folder,))[0].groups for name in group.names}

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +32,7 @@ from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
@@ -129,7 +128,7 @@ def test_files_that_no_gpu_can_load_go_and_come_back(site: Path, tmp_path: Path)
     assert left(site) == STAYS
     rows = check(site)
     assert [row.status for row in rows] == [SlimStatus.SOUND]
-    assert re.search(r"kernels/ +- +sound, 3 files removed", render_rows(rows, ""))
+    assert "kernels/: sound, 3 files removed" in render_rows(rows, "")
     assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
     [back] = undo_trees([site])
     assert (back.status, back.detail) == (SlimStatus.UNDONE, "3 files")
@@ -218,8 +217,7 @@ def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: 
     slim(site, keep_originals=tmp_path / "originals")
     [metadata] = site.glob("*.dist-info")
     shutil.rmtree(metadata)
-    rows = undo_trees([site])
-    assert [row.status for row in rows] == [SlimStatus.LEFT]
+    assert undo_trees([site]) == []
     assert left(site) == STAYS and not (site / MANIFEST_NAME).exists()
 
 
@@ -259,8 +257,7 @@ def upgrade(site: Path, *without: str) -> None:
 def test_what_an_older_version_lost_is_forgotten(site: Path, tmp_path: Path) -> None:
     slim(site, keep_originals=tmp_path / "originals")
     upgrade(site, "kernels/cubins/b/", "kernels/cubins/new.ptx")
-    [row] = check(site)
-    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "3 files")
+    assert check(site) == []
     done = slim_trees(SlimRequest(paths=(site,), devices=(B200,)))
     assert not done.failed
     assert {"one.cubin", "two.cubin"}.isdisjoint(left(site))
@@ -281,8 +278,7 @@ def test_undo_mixes_no_versions(site: Path, tmp_path: Path) -> None:
 def test_files_that_were_installed_again_are_forgotten(site: Path, installed: Path) -> None:
     by_lock(site, "one.cubin")
     shutil.copytree(installed, site, dirs_exist_ok=True)
-    [row] = check(site)
-    assert (row.status, (row.detail or "")[:7]) == (SlimStatus.DIFFERENT, "4 files")
+    assert check(site) == []
     by_lock(site, "one.cubin", "two.cubin")
     assert [row.status for row in check(site)] == [SlimStatus.SOUND]
 
@@ -324,7 +320,7 @@ def test_a_mistyped_subcommand(site: Path) -> None:
 @pytest.mark.parametrize("by", ["arch", "lock"])
 def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: str) -> None:
     before = digests(site)
-    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
     request = SlimRequest(paths=(site,), devices=(H200,), options=options)
     if by == "lock":
         lock = locked(site, "one.cubin")
@@ -338,7 +334,7 @@ def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: st
 
 
 def test_a_spare_leaves_only_files_that_are_here(site: Path, tmp_path: Path) -> None:
-    options = SlimOptions(spare=SparePolicy.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
     lock = locked(site, "one.cubin")
     (site / "kernels/cubins/a/two.cubin").unlink()
     [row] = slim_trees(SlimRequest(paths=(site,), lock=lock, options=options)).rows

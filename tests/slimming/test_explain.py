@@ -141,7 +141,7 @@ def test_manifest_is_gone(slim: Made) -> None:
     (slim.folder / MANIFEST_NAME).unlink()
     for output in (ask(slim.folder), ask_in_program(slim.one)):
         assert str(slim.one) in output
-        assert "what they lost is not known" in output
+        assert "so what it lost is not known" in output
     assert str(slim.host) not in output
 
 

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.slimming import slimmer
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.tree import MANIFEST_NAME
@@ -157,6 +160,38 @@ slim_trees(SlimRequest((Path({str(site.folder)!r}),), load_lock(Path({str(site.l
     assert after == {name: d for name, d in slimmed.items() if name != MANIFEST_NAME}
     assert hidden(site.folder) == []
     assert wrong_files(site.folder) == []
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_library_that_is_not_slimmed_anew_stays_in_the_manifest(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
+) -> None:
+    """Its original can't be kept once more, or a signal comes while it is."""
+    kept, again = tmp_path / "kept", tmp_path / "again"
+    slim_trees(SlimRequest((site.folder,), site.lock, options=SlimOptions(keep_originals=kept)))
+    before = digests(site.folder)
+    for original in kept.glob("[0-9a-f]*"):
+        (again / original.name / "in the way").mkdir(parents=True)
+    by_arch = SlimRequest(
+        (site.folder,),
+        devices=(ComputeCapability(9, 0),),
+        options=SlimOptions(keep_originals=again),
+    )
+    if signalled:
+
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(slimmer, "keep_original", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            slim_trees(by_arch)
+    else:
+        rows = {row.path: row for row in slim_trees(by_arch).rows}
+        assert rows[ONE].status is rows[TWO].status is SlimStatus.FAILED
+    after = digests(site.folder)
+    # A thread that a signal left behind may have a hidden file.
+    assert (after[ONE], after[TWO]) == (before[ONE], before[TWO])
+    assert load_manifest(site.folder).slimmed.keys() == {ONE, TWO}
 
 
 def test_killed_between_two_names_of_a_file(site: Made, slimmed: dict[str, str]) -> None:

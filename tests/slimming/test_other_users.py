@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, hold_alone, hold_folder
-from pytest_negativa.slimming.tree import MANIFEST_NAME, digest_of
+from pytest_negativa.slimming.spares import SpareTarget, hold_alone, hold_folder
+from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage import shared_folders
@@ -153,7 +154,7 @@ def test_a_racing_owner_gets_no_file(
     theirs: Made, secret: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spare: bool
 ) -> None:
     monkeypatch.setenv(ALONE, "1")
-    policy = SparePolicy(tmp_path / "spares") if spare else None
+    policy = SpareTarget(tmp_path / "spares") if spare else None
     with racing(theirs.folder, secret):
         # What becomes of the owner's files is the owner's doing.
         with contextlib.suppress(NegativaError):
@@ -172,7 +173,7 @@ def test_the_owner_stays(theirs: Made, monkeypatch: pytest.MonkeyPatch, tmp_path
     one = theirs.folder / ONE
     one.chmod(0o640)
     before = digests(theirs.folder)
-    for options in ({}, {"spare": SparePolicy(tmp_path / "spares")}):
+    for options in ({}, {"spare": SpareTarget(tmp_path / "spares")}):
         report = slim(theirs, **options, keep_originals=tmp_path / "originals")
         assert statuses(report.rows)[ONE] is SlimStatus.SLIMMED
         status = one.stat()
@@ -211,7 +212,7 @@ def test_nothing_is_written_into_one_folder_of_another_user(
 ) -> None:
     """Not for a moment: a temporary file would land where such a link leads."""
     options = {"keep_originals": None if spare else tmp_path / "originals"}
-    policy, folder = SparePolicy(tmp_path / "spares") if spare else None, site.one.parent
+    policy, folder = SpareTarget(tmp_path / "spares") if spare else None, site.one.parent
     left = folder / f".{site.one.name}.0.tmp"
     for work in (
         lambda: slim(site, spare=policy, **options).rows,
@@ -234,7 +235,7 @@ def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made)
     with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
         slim(site, keep_originals=home / "originals")
     with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
-        slim(site, spare=SparePolicy(home / "spares"))
+        slim(site, spare=SpareTarget(home / "spares"))
     wheel = make_wheel(site.folder.parent, "gpu-code", "1.0", {ONE: installed.one})
     for target in (home, home / "wheels"):
         request = SlimRequest(paths=(wheel,), lock=site.lock, target=target)

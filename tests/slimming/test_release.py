@@ -18,7 +18,7 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy, find_spare, owners_of
+from pytest_negativa.slimming.spares import SpareTarget, find_spare, owners_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
@@ -44,7 +44,7 @@ def slim(folder: Path, spares: Path, site: Made | None = None) -> None:
         paths=(folder,),
         lock=None if site is None else site.lock,
         devices=() if site is not None else (SM_80,),
-        options=SlimOptions(spare=SparePolicy(spares)),
+        options=SlimOptions(spare=SpareTarget(spares)),
     )
     assert not slim_trees(request).failed
 

@@ -38,7 +38,7 @@ from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.note import why_no_stub
@@ -439,7 +439,7 @@ def test_an_original_of_which_nothing_may_go_any_more_comes_back(
 ) -> None:
     """Its slim file lacks code that the lock keeps now."""
     before, status = digests(site.folder), site.one.stat()
-    spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
+    spare = SpareTarget(tmp_path / "spares") if way == "spare" else None
     if spare is not None and (reason := why_no_stub()) is not None:
         pytest.skip(reason)
     kept = tmp_path / "originals" if way == "original" else None
@@ -475,7 +475,7 @@ def test_an_original_is_back_and_its_line_in_record_is_not(
     if way == "spare" and (reason := why_no_stub()) is not None:
         pytest.skip(reason)
     before, manifest = digests(site.folder), site.folder / MANIFEST_NAME
-    spare = SparePolicy(tmp_path / "spares") if way == "spare" else None
+    spare = SpareTarget(tmp_path / "spares") if way == "spare" else None
     kept = tmp_path / "originals" if way == "original" else None
     options = replace(FAST, keep_originals=kept, spare=spare)
     run(site, options)

@@ -22,9 +22,9 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.hostcode.processor import read_processor
+from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.reporting.units import format_bytes
@@ -35,13 +35,13 @@ from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.spares import (
-    SparePolicy,
+    SpareTarget,
     find_spare,
     least_gap,
     note_of,
     problem_of,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, digest_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import MAX_COPIED, trailer_offset
@@ -89,7 +89,7 @@ def slim(
     **others: Any,
 ) -> SlimReport:
     """Slim by archs if there are any, else by the lock; no library is loaded for a check."""
-    options = {"spare": SparePolicy(tmp_path / "spares"), **others}
+    options = {"spare": SpareTarget(tmp_path / "spares"), **others}
     request = SlimRequest(
         paths=(site.folder,),
         lock=None if devices else site.lock,
@@ -222,7 +222,7 @@ def test_slimmed_again_without_the_option_a_library_stays(
     site: Made, tmp_path: Path, fault: PlantedFault
 ) -> None:
     before = digests(site.folder)
-    slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares"))
+    slim(site, tmp_path, spare=SpareTarget(tmp_path / "spares"))
     after = digests(site.folder)
     words = ("--no-way-back", "--arch=sm_80", "--force-arch", str(site.folder))
     done = CliRunner().invoke(main, ["slim", *words])
@@ -422,7 +422,7 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
     """What has GPU code gets a spare; the others lose what is never loaded, as without one."""
     alone = tmp_path / "alone"
     shutil.copytree(site.folder, alone)
-    for path, spare in ((alone, None), (site.folder, SparePolicy(tmp_path / "spares"))):
+    for path, spare in ((alone, None), (site.folder, SpareTarget(tmp_path / "spares"))):
         request = SlimRequest(
             paths=(path,),
             lock=None if by == "archs" else site.lock,
@@ -441,14 +441,14 @@ def test_stripping_others_beside_a_spare(site: Made, tmp_path: Path, by: str) ->
 
 
 def test_spares_lie_outside_of_the_folder(site: Made) -> None:
-    policy = SparePolicy(site.folder / "spares")
+    policy = SpareTarget(site.folder / "spares")
     with pytest.raises(OptionError, match="spares can't be kept in the folder to slim"):
         slim(site, site.folder, spare=policy)
 
 
 def test_spares_lie_not_around_the_folder(site: Made) -> None:
     with pytest.raises(OptionError, match="name a folder for spares alone"):
-        slim(site, site.folder, spare=SparePolicy(site.folder.parent))
+        slim(site, site.folder, spare=SpareTarget(site.folder.parent))
     assert not (site.folder.parent / ORIGINALS_MARK).exists()
 
 
@@ -515,7 +515,7 @@ def test_other_users_may_read_spares(site: Made, tmp_path: Path) -> None:
     folder.parents[1].chmod(0o2755)
     before = os.umask(0o077)
     try:
-        slim(site, tmp_path, spare=SparePolicy(folder))
+        slim(site, tmp_path, spare=SpareTarget(folder))
     finally:
         os.umask(before)
     # Also by way of the folders that were made around it; the group goes on to what is in them.
@@ -559,26 +559,26 @@ def test_undo_without_a_manifest_takes_the_spares(site: Made, tmp_path: Path) ->
 def test_what_cannot_be_cut_stays_whole(site: Made, tmp_path: Path) -> None:
     with site.one.open("ab") as file:
         file.write(b"PK appended" * 100)
-    policy = SparePolicy(tmp_path / "spares")
+    policy = SpareTarget(tmp_path / "spares")
     request = SlimRequest((site.one,), None, (SM_80,), options=SlimOptions(spare=policy))
     [row] = slim_trees(request).rows
     assert row.status is SlimStatus.LEFT and row.before == row.after
     assert "no section or segment" in (row.detail or "")
 
 
-def test_nothing_is_made_if_nothing_goes_into_a_spare(site: Made, tmp_path: Path) -> None:
+def test_the_folder_stays_empty_if_nothing_goes_into_a_spare(site: Made, tmp_path: Path) -> None:
     for path in (site.one, site.two):
         with path.open("r+b") as file:
             file.seek(18)
             file.write(struct.pack("<H", EM_AARCH64))
-    parents, mine = tmp_path / "a/b", tmp_path / "mine"
+    new, mine = tmp_path / "a/b/spares", tmp_path / "mine"
     mine.mkdir()
-    for folder in (parents / "spares", mine):
-        report = slim(site, tmp_path, SM_80, spare=SparePolicy(folder))
+    for folder in (new, mine):
+        report = slim(site, tmp_path, SM_80, spare=SpareTarget(folder))
         rows = {row.path: row for row in report.rows}
         assert {rows[ONE].status, rows[TWO].status} == {SlimStatus.LEFT}
         assert "x86-64" in (rows[ONE].detail or "")
-    assert not parents.parent.exists() and list(mine.iterdir()) == []
+        assert list(folder.iterdir()) == []
 
 
 @pytest.mark.planted_fault(
@@ -590,14 +590,14 @@ def test_a_folder_of_spares_that_is_read_only(
     site: Made, tmp_path: Path, fault: PlantedFault
 ) -> None:
     spares, before = tmp_path / "spares", digests(site.folder)
-    slim(site, tmp_path, spare=SparePolicy(spares))
+    slim(site, tmp_path, spare=SpareTarget(spares))
     with read_only(spares):
         after = snapshot(site.folder)
         with pytest.raises(ReconstructError) as caught:
-            slim(site, tmp_path, SM_80, spare=SparePolicy(spares))
+            slim(site, tmp_path, SM_80, spare=SpareTarget(spares))
         fault.check(str(caught.value))
         assert snapshot(site.folder) == after
-        elsewhere = slim(site, tmp_path, SM_80, spare=SparePolicy(tmp_path / "elsewhere"))
+        elsewhere = slim(site, tmp_path, SM_80, spare=SpareTarget(tmp_path / "elsewhere"))
         assert statuses(elsewhere.rows)[ONE] is SlimStatus.SLIMMED
     undo_trees((site.folder,))
     assert digests(site.folder) == before
@@ -665,7 +665,7 @@ def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> Non
     library = compile_library(tmp_path)
     shutil.copy(library, site.folder / "host/libpages.so")
     usage = trace_of(library)
-    spare = SparePolicy.of(tmp_path / "spares", usage)
+    spare = SpareTarget.of(tmp_path / "spares", usage)
     report = slim(site, tmp_path, *([SM_80] if by == "archs" else []), spare=spare)
     [row] = [row for row in report.rows if row.path.endswith("libpages.so")]
     assert row.status is SlimStatus.SLIMMED and row.after < row.before - 700_000
@@ -685,7 +685,7 @@ def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> Non
 def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     library = site.folder / "host/libpages.so"
     shutil.copy(compile_library(tmp_path), library)
-    policy = SparePolicy.of(tmp_path / "spares", trace_of(library))
+    policy = SpareTarget.of(tmp_path / "spares", trace_of(library))
     logs = tmp_path / "logs"
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(3, 30))"
 
@@ -748,7 +748,7 @@ def test_the_shortest_gaps_stay(most: int, least: int) -> None:
 
 def test_all_libraries_share_the_gaps(site: Made, tmp_path: Path) -> None:
     def slim_with(most: int) -> SlimReport:
-        return slim(site, tmp_path, spare=SparePolicy(tmp_path / "spares", most_gaps=most))
+        return slim(site, tmp_path, spare=SpareTarget(tmp_path / "spares", most_gaps=most))
 
     def gaps() -> int:
         notes = [note_of(path) for path in (site.one, site.two)]
@@ -772,7 +772,7 @@ def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
         incomplete=("3 loads were not recorded",),
     )
     with pytest.raises(OptionError, match="3 loads were not recorded"):
-        SparePolicy.of(tmp_path, usage)
+        SpareTarget.of(tmp_path, usage)
 
 
 @pytest.mark.slow

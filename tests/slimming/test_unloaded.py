@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.report import report_image
 from pytest_negativa.models.hostcode import HostUsage
@@ -23,8 +24,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
-from pytest_negativa.slimming.tree import digest_of
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.worklist import runs_below
 from pytest_negativa.spare.misses import Misses
@@ -77,7 +77,7 @@ class Deployment:
 
     def slim(self, **request: object) -> dict[str, SlimRow]:
         """Slim with a trace of CPU code; nothing is loaded for a check."""
-        policy = SparePolicy.of(self.folder / "spares", self.trace)
+        policy = SpareTarget.of(self.folder / "spares", self.trace)
         values = {
             "paths": (self.site.folder,),
             "lock": self.lock,
@@ -179,7 +179,7 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
         rows = deployment.slim(
             lock=seal(msgspec.structs.replace(lock, **changed)),
             options=SlimOptions(
-                spare=SparePolicy.of(deployment.folder / "spares", deployment.trace),
+                spare=SpareTarget.of(deployment.folder / "spares", deployment.trace),
                 dry_run=True,
             ),
         )
@@ -208,7 +208,7 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
 
 @pytest.mark.slow
 def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
-    options = SlimOptions(spare=SparePolicy(deployment.folder / "spares"))
+    options = SlimOptions(spare=SpareTarget(deployment.folder / "spares"))
     output, _ = deployment.use()
     rows = deployment.slim(options=options)
     assert rows[TWO].status is SlimStatus.SLIMMED and PAGES_NAME not in rows

@@ -25,7 +25,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.slimming.spares import SparePolicy
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.shared_folders import ALONE
@@ -113,7 +113,7 @@ def test_a_library_that_the_user_may_not_read(foreign: Made, by: str, fault: Pla
 @pytest.mark.parametrize("command", ["undo", "slim"])
 def test_a_library_that_cannot_be_read_keeps_its_way_back(foreign: Made, command: str) -> None:
     spares = foreign.folder.with_name("spares")
-    options = replace(FAST, spare=SparePolicy(spares))
+    options = replace(FAST, spare=SpareTarget(spares))
     request = SlimRequest(paths=(foreign.folder,), lock=foreign.lock, options=options)
     before = digests(foreign.folder)
     # Root's Python may be closed to others, so this imports what they need.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_negativa.rewriting.compact.cut import Cut
+from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.cutting import Kit, build_kit
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from pytest_negativa.rewriting.compact.cut import Cut
+from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import Kit, compile_library, needs_stub
 

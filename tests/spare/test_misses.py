@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.page_logs import PageLogError, encode_misses, read_misses
-from pytest_negativa.rewriting.compact.cut import Cut
+from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.misses import Miss, Misses
 from tests.support.compiling import compile_c
 from tests.support.cutting import Kit, logged, may_mount, needs_stub
@@ -85,7 +85,7 @@ def test_a_log_is_truncated(kit: Kit, cut: Cut, tmp_path: Path, size: int, probl
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "215 8\n")
     assert UNLOGGED in done.stderr or size > 0
-    with pytest.raises(PageLogError, match=problem):
+    with pytest.raises(NegativaError, match=problem):
         read_misses([logs])
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_log(tmp_path: Path, end: int) -> None:
     data = encode_misses(1, [Misses("lib.so", b"o" * 32, 8192, {1: Miss(1, 5000, False)})])
     path = tmp_path / "a.pages"
     path.write_bytes(data[:end])
-    with pytest.raises(PageLogError, match="a damaged one"):
+    with pytest.raises(NegativaError, match="a damaged one"):
         read_misses([path])
 
 

@@ -19,7 +19,8 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions
+from pytest_negativa.rewriting.compact.cut import CutOptions
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.note import PROBLEMS
 from tests.support.compiling import compile_c
 from tests.support.cutting import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pytest_negativa.spare.note
-from pytest_negativa.rewriting.compact.cut import Cut
+from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.note import STUB_SECOND, STUB_SIZE, STUB_START
 from tests.support.cutting import Kit, needs_stub
 

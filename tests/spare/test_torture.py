@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.spans import size
-from pytest_negativa.rewriting.compact.cut import Cut, cut_library
+from pytest_negativa.rewriting.compact.cut import cut_library
+from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.compiling import SOURCES, compile_shared
 from tests.support.cutting import OPTIONS, Kit, logged, needs_stub
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.errors import StoreError
 from pytest_negativa.storage.locks import lock, open_to_lock
 
 FILE = os.O_RDWR | os.O_CREAT
@@ -37,5 +38,8 @@ def test_ends_although_the_process_was_forked(tmp_path: Path) -> None:
 
 
 def test_nothing_to_open(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), open_to_lock(tmp_path / "x/y", FILE):
+    with (
+        pytest.raises(StoreError, match="cannot be opened: No such file"),
+        open_to_lock(tmp_path / "x/y", FILE),
+    ):
         pass

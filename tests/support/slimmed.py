@@ -25,15 +25,16 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     Compacted,
     CompactOptions,
+    Cut,
 )
 from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.slimming.spares import SparePolicy, plan_cut
+from pytest_negativa.slimming.spares import SpareTarget, plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of
 
@@ -83,7 +84,7 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    planned = plan_cut(path, library_map, plan, SparePolicy(folder))
+    planned = plan_cut(path, library_map, plan, SpareTarget(folder))
     return cut_library(
         path, folder / path.name, folder, planned.needed, CutOptions(), planned.containers
     )

@@ -60,7 +60,7 @@ WITNESSES: dict[str, tuple[_Change | None, dict[str, Any]]] = {
         None,
         {"compare_work": _nothing, "changes_of_start": _nothing},
     ),
-    "outcomes of tests": (None, {"_test_evidence": _evidence(judging._test_evidence)}),
+    "outcomes of tests": (None, {"evidence_of_tests": _evidence(judging.evidence_of_tests)}),
     "ends of processes": (None, {"reasons_of_ends": _nothing}),
     "logs of the redirect and traces: who loaded an original": (_without_loads, {}),
     "opens, holders and twins of originals and copies": (_facts(opened={}), {}),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.tracing.mappings import identify_library
-from pytest_negativa.verifying.loaded_originals import LoadedOriginals, loaded_originals
+from pytest_negativa.verifying.used_originals import loaded_originals
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
 from tests.support.reconstructing import planned_of
@@ -21,7 +21,9 @@ from tests.support.verified import VerifiedProject
 NAMED = "process 7 (/usr/bin/python3)"
 
 
-def found(original: Path, *mapped: TracedLibrary, used: bool = False) -> LoadedOriginals:
+def found(
+    original: Path, *mapped: TracedLibrary, used: bool = False
+) -> tuple[dict[str, str], str | None]:
     """What the traces of rounds tell, in which a process had files mapped."""
     images = (image_use(),) if used else ()
     uses = (LibraryUsage(library=file, images=images, processes=(0,)) for file in mapped)
@@ -38,16 +40,16 @@ def test_an_original_is_known_by_its_content(tmp_path: Path) -> None:
     assert (ours.size, ours.build_id) == (made.library.size, made.library.build_id)
     of_ours = identify_library(shutil.copy(made.copy, f"{tmp_path}/of-ours.so"))
     other = replace(identify_library(str(original)), path="/x.so", size=1)
-    assert found(original, ours, of_ours, other) == LoadedOriginals({}, None)
+    assert found(original, ours, of_ours, other) == ({}, None)
 
     path = str(original)
     itself = identify_library(path)
-    assert found(original, itself).processes == {path: f"{NAMED} had the original mapped"}
+    assert found(original, itself)[0] == {path: f"{NAMED} had the original mapped"}
     copy = identify_library(shutil.copy(path, f"{tmp_path}/copy.so"))
     expected = f"{NAMED} had {copy.path}, a copy of the original, mapped"
-    assert found(original, copy).processes == {path: expected}
+    assert found(original, copy)[0] == {path: expected}
     Path(copy.path).unlink()
-    assert "is gone and may have been" in found(original, copy).processes[path]
+    assert "is gone and may have been" in found(original, copy)[0][path]
 
 
 @pytest.mark.planted_fault(
@@ -57,8 +59,8 @@ def test_an_original_is_known_by_its_content(tmp_path: Path) -> None:
 def test_a_file_that_nothing_identifies(tmp_path: Path, fault: PlantedFault) -> None:
     original = Path(shutil.copy(MULTIARCH, tmp_path / "lib.so"))
     nameless = TracedLibrary(path="/memfd:x")
-    assert found(original, nameless).unknown is None
-    fault.check(str(found(original, nameless, used=True).unknown))
+    assert found(original, nameless)[1] is None
+    fault.check(str(found(original, nameless, used=True)[1]))
 
 
 @pytest.mark.slow

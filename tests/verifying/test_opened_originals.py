@@ -21,7 +21,7 @@ from pytest_negativa.processes.redirect import (
     redirect_library,
     write_table,
 )
-from pytest_negativa.verifying.opened_originals import held_originals, opened_originals
+from pytest_negativa.verifying.used_originals import held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, ROOT
@@ -228,7 +228,7 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
     # Without a table, the auditor is unloaded at once.
-    write_table(RedirectTable(str(tmp_path / "copies"), ()), table)
+    write_table(RedirectTable(str(tmp_path / "copies"), {}), table)
     with CopyWatch([str(copy)], str(auditor)) as watch:
         for environ in redirect_environment({}, table, logs), {}:
             with subprocess.Popen(
@@ -313,7 +313,7 @@ def test_service():
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A service of the traced run has read a library into memory, and answers for the proof.",
-    says="which the traced run or an earlier round started, still runs and has the CUDA driver",
+    says="of the traced run or an earlier round still used a copy or the CUDA driver",
 )
 def test_a_service_that_has_read_the_library(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", REMEMBERS)
@@ -344,7 +344,7 @@ def test_service():
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A service of an earlier proof, on a copy that is still the same, answers for the next one.",
-    says="still used a copy of an earlier round when the tests ran again",
+    says="of the traced run or an earlier round still used a copy or the CUDA driver",
 )
 def test_a_service_of_an_earlier_proof(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", KEEPS).trace()
@@ -444,7 +444,7 @@ def test_service():
 @pytest.mark.planted_fault(
     "A service ends at its first fault. One that a test starts when healing has given the code "
     "back outlives the round, and answers for the proof.",
-    says="still used a copy of an earlier round when the tests ran again",
+    says="of the traced run or an earlier round still used a copy or the CUDA driver",
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", EARLIER)
@@ -523,7 +523,7 @@ def test_a_static_program_that_opens_the_original(
 WATCHES = """
 import sys
 from pytest_negativa.processes.open_watch import OpenWatch
-from pytest_negativa.verifying.opened_originals import opened_originals
+from pytest_negativa.verifying.used_originals import opened_originals
 with OpenWatch(sys.argv[1:]) as watch:
     open(sys.argv[1]).close()
 print(*opened_originals([watch.opens]).values())

@@ -2,54 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary
-from pytest_negativa.hostcode.usage import FilePages
-from pytest_negativa.models.hostcode import HostFile, Processor
+from pytest_negativa.hostcode.page_logs import PAGE
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.spans import Span
-from pytest_negativa.reporting.page_verdict import render_page_verdict
+from pytest_negativa.models.verdict import PageVerdict
+from pytest_negativa.reporting.verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
 from pytest_negativa.verifying.page_proof import (
     UNAUDITED,
     UNCOMPARED,
-    PageAttempt,
-    TracedPages,
     judge_pages,
 )
 from pytest_negativa.verifying.supervisor import why_no_page_proof
 from tests.support.faults import PlantedFault
 from tests.support.paged import needs_page_watch
 
-RANGES = ((0x1000, 0x9000),)
-FILE = HostFile(
-    path="/lib/liba.so",
-    device=1,
-    inode=2,
-    size=0x20000,
-    mtime_ns=3,
+TRACED = HostLibrary(
     sha256="a" * 64,
+    size=0x20000,
     build_id=None,
-    segments=((0, 0x10000, 0x10000),),
+    paths=("/lib/liba.so",),
+    watched=(Span(0x11000, 0x19000),),
+    touched=(Span(0x11000, 0x13000),),
 )
 
 
-def logged(*pages: int) -> LoggedLibrary:
-    return LoggedLibrary(
-        path=FILE.path,
-        device=1,
-        inode=2,
-        size=FILE.size,
-        mtime_ns=3,
-        watched=True,
-        ranges=RANGES,
-        pages=pages,
+def touched(*spans: tuple[int, int]) -> HostLibrary:
+    return structs.replace(TRACED, touched=tuple(Span(*span) for span in spans))
+
+
+def usage_of(*libraries: HostLibrary, incomplete: tuple[str, ...] = ()) -> HostUsage:
+    return HostUsage(
+        format_version=HOST_USAGE_VERSION,
+        processors=(Processor(model="X", flags=()),),
+        processes={"run": 1},
+        libraries=libraries,
+        incomplete=incomplete,
     )
 
 
@@ -69,26 +64,27 @@ def evidence(after: Outcome = Outcome.PASSED) -> TestEvidence:
     )
 
 
-def attempt(*found: LoggedLibrary) -> PageAttempt:
-    traced = FilePages(frozenset(RANGES), frozenset({0x1000, 0x2000}), True)
-    return PageAttempt(
+def judge(
+    *found: HostLibrary,
+    tests: TestEvidence | None = None,
+    traced: tuple[HostLibrary, ...] = (TRACED,),
+    lacks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+) -> PageVerdict:
+    return judge_pages(
+        tests or evidence(),
+        usage_of(*traced, incomplete=lacks[0]),
+        usage_of(*found, incomplete=lacks[1]),
+        (),
         run_id="run",
-        tests=evidence(),
-        libraries=(TracedPages(FILE, traced, found),),
-        incomplete=(),
-        unknown=(),
         compares_ends=False,
-        lost=0,
-        rounds=(),
-        processor=Processor(model="X", flags=()),
     )
 
 
 def test_pages_that_nothing_touched_are_proved() -> None:
-    verdict = judge_pages(attempt(logged(0x1000), logged(0x1000, 0x2000)))
+    verdict = judge(touched((0x11000, 0x12000)))
     assert (verdict.proved, verdict.reasons) == (True, ())
     (row,) = verdict.libraries
-    assert (row.untouched_bytes, row.processes, row.missed) == (6 * PAGE, 2, ())
+    assert (row.untouched_bytes, row.missed) == (6 * PAGE, ())
 
 
 @pytest.mark.planted_fault(
@@ -96,7 +92,7 @@ def test_pages_that_nothing_touched_are_proved() -> None:
     says="2 pages were touched that the traced run did not touch",
 )
 def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
-    verdict = judge_pages(attempt(logged(0x1000), logged(0x4000, 0x5000)))
+    verdict = judge(touched((0x11000, 0x12000), (0x14000, 0x16000)))
     assert not verdict.proved
     fault.check("; ".join(verdict.reasons))
     (row,) = verdict.libraries
@@ -108,8 +104,8 @@ def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
     says="/lib/liba.so: a process could touch all of its pages",
 )
 def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
-    unwatched = replace(logged(), watched=False)
-    fault.check("; ".join(judge_pages(attempt(logged(0x1000), unwatched)).reasons))
+    unwatched = structs.replace(touched(), unwatched="its code is relocated")
+    fault.check("; ".join(judge(unwatched).reasons))
 
 
 @pytest.mark.planted_fault(
@@ -117,24 +113,17 @@ def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
     says="libb.so: left out: no process of the proof loaded it",
 )
 def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
-    fine = attempt(logged(0x1000))
-    (row,) = fine.libraries
-    added = TracedPages(structs.replace(FILE, path="/lib/libb.so", inode=7), row.traced, ())
-    verdict = judge_pages(replace(fine, libraries=(row, added)))
-    assert verdict.proved and [r.path for r in verdict.covered] == [FILE.path]
+    added = structs.replace(TRACED, paths=("/lib/libb.so",), sha256="b" * 64)
+    verdict = judge(touched(), traced=(TRACED, added))
+    assert verdict.proved and [r.path for r in verdict.covered] == ["/lib/liba.so"]
     text = "\n".join(render_page_verdict(verdict))
     assert "24.6 kB of CPU code in 1 library" in text
     fault.check(text)
-    assert not judge_pages(replace(fine, libraries=(added,))).proved
-
-
-def test_a_touch_under_another_name_of_the_file_counts() -> None:
-    for other in {"path": "/linked/liba.so"}, {"inode": 8}:
-        assert not judge_pages(attempt(logged(0x1000), replace(logged(0x4000), **other))).proved
+    assert not judge(touched(), traced=(added,)).proved
 
 
 def test_the_verdict_states_what_it_does_not_cover() -> None:
-    verdict = judge_pages(attempt(logged(0x1000)))
+    verdict = judge(touched())
     text = "\n".join(render_page_verdict(verdict))
     assert verdict.limits == (UNAUDITED, UNCOMPARED)
     assert UNAUDITED in text and UNCOMPARED in text
@@ -158,14 +147,11 @@ def test_why_a_run_has_no_proof(tmp_path: Path, fault: PlantedFault) -> None:
 
 
 def test_what_else_speaks_against_a_proof() -> None:
-    fine = attempt(logged(0x1000))
-    for changed, reason in (
-        (replace(fine, tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
-        (replace(fine, incomplete=("the disk was full",)), "not complete: the disk was full"),
-        (replace(fine, lost=3), "3 loads of libraries were not recorded"),
-        (replace(fine, unknown=("x.so: gone",)), "the proof is not complete: x.so: gone"),
-        (attempt(), "no process loaded a library with untouched pages"),
+    for verdict, reason in (
+        (judge(touched(), tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
+        (judge(TRACED, lacks=(("a full disk",), ())), "the traced run is not complete: a full"),
+        (judge(TRACED, lacks=((), ("x.so: gone",))), "the proof is not complete: x.so: gone"),
+        (judge(), "no process loaded a library with untouched pages"),
     ):
-        verdict = judge_pages(changed)
         assert not verdict.proved
         assert reason in "; ".join(verdict.reasons)

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.verifying.twins import find_twins
+from pytest_negativa.verifying.used_originals import find_twins
 
 
 def test_twins_are_found_by_content_whatever_their_name(tmp_path: Path) -> None:

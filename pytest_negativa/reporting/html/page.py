@@ -1,4 +1,4 @@
-"""What a run found to the tables of the HTML report."""
+"""Contents of a report to the tables of the HTML report."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.reporting.html.pack import COLUMNS, Page
-from pytest_negativa.reporting.page_verdict import describe_page_verdict
 from pytest_negativa.reporting.rows import describe_part, describe_proof
+from pytest_negativa.reporting.verdict import describe_page_verdict
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
@@ -29,23 +29,10 @@ def build_page(contents: ReportContents, *, most_launches: int = MOST_LAUNCHES) 
     return _Builder(contents).build(most_launches)
 
 
-class _Texts:
-    """The table in which a page holds each text once."""
-
-    def __init__(self) -> None:
-        self._indices: dict[str, int] = {}
-
-    def index(self, text: str | None) -> int:
-        return -1 if text is None else self._indices.setdefault(text, len(self._indices))
-
-    def all(self) -> tuple[str, ...]:
-        return tuple(self._indices)
-
-
 class _Builder:
     def __init__(self, contents: ReportContents) -> None:
         self._contents = contents
-        self._texts = _Texts()
+        self._texts: dict[str, int] = {}
         self._tests: dict[int, tuple[int, int]] = {}
         self._test_rows: dict[int, int] = {}
         self._tables: dict[str, list[tuple[int, ...]]] = {name: [] for name in COLUMNS}
@@ -57,7 +44,7 @@ class _Builder:
         rows = {row.path: number for number, row in enumerate(report.libraries)}
         for test in contents.tests:
             milliseconds = round(1000 * test.duration)
-            self._test(test.nodeid, self._texts.index(test.outcome.value), milliseconds)
+            self._test(test.nodeid, self._index(test.outcome.value), milliseconds)
         for library in sorted(contents.libraries, key=lambda a: rows[a.plan.library.path]):
             self._add(library, rows[library.plan.library.path])
         launches = self._launches()
@@ -85,16 +72,20 @@ class _Builder:
                 for name, row in self._test_rows.items()
             ],
             "history": [
-                (self._texts.index(one.run_id), one.code_bytes, one.unused_bytes)
+                (self._index(one.run_id), one.code_bytes, one.unused_bytes)
                 for one in contents.history
             ],
             "host": self._host(),
         }
-        return Page(facts, tables, self._texts.all())
+        return Page(facts, tables, tuple(self._texts))
+
+    def _index(self, text: str | None) -> int:
+        """The number of a text, which a page holds once."""
+        return -1 if text is None else self._texts.setdefault(text, len(self._texts))
 
     def _add(self, library: AnalyzedLibrary, row: int) -> None:
         elements, kernels = self._tables["elements"], self._tables["kernels"]
-        plan, library_map, index = library.plan, library.library_map, self._texts.index
+        plan, library_map, index = library.plan, library.library_map, self._index
         blocks = _blocks(library)
         regions: dict[int, int] = {}
         first = {use.name: self._phase(use.first) for use in plan.used_kernels}
@@ -146,7 +137,7 @@ class _Builder:
         return self._test(context.nodeid or str(context))
 
     def _test(self, name: str, outcome: int = -1, milliseconds: int = 0) -> int:
-        text = self._texts.index(name)
+        text = self._index(name)
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
@@ -156,8 +147,8 @@ class _Builder:
         for name, launched in usage.iter_launches():
             test = self._phase(usage.contexts[launched.context])
             ranges = " > ".join(usage.ranges_of(launched)) or None
-            around = self._texts.index(ranges) if by_range else -1
-            for kernel_number in self._used[self._texts.index(name)]:
+            around = self._index(ranges) if by_range else -1
+            for kernel_number in self._used[self._index(name)]:
                 row = counts[kernel_number, test, around]
                 row[0] += launched.count
                 row[1] += launched.gpu_ns or 0
@@ -178,7 +169,7 @@ class _Builder:
 
     def _host(self) -> list[tuple[int, ...]]:
         return [
-            (self._texts.index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+            (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
             for one in (self._contents.host.libraries if self._contents.host else ())
             if one.unwatched is None
         ]

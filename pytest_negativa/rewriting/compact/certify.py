@@ -75,7 +75,7 @@ def certify(
 def declared_code(
     source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits | None = None
 ) -> str:
-    """What may differ, for the certificate: lines for regions, unused and trimmed code.
+    """Declare what may differ, for the certificate: lines for regions, unused and trimmed code.
 
     Args:
         source, library_map, plan: of the original.

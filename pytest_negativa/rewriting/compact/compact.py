@@ -18,20 +18,15 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
-from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.spans import Range, Span, union
+from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
-from pytest_negativa.rewriting.compact.dynamic import refuse_programs
+from pytest_negativa.rewriting.compact.dynamic import read_original
 from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
-from pytest_negativa.rewriting.compact.original_tables import (
-    read_tables,
-    refuse_appended_data,
-)
 from pytest_negativa.rewriting.compact.pages import (
     PageLayout,
     PageMap,
@@ -94,7 +89,6 @@ def compact_library(
                     f"{source.path}: its map and its plan are not of the same file"
                 )
             _check_identity(source, plan.library, state)
-        edits = edits or Edits(source.size)
         try:
             with refusing(target, "written", ReconstructError):
                 return _compact(source, target, library_map, plan, edits, options)
@@ -122,8 +116,8 @@ def foresee_compaction(
         FormatError: the file can't be read.
     """
     with ByteSource(path) as source:
-        edits = edits or Edits(source.size)
-        return _design(source, library_map, plan, edits, options or CompactOptions()).size
+        design = _design(source, library_map, plan, edits, options or CompactOptions())
+    return design.layout.edits.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +134,12 @@ class _Design:
     new_tables: NewTables
     layout: FileLayout
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.layout.edits.size
-
 
 def _design(
     source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
-    edits: Edits,
+    edits: Edits | None,
     options: CompactOptions,
 ) -> _Design:
     """Design the new file.
@@ -158,13 +147,8 @@ def _design(
     Raises:
         CannotCompactError: the library is left as it is.
     """
-    tables = read_tables(source)
-    if MARKER in tables.names:
-        raise CannotCompactError(
-            source.path, "was compacted before; compact the original for another result"
-        )
-    refuse_programs(source, tables)
-    refuse_appended_data(source, tables)
+    edits = edits or Edits(source.size)
+    tables = read_original(source)
     page_size = tables.page_size
     if options.page_size is not None:
         page_size = tables.largest_page(options.page_size)
@@ -227,7 +211,7 @@ def _compact(
     target: Path,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
-    edits: Edits,
+    edits: Edits | None,
     options: CompactOptions,
 ) -> Compacted:
     design = _design(source, library_map, plan, edits, options)
@@ -251,10 +235,10 @@ def _compact(
         new.publish()
     return Compacted(
         size_before=source.size,
-        size_after=design.size,
+        size_after=design.layout.edits.size,
         original_sha256=original_sha256,
         sha256=sha256,
-        gaps=tuple(Span(*hole) for hole in design.pages.holes),
+        gaps=design.pages.holes,
         load_segments=sum(s.p_type == PT_LOAD for s in design.new_tables.segments),
         certificate=certificate,
         notes=(*_notes(design.pages, options), *lost),

@@ -50,7 +50,6 @@ from pytest_negativa.gpucode.elf_tables import (
     Relocation,
     SectionHeader,
 )
-from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import (
@@ -69,15 +68,13 @@ from pytest_negativa.rewriting.compact.dynamic import (
     dynamic_rows,
     exports_resolvers,
     read_dynamic,
-    refuse_programs,
+    read_original,
     relocated_words,
 )
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     read_at,
-    read_tables,
-    refuse_appended_data,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageMap,
@@ -85,7 +82,7 @@ from pytest_negativa.rewriting.compact.pages import (
     moved_segments,
     pages_without,
 )
-from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
 from pytest_negativa.rewriting.edits import Edits, Patch
 from pytest_negativa.rewriting.layout import (
     FileLayout,
@@ -124,7 +121,7 @@ _REMEDY = "Put the spare beside the library, or put the original back."
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """How to cut a library.
+    """The choices for cutting a library.
 
     Attributes:
         min_hole: bytes; smaller gaps stay in the file. Each gap costs a mapping.
@@ -142,29 +139,6 @@ class CutOptions:
     name: str | None = None
     folders: tuple[str, ...] = ()
     remedy: str = _REMEDY
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A library that was cut; sizes in bytes.
-
-    Attributes:
-        library, spare: the files.
-        size_before, size_after: of the library.
-        original_sha256: hex digest.
-        gaps: ranges of file offsets of the original that are gaps in memory.
-        certificate: the word of the program that compared all three files.
-        notes: what the result lost beside bytes.
-    """
-
-    library: Path
-    spare: Path
-    size_before: int
-    size_after: int
-    original_sha256: str
-    gaps: tuple[Range, ...]
-    certificate: str
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +248,7 @@ class _Design:
     """A cut library before it is written."""
 
     sha256: str
-    holes: tuple[Range, ...]
+    holes: tuple[Span, ...]
     note: Note
     library: FileLayout
     spare: FileLayout
@@ -330,11 +304,11 @@ def _read_holes(
     needed: Iterable[Range],
     options: CutOptions,
     containers: Sequence[Range],
-) -> tuple[ElfTables, dict[int, int], tuple[Range, ...]]:
+) -> tuple[ElfTables, dict[int, int], tuple[Span, ...]]:
     """The tables of a library, its dynamic section, and what leaves it."""
     if (reason := why_no_stub()) is not None:
         raise CannotCompactError(source.path, reason)
-    tables = read_tables(source)
+    tables = read_original(source)
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
     return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
@@ -364,7 +338,8 @@ def _write(
         with refusing(named, "written", ReconstructError):
             new_spare.publish(durable=True)
         notes = copy_metadata(source.fileno(), new_library.fd)
-        size = os.fstat(new_library.fd).st_size
+        with ByteSource(new_library.path()) as cut:
+            size, sha256 = cut.size, cut.sha256()
         new_library.publish(durable=True)
     return Cut(
         library=target,
@@ -372,6 +347,7 @@ def _write(
         size_before=source.size,
         size_after=size,
         original_sha256=design.sha256,
+        sha256=sha256,
         gaps=design.holes,
         certificate=certificate,
         notes=notes,
@@ -384,12 +360,8 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
     Raises:
         CannotCompactError: see above.
     """
-    if MARKER in tables.names:
-        raise CannotCompactError(source.path, "was compacted or cut before; cut the original")
     if tables.header.e_machine != EM_X86_64:
         raise CannotCompactError(source.path, "is for another machine than x86-64")
-    refuse_programs(source, tables)
-    refuse_appended_data(source, tables)
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
     for name in _needed_names(source, tables, dynamic):
@@ -424,7 +396,7 @@ def find_holes(
     needed: Iterable[Range],
     options: CutOptions,
     containers: Sequence[Range],
-) -> tuple[Range, ...]:
+) -> tuple[Span, ...]:
     """Ranges of whole pages that leave the library, by file offset, ascending.
 
     Args:
@@ -434,7 +406,7 @@ def find_holes(
     """
     moved = union((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
     used = around(minus(needed, moved), PAGE_SIZE)
-    free: list[Range] = []
+    free: list[Span] = []
     for load in tables.loads:
         is_data = bool(load.p_flags & PF_W)
         may_go = union((*containers, *_removable(tables, dynamic, is_data=is_data)))
@@ -487,7 +459,7 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
 def _hole_rows(
     tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
 ) -> list[Hole]:
-    """What is mapped into the holes: GPU code and CPU code apart from constants."""
+    """Rows of the note for the holes: GPU code and CPU code apart from constants."""
     sections = zip(tables.sections, tables.names, strict=True)
     own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
     constants = around(minus(own, containers), PAGE_SIZE)
@@ -518,8 +490,8 @@ def _place_addition(
         text = f"[negativa] its spare {note.spare_name} {problem}. {note.remedy}"
         strings += text.encode() + b"\0"
     start = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
-    string_address = start + _word(len(note.pack()))
-    relocations = string_address + _word(len(strings))
+    string_address = start + round_up(len(note.pack()), 16)
+    relocations = string_address + round_up(len(strings), 16)
     rows, before, jump_slots = _relocations(source, tables, dynamic)
     stub = _up(relocations + len(rows))
     dynamic_address = stub + STUB_SIZE
@@ -687,10 +659,6 @@ def _spare_layout(source: ByteSource, tables: ElfTables, pages: PageMap, note: N
         tuple(MovedSpan(*span, span.start) for span in own),
         Edits.of(start + len(data), [Patch(start, data)]),
     )
-
-
-def _word(value: int) -> int:
-    return round_up(value, 16)
 
 
 def _up(value: int) -> int:

@@ -27,28 +27,41 @@ from pytest_negativa.gpucode.elf_tables import (
     SYM,
     DynamicEntry,
 )
+from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range
-from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
+from pytest_negativa.rewriting.compact.original_tables import (
+    ElfTables,
+    read_at,
+    read_tables,
+    refuse_appended_data,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Bytes that a relocation of a library writes at most: a TLS descriptor is two words.
 _WRITTEN = 16
 
 
-def refuse_programs(source: ByteSource, tables: ElfTables) -> None:
-    """Refuse programs without PT_INTERP (static PIE), which differ from libraries by a flag only.
+def read_original(source: ByteSource) -> ElfTables:
+    """The tables of a library that is whole, and no program.
 
-    A kernel before Linux 5.18 finds a program's headers by load address plus ``e_phoff``.
+    A program without PT_INTERP (static PIE) differs from a library by a flag only. A kernel before
+    Linux 5.18 finds its headers by load address plus ``e_phoff``.
 
     Raises:
-        CannotCompactError: the file is a program.
+        CannotCompactError: see ``read_tables`` and ``refuse_appended_data``; or the file is a
+            program, or has lost bytes before.
+        FormatError: see ``read_tables``.
     """
-    dynamic = read_dynamic(source, tables)
-    if dynamic.get(DT_FLAGS_1, 0) & DF_1_PIE:
+    tables = read_tables(source)
+    if MARKER in tables.names:
+        raise CannotCompactError(source.path, "was compacted or cut before; take the original")
+    if read_dynamic(source, tables).get(DT_FLAGS_1, 0) & DF_1_PIE:
         raise CannotCompactError(
             source.path, "is a program (DF_1_PIE); only libraries are compacted"
         )
+    refuse_appended_data(source, tables)
+    return tables
 
 
 def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:

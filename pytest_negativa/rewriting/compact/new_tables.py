@@ -17,6 +17,7 @@ it. Others, such as patchelf, take the name for the symbols' section, so the who
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -47,8 +48,7 @@ FAR = 1 << 33
 """Offset of sections that have no bytes in the file: behind any file, also if tools add to it. Some
 tools (eu-strip) write a sparse file of this size."""
 
-_SYMBOLS = {b".symtab", b".strtab"}
-_DEBUG_INFORMATION = b".debug"
+_STRIPPED = re.compile(rb"\.symtab|\.strtab|\.debug.*", re.DOTALL)
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -201,7 +201,7 @@ def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
     }
     if not strip:
         return unloaded
-    wanted = [i for i in unloaded if not _is_stripped(tables.names[i])]
+    wanted = [i for i in unloaded if not _STRIPPED.fullmatch(tables.names[i])]
     wanted += [s.sh_link for s in tables.sections if s.sh_flags & SHF_ALLOC]
     kept: set[int] = set()
     while wanted:
@@ -210,10 +210,6 @@ def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
             kept.add(index)
             wanted.append(tables.sections[index].sh_link)
     return kept
-
-
-def _is_stripped(name: bytes) -> bool:
-    return name in _SYMBOLS or name.startswith(_DEBUG_INFORMATION)
 
 
 def _pieces(section: SectionHeader, pages: PageMap) -> Iterator[SectionHeader]:

@@ -11,6 +11,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
@@ -53,26 +54,17 @@ class PageMap:
         """Bytes of all pages that stay."""
         return size(self.kept)
 
-    def new_offset(self, offset: int) -> int | None:
-        """The new offset of ``offset``; None if its page leaves the file."""
-        at = bisect.bisect_right(self.kept, (offset, 1 << 64)) - 1
-        if at < 0 or offset >= self.kept[at][1]:
-            return None
-        return self.places[at] + offset - self.kept[at][0]
-
     def offset_of(self, offset: int) -> int:
         """The new offset of ``offset``, whose page stays."""
-        new = self.new_offset(offset)
-        assert new is not None
-        return new
+        assert any(self.pieces(offset, offset + 1))
+        return self.nearest_offset(offset)
 
     def nearest_offset(self, offset: int) -> int:
-        """As ``new_offset``; if the page leaves the file, the new offset of the next that stays."""
-        new = self.new_offset(offset)
-        if new is not None:
-            return new
-        at = bisect.bisect_right(self.kept, (offset, 1 << 64))
-        return self.places[at] if at < len(self.places) else self.size
+        """The new offset of ``offset``, or of the next page that stays."""
+        at = bisect.bisect_right(self.kept, offset, key=attrgetter("end"))
+        if at == len(self.kept):
+            return self.size
+        return self.places[at] + max(offset - self.kept[at].start, 0)
 
     def pieces(self, start: int, end: int) -> Iterator[Span]:
         """The parts of ``[start, end)`` that stay, as ranges of old offsets."""
@@ -90,7 +82,7 @@ class PageLayout:
     """
 
     pages: PageMap
-    holes: tuple[Range, ...]
+    holes: tuple[Span, ...]
     given_up: int = 0
 
 
@@ -113,8 +105,8 @@ def lay_out(
 
 
 def largest_holes(
-    tables: ElfTables, holes: Sequence[Range], max_loads: int, *, zeros: bool
-) -> tuple[Range, ...]:
+    tables: ElfTables, holes: Sequence[Span], max_loads: int, *, zeros: bool
+) -> tuple[Span, ...]:
     """The holes without the smallest, so that the library has at most ``max_loads`` PT_LOADs.
 
     Args:
@@ -211,7 +203,7 @@ def pages_without(tables: ElfTables, holes: Iterable[Range], page_size: int) -> 
     return _place(_kept_pages(tables, holes, page_size), page_size)
 
 
-def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Range]:
+def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Span]:
     """Whole pages in ``zeros``, inside one segment each and never its first page."""
     for load in tables.loads:
         if load.p_filesz:

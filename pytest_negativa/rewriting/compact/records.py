@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
@@ -25,7 +26,7 @@ class CheckError(CannotCompactError):
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """How to compact.
+    """The choices for compaction.
 
     Attributes:
         strip: drop symbol table and debug information.
@@ -44,17 +45,15 @@ class CompactOptions:
     takes_place: bool = False
 
 
-class Compacted(Record, frozen=True, kw_only=True):
-    """A library that was compacted; sizes in bytes.
+class Smaller(Record, frozen=True, kw_only=True):
+    """A library that lost bytes; sizes in bytes.
 
     Attributes:
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
-        gaps: removed ranges of file offsets of the original; each reads as zeros at run time.
-        load_segments: number of ``PT_LOAD`` headers.
-        certificate: the word of the program that compared both files.
+        gaps: removed ranges of file offsets of the original.
+        certificate: the word of the program that compared the files.
         notes: remarks for the report.
-        kept: what of the original lies where in the result, by offset.
     """
 
     size_before: NonNegative
@@ -62,7 +61,28 @@ class Compacted(Record, frozen=True, kw_only=True):
     original_sha256: str
     sha256: str
     gaps: tuple[Span, ...]
-    load_segments: int
     certificate: str
     notes: tuple[str, ...] = ()
+
+
+class Compacted(Smaller, frozen=True, kw_only=True):
+    """A library that was compacted: its gaps read as zeros at run time.
+
+    Attributes:
+        load_segments: number of ``PT_LOAD`` headers.
+        kept: what of the original lies where in the result, by offset.
+    """
+
+    load_segments: NonNegative
     kept: tuple[MovedSpan, ...]
+
+
+class Cut(Smaller, frozen=True, kw_only=True):
+    """A library that was cut: a file has its gaps.
+
+    Attributes:
+        library, spare: the files.
+    """
+
+    library: Path
+    spare: Path

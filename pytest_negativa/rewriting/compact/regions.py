@@ -11,7 +11,9 @@ The rules are what a driver (580, lazy and eager loading) and ``cuobjdump`` 13 w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from pytest_negativa.gpucode.fatbin import (
     ELEMENT_HEADER,
@@ -22,7 +24,7 @@ from pytest_negativa.gpucode.fatbin import (
     ElementHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Element, LibraryMap, Region
+from pytest_negativa.models.library import LibraryMap, Region
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
@@ -87,7 +89,7 @@ def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPla
 
 
 def _unused(plan: LibraryPlan) -> set[Range]:
-    """What is unused; of two decisions on the same bytes, keeping wins."""
+    """The unused ranges; of two decisions on the same bytes, keeping wins."""
     kept = {(d.start, d.end) for d in plan.decisions if d.kept}
     return {(d.start, d.end) for d in plan.decisions if not d.kept} - kept
 
@@ -113,12 +115,16 @@ def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
 
 
 def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | Patch]:
-    """What becomes zeros, and new headers."""
+    """Ranges that become zeros, and new headers."""
     start, end = region.span
     if unused and all(unused):
         yield start, end
         return
-    for run in _runs(region.elements, unused):
+    pairs = zip(region.elements, unused, strict=True)
+    for is_unused, found in itertools.groupby(pairs, key=itemgetter(1)):
+        if not is_unused:
+            continue
+        run = [element for element, _ in found]
         run_start, run_end = run[0].header_offset, run[-1].payload.end
         if run_end == end:
             size = run_start - start - REGION_HEADER.size
@@ -128,18 +134,6 @@ def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | 
             header = _filler(run_end - run_start)
             yield Patch(run_start, header)
             yield run_start + len(header), run_end
-
-
-def _runs(elements: Sequence[Element], unused: Sequence[bool]) -> Iterator[list[Element]]:
-    run: list[Element] = []
-    for element, is_unused in zip(elements, unused, strict=True):
-        if is_unused:
-            run.append(element)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
 
 
 def _filler(size: int) -> bytes:

@@ -22,13 +22,13 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.certify import certify
-from pytest_negativa.rewriting.compact.cut import Cut, CutOptions, cut_library, foresee_cut
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
     read_note,
     rebuild_original,
 )
-from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError
+from pytest_negativa.rewriting.compact.records import CannotCompactError, CheckError, Cut
 from tests.support.compiling import compile_shared
 from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, logged, needs_stub
@@ -398,7 +398,7 @@ def test_code_in_sections_of_its_own_goes_with_the_padding(tmp_path: Path) -> No
 
 
 def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
-    with pytest.raises(CannotCompactError, match="cut the original"):
+    with pytest.raises(CannotCompactError, match="take the original"):
         cut_library(cut.library, tmp_path / "again", tmp_path, [])
 
 

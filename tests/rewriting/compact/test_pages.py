@@ -45,10 +45,9 @@ def test_holes_are_whole_pages_inside_the_zeros(library: tuple[ElfTables, int, i
 def test_pages_move_up_in_order(library: tuple[ElfTables, int, int]) -> None:
     tables, start, _ = library
     pages = lay_out(tables, [(start, start + 2 * PAGE)], PAGE, 1000).pages
-    assert pages.new_offset(start - 1) == start - 1
-    assert pages.new_offset(start) is None
-    assert pages.new_offset(start + 2 * PAGE - 1) is None
-    assert pages.new_offset(start + 2 * PAGE) == start
+    assert pages.offset_of(start - 1) == start - 1
+    assert not list(pages.pieces(start, start + 2 * PAGE))
+    assert pages.offset_of(start + 2 * PAGE) == start
     assert pages.nearest_offset(start + 5) == start
     assert pages.nearest_offset(1 << 40) == pages.size
     assert list(pages.pieces(start - 8, start + 2 * PAGE + 8)) == [
@@ -92,8 +91,8 @@ def test_elf_header_stays_where_no_segment_has_it(library: tuple[ElfTables, int,
     )
     others = tuple(moved if s is first else s for s in tables.segments if s.p_type == PT_LOAD)
     pages = lay_out(replace(tables, segments=others), [(start, start + PAGE)], PAGE, 1000).pages
-    assert pages.new_offset(0) == 0
-    assert pages.new_offset(PAGE - 1) == PAGE - 1
+    assert pages.offset_of(0) == 0
+    assert pages.offset_of(PAGE - 1) == PAGE - 1
 
 
 def test_spans_outside_of_segments_are_no_holes(library: tuple[ElfTables, int, int]) -> None:

@@ -1,32 +1,93 @@
-"""Widens a lock: by what came back to libraries with a spare, or by what other runs used."""
+"""Libraries that a lock leaves out, and locks that are widened: by misses, or by other runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.code_files import widen_files
+from pytest_negativa.analysis.analyze import analyze, loaded_digests
 from pytest_negativa.analysis.misses import libraries_in, open_original
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.errors import ReconstructError, StoreError
+from pytest_negativa.errors import FormatError, NotElfError, ReconstructError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.library import map_library
+from pytest_negativa.gpucode.library import map_library, read_library
+from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import Element, LibraryMap, Scope
-from pytest_negativa.models.lock import Lock, LockedLibrary, seal
+from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.located import may_be
+from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.trace import Role, Usage
+from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.spare.note import PAGE_SIZE
+
+
+def find_unplanned(
+    usage: Usage | None, planned: Collection[LibraryIdentity]
+) -> tuple[list[LeftOut], tuple[str, ...]]:
+    """The other libraries of a run that have, or may have, GPU code; and why there may be more.
+
+    Args:
+        usage: of the run, if it is known.
+        planned: the libraries that are in its plan.
+    """
+    if usage is None:
+        return [], ("the run has no usage.json, which tells what it loaded",)
+    paths = {library.path for library in planned}
+    others = dict.fromkeys(
+        used.library.path
+        for used in usage.libraries
+        if used.library.path not in paths and not _is_planned_copy(used.library, planned)
+    )
+    found = ((path, _why_unplanned(Path(path))) for path in others)
+    unplanned = [
+        LeftOut(path=path, soname=soname_of(Path(path)), reason=reason)
+        for path, reason in found
+        if reason is not None
+    ]
+    return unplanned, tuple(dict.fromkeys(_incomplete_reasons(usage)))
+
+
+def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
+    """Whether a file that is gone was a copy of a planned library, which has its uses."""
+    is_known = traced.sha256 is not None or traced.build_id is not None
+    is_gone = not Path(traced.path).exists()
+    return is_gone and is_known and any(may_be(traced, library) for library in planned)
+
+
+def _incomplete_reasons(usage: Usage) -> Iterator[str]:
+    yield from (warning.text for warning in usage.incomplete)
+    # The plan is complete without these, for its proof ran the children, too.
+    yield from (w.text for w in usage.warnings if w.code == CHILDREN_UNTRACED)
+    yield from usage.why_unended()
+
+
+def _why_unplanned(path: Path) -> str | None:
+    """The reason that nothing was planned for a library with GPU code; None for one without."""
+    if not path.is_file():
+        return "it is gone since the run" if ".so" in path.name else None
+    if is_slimmed(path):
+        return "it is slimmed already"
+    try:
+        library_map = read_library(path, Scope(headers_only=True))
+    except NotElfError:
+        return None
+    except FormatError as e:
+        return f"it cannot be read: {e.problem}"
+    return (
+        "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
+    )
+
 
 _USED = "used outside of the run that was proved"
 
@@ -64,15 +125,15 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
     rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
             for row in lock.libraries]  # fmt: skip
     locked = {row.sha256 for row in lock.libraries}
-    return Widened(
-        lock=seal(replace(lock, libraries=tuple(rows))),
-        added={
-            new.path: new.kept_elements - old.kept_elements
-            for old, new in zip(lock.libraries, rows, strict=True)
-            if new.kept_elements > old.kept_elements
-        },
-        not_locked=tuple(m.name for digest, m in missed.items() if digest not in locked),
-    )
+    not_locked = tuple(m.name for digest, m in missed.items() if digest not in locked)
+    return Widened(*_sealed(lock, rows), not_locked)
+
+
+def _sealed(lock: Lock, rows: Sequence[LockedLibrary]) -> tuple[Lock, dict[str, int]]:
+    """A lock with other rows for its libraries; and how much more of each library it keeps."""
+    both = zip(lock.libraries, rows, strict=True)
+    added = {new.path: len({*new.kept} - {*old.kept}) for old, new in both if new != old}
+    return seal(replace(lock, libraries=tuple(rows))), added
 
 
 def widen_by_use(
@@ -98,17 +159,13 @@ def widen_by_use(
     # All that is not kept by use would be unused by the samples; no plan is made of that.
     usage = replace(usage, processes=tuple(children))
     settings = replace(settings, granularity=Granularity.KERNEL)
-    used: dict[str | None, list[LibraryPlan]] = {}
-    for one in analyze(usage, settings).libraries:
-        used.setdefault(one.plan.library.sha256, []).append(one.plan)
-    _require_here(lock, usage, {plan.library.path for plans in used.values() for plan in plans})
-    rows, added = [], {}
-    for row in lock.libraries:
-        plans = used.get(row.sha256)
-        rows.append(row if plans is None else _widen_by_plan(row, plans[0]))
-        if rows[-1] != row:
-            more = sum(new not in row.kept for new in rows[-1].kept)
-            added[row.path] = more
+    plans = [one.plan for one in analyze(usage, settings).libraries]
+    _require_here(lock, usage, {plan.library.path for plan in plans})
+    used = {plan.library.sha256: plan for plan in plans}
+    rows = [
+        _widen_by_plan(row, used[row.sha256]) if row.sha256 in used else row
+        for row in lock.libraries
+    ]
     files = tuple(widen_files(lock.files, usage, opened, sys.path))
     kept = {one.sha256: one.kept_elements for one in files}
     more_files = {
@@ -116,7 +173,45 @@ def widen_by_use(
         for one in lock.files
         if kept.get(one.sha256) != one.kept_elements
     }
-    return Widened(seal(replace(lock, libraries=tuple(rows), files=files)), added, (), more_files)
+    return Widened(*_sealed(replace(lock, files=files), rows), (), more_files)
+
+
+def widen_files(
+    locked: Iterable[LockedLibrary],
+    usage: Usage,
+    opened: Collection[WatchedFiles],
+    folders: Iterable[str],
+) -> Iterator[LockedLibrary]:
+    """Keep the files that other runs used, too.
+
+    A distribution gets no row if nothing tells which of its files they used. All of them stay then.
+
+    Args:
+        locked: the files that a lock has.
+        usage: of the other runs.
+        opened: what those of them opened that watched it; samples don't.
+        folders: where the distributions are installed, such as ``sys.path``.
+    """
+    if usage.why_incomplete() is not None:
+        return
+    loaded = loaded_digests(usage)
+    paths = {used.library.path for used in usage.libraries if used.images}
+    here = {one.digest: one for one in find_code_distributions(folders)}
+    for one in locked:
+        installed = here.get(one.sha256)
+        same = [two for two in opened if two.digest == one.sha256]
+        if installed is None or any(two.unseen is not None for two in same):
+            continue
+        used = {name for two in same for name in two.opened}
+        used |= {
+            name
+            for name, row in installed.rows.items()
+            if row.digest in loaded or f"{installed.site}/{name}" in paths
+        }
+        files = installed.map()
+        missed = {f.payload.start: f.identifier or "" for f in files.iter_frames()
+                  if f.identifier in used}  # fmt: skip
+        yield widen_library(one, files, missed, KeepReason.LOADED)
 
 
 def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
@@ -162,7 +257,7 @@ def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
 
 
 def _scope_of(locked: LockedLibrary) -> Scope:
-    """What must be unpacked to apply a lock."""
+    """Scope of the code that must be unpacked to apply a lock."""
     unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
     return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
 
@@ -185,7 +280,7 @@ def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> 
 def missed_code(
     misses: Misses, library_map: LibraryMap, devices: Collection[ComputeCapability]
 ) -> dict[int, str]:
-    """What came back of GPU code: how often, for people, by start of the payload or frame.
+    """GPU code that came back: how often, for people, by start of the payload or frame.
 
     The driver reads the headers of all elements of a region, and headers share pages with
     payloads. So a page counts for a payload if it lies within it, or if the payload was touched

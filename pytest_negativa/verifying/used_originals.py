@@ -1,0 +1,220 @@
+"""Originals that a process used while the tests ran on the copies: it may have run on them.
+
+A process may open one, have it open from before, or map a file with its content, which may have
+another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.tracing.mappings import hash_library
+
+# No process loads a library from there, and some have very many files.
+_NOT_SEARCHED = frozenset({".git", "__pycache__", "node_modules"})
+_NO_FILES = frozenset({"/dev", "/proc", "/sys"})
+
+
+def opened_originals(
+    rounds: Sequence[Opens],
+    twins: Mapping[str, str] = MappingProxyType({}),
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """By real path of an original: who opened it, or why that could not be watched; and what to do.
+
+    Args:
+        rounds: what was seen in each round on the copies. This package opens no original meanwhile.
+        twins: by path of another file with the content of an original: the original.
+        copies: by path of a copy: the original.
+    """
+    found: dict[str, str] = {}
+    originals = {**twins, **copies}
+    for opens in rounds:
+        for path, times in opens.times.items():
+            reason = _opened(path, times, opens.openers.get(path, ()), is_twin=path in twins)
+            found.setdefault(twins.get(path, path), reason)
+        for path, reason in opens.unseen.items():
+            found.setdefault(
+                originals.get(path, path),
+                "nothing tells whether a process opened the original while the tests ran on the "
+                f"copies ({reason}); mend this, or set verify.opened_originals to note",
+            )
+        for path, users in opens.strangers.items():
+            found.setdefault(
+                copies[path],
+                f"{', '.join(users)} used the copy without the redirect, so what it needed was not "
+                "seen; pass the environment on to child processes, end what else uses the copy, or "
+                "set verify.opened_originals to note",
+            )
+    return found
+
+
+def held_originals(
+    held: Iterable[tuple[str, FileUser]],
+    since: float,
+    twins: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """By real path of an original: who had it open or mapped before a round began.
+
+    Args:
+        held: an original or a twin, and a process that used it.
+        twins: see ``opened_originals``.
+        since: when the traced run began, seconds since the epoch.
+
+    Returns:
+        The processes that a test may have started, for they are younger than the traced run, or
+        may talk to, for they listen; and other older ones.
+    """
+    younger: dict[str, str] = {}
+    older: dict[str, str] = {}
+    for path, user in held:
+        what = f"{user.who} had the original open or mapped before the tests ran on the copies"
+        if user.may_be_younger(since):
+            younger[twins.get(path, path)] = (
+                f"{what}, and began after the traced run: a test may have started it or use it; "
+                "end it, or set verify.opened_originals to note"
+            )
+        elif user.listens:
+            younger[twins.get(path, path)] = (
+                f"{what}, and listens: a test may talk to it; end it, or set "
+                "verify.opened_originals to note"
+            )
+        else:
+            older[twins.get(path, path)] = (
+                f"{what}; if a test uses this process, end it and verify again"
+            )
+    return younger, older
+
+
+def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
+    """Reasons against rounds: a process of the traced run or an earlier round may have answered.
+
+    Args:
+        processes: those that used a copy when the tests began, or CUDA's driver when they ended.
+    """
+    for who in dict.fromkeys(processes):
+        yield (
+            f"{who} of the traced run or an earlier round still used a copy or the CUDA driver "
+            "when the tests ran again: one may have talked to it; let the test that starts this "
+            "process end it"
+        )
+
+
+def _opened(path: str, times: int, openers: Sequence[str], *, is_twin: bool) -> str:
+    what = f"{path}, which has the content of the original," if is_twin else "the original"
+    who = f"{', '.join(openers)} had it open or mapped then" if openers else "its opener is unknown"
+    return (
+        f"a process opened {what} {format_items(times, 'time', 'times')} while the tests ran "
+        f"on the copies ({who}) and may have run on it; pass the environment on to child "
+        "processes, stop what else reads the file (another session, a linker, a scanner), or set "
+        "verify.opened_originals to note"
+    )
+
+
+def loaded_originals(
+    usage: Usage, reconstruction: Reconstruction
+) -> tuple[dict[str, str], str | None]:
+    """The originals among the files that traced processes had mapped, under any path.
+
+    Of files that could be originals, those that are still there are hashed.
+
+    Args:
+        usage: what the traces of the rounds add up to.
+        reconstruction: the copies that the tests ran on.
+
+    Returns:
+        By real path of an original: the process that had its content mapped, in words; and the
+        process that loaded GPU code from a file that nothing identifies, if one did.
+    """
+    copies = {copy.copy for copy in reconstruction.libraries}
+    found: dict[str, str] = {}
+    unknown: str | None = None
+    for used in usage.libraries:
+        if used.library.path in copies or not used.processes:
+            continue
+        who = _who(used, usage)
+        if used.library.size is None and used.images:
+            unknown = unknown or f"{who} loaded GPU code from {used.library.path}, which was gone"
+        for copy in reconstruction.libraries:
+            if (what := _why_original(used.library, copy.library)) is not None:
+                found.setdefault(copy.library.path, f"{who} had {what} mapped")
+    return found, unknown
+
+
+def _who(used: LibraryUsage, usage: Usage) -> str:
+    process = usage.processes[used.processes[0]].header
+    return f"process {process.pid} ({process.executable})"
+
+
+def _why_original(traced: TracedLibrary, original: LibraryIdentity) -> str | None:
+    """Name of a file that was or may have been an original; None for another library."""
+    if traced.path == original.path:
+        return "the original"
+    if (traced.size, traced.build_id) != (original.size, original.build_id):
+        return None
+    digest = hash_library(traced).sha256
+    if digest is not None:
+        return f"{traced.path}, a copy of the original," if digest == original.sha256 else None
+    return f"{traced.path}, which has changed or is gone and may have been a copy of the original,"
+
+
+def find_twins(
+    folders: Iterable[str | os.PathLike[str]],
+    originals: Iterable[LibraryIdentity],
+    apart_from: Iterable[str | os.PathLike[str]] = (),
+) -> dict[str, str]:
+    """By real path of another file with the content of an original: the original.
+
+    The lock is applied by content, so ``slim`` takes code out of these files, too. Hard links are
+    no other files. Links in the folders are not followed.
+
+    Args:
+        folders: where to look, at any depth.
+        apart_from: folders that are left out.
+    """
+    wanted: dict[int, dict[str, str]] = defaultdict(dict)
+    known = set()
+    for original in originals:
+        if original.sha256 is not None:
+            wanted[original.size][original.sha256] = original.path
+            with contextlib.suppress(OSError):
+                status = os.stat(original.path)  # noqa: PTH116
+                known.add((status.st_dev, status.st_ino))
+    twins: dict[str, str] = {}
+    for entry in _files(map(os.path.realpath, folders), {*map(os.path.realpath, apart_from)}):
+        with contextlib.suppress(OSError, FormatError):
+            status = entry.stat(follow_symlinks=False)
+            if status.st_size in wanted and (status.st_dev, status.st_ino) not in known:
+                with ByteSource(entry.path) as source:
+                    twin_of = wanted[status.st_size].get(source.sha256())
+                if twin_of is not None:
+                    twins[entry.path] = twin_of
+    return twins
+
+
+def _files(folders: Iterable[str], seen: set[str]) -> Iterator[os.DirEntry[str]]:
+    """The regular files below some folders, each once."""
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        if folder in seen or folder in _NO_FILES:
+            continue
+        seen.add(folder)
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    yield entry
+                elif entry.is_dir(follow_symlinks=False) and entry.name not in _NOT_SEARCHED:
+                    waiting.append(entry.path)
