@@ -1,4 +1,4 @@
-"""Which GPU code runs on which device: compute capabilities, SM archs and the driver's choice.
+"""GPU code and the devices that run it: compute capabilities, SM archs, the driver's choice.
 
 A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is built for an SM arch
 (``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose. Code for sm_90a does
@@ -28,7 +28,7 @@ _LOOSE = re.compile(r"[\s_-]+|nvidia|geforce|tesla|jetson")
 
 
 class ElementKind(str, enum.Enum):
-    """What an element of a region holds.
+    """Kind of the content of an element.
 
     The numbers in the file are 1 (PTX), 2 (cubin), 8 (LTO-IR) and 128 (Tile IR), see
     ``gpucode.fatbin``. Elements of another number or with unknown flags are unknown. LLVM bitcode
@@ -83,31 +83,22 @@ KNOWN_DEVICES = frozenset(
 class SmArch:
     """The arch that code was built for, e.g. ``sm_80``, ``sm_90a`` or ``sm_120f``.
 
-    Immutable. No dataclass: msgspec would write its fields, but files should hold ``"sm_90a"``.
+    No dataclass: msgspec would write its fields, but files should hold ``"sm_90a"``. Equal
+    archs may be one object, so nobody sets its attributes.
 
     Attributes:
         major, minor: 9 and 0 for ``sm_90a``.
         suffix: ``"a"`` (arch-specific), ``"f"`` (family-specific) or empty.
     """
 
-    __slots__ = ("_text", "major", "minor", "suffix")
-
-    major: int
-    minor: int
-    suffix: str
-    _text: str
+    __slots__ = ("major", "minor", "suffix")
 
     def __init__(self, major: int, minor: int, suffix: str = "") -> None:
         if suffix not in ("", "a", "f"):
             raise ValueError(f"bad SM arch suffix {suffix!r}")
-        set_once = super().__setattr__
-        set_once("major", major)
-        set_once("minor", minor)
-        set_once("suffix", suffix)
-        set_once("_text", f"sm_{major}{minor}{suffix}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name} of an SmArch can't be set")
+        self.major = major
+        self.minor = minor
+        self.suffix = suffix
 
     def _key(self) -> tuple[int, int, str]:
         return (self.major, self.minor, self.suffix)
@@ -121,14 +112,11 @@ class SmArch:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def __reduce__(self) -> tuple[type[SmArch], tuple[int, int, str]]:
-        return (SmArch, self._key())
-
     def __repr__(self) -> str:
         return f"SmArch.parse({str(self)!r})"
 
     def __str__(self) -> str:
-        return self._text
+        return f"sm_{self.major}{self.minor}{self.suffix}"
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -185,6 +173,7 @@ GPUS: Mapping[str, str] = MappingProxyType(
 
 Names that two capabilities share are left out.
 """
+_ARCHS = {f"sm_{device.major}{device.minor}": device for device in sorted(KNOWN_DEVICES)}
 
 _OLDEST = ComputeCapability(7, 5)  # of CUDA 13
 ALL_MAJOR = tuple(
@@ -204,9 +193,10 @@ def _key(text: str) -> str:
 
 
 @functools.cache
-def _gpus() -> Mapping[str, tuple[str, str]]:
-    """Name and compute capability of each GPU, by the loose spelling of its name."""
-    pairs = ((name, capability) for capability, names in GPUS.items() for name in names.split(", "))
+def _spellings() -> Mapping[str, tuple[str, str]]:
+    """Name and compute capability of each GPU and known arch, by the loose spelling of its name."""
+    pairs = [(name, capability) for capability, names in GPUS.items() for name in names.split(", ")]
+    pairs += ((arch, str(device)) for arch, device in _ARCHS.items())
     return {_key(name): (name, capability) for name, capability in pairs}
 
 
@@ -219,11 +209,11 @@ def parse_arch(text: str) -> SmArch:
         OptionError: the text names no arch and no GPU.
     """
     key = _key(text)
-    match = re.fullmatch(_SPELLED, _gpus()[key][1] if key in _gpus() else key)
+    known = _spellings()
+    match = re.fullmatch(_SPELLED, known[key][1] if key in known else key)
     if match is None:
-        near = nearest(key, _gpus(), at_least=0.7)
-        meant = _gpus()[near][0] if near else _nearest(text, at_least=0.7)
-        hint = f"; did you mean {meant}?" if meant else ""
+        near = nearest(key, known, at_least=0.7)
+        hint = f"; did you mean {known[near][0]}?" if near else ""
         raise OptionError(
             f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 "
             f"or 9.0, a GPU like H100 or RTX 4090, native or all-major{hint}"
@@ -243,25 +233,8 @@ def require_known(arch: SmArch) -> SmArch:
     has_suffix = arch.major >= {"": 0, "a": 9, "f": 10}[arch.suffix]
     if has_suffix and ComputeCapability(arch.major, arch.minor) in KNOWN_DEVICES:
         return arch
-    near = _nearest(f"sm_{arch.major}{arch.minor}")
+    near = nearest(f"sm_{arch.major}{arch.minor}", _ARCHS, at_least=0)
     raise UnknownArch(f"this release knows no GPU of arch {arch}; did you mean {near}?")
-
-
-def _nearest(text: str, at_least: float = 0.0) -> str | None:
-    """The known arch whose name is most like ``text``; None if none is alike."""
-    import difflib  # only a mistake needs it
-
-    word = text.lower()
-    digits = int("".join(filter(str.isdigit, word)) or 0)
-
-    def likeness(device: ComputeCapability) -> tuple[float, int, int]:
-        name = f"sm_{device.major}{device.minor}"
-        ratio = difflib.SequenceMatcher(None, word, name).ratio()
-        alike = sum(word.startswith(name[:end]) for end in range(1, len(name) + 1))
-        return ratio, alike, -abs(digits - 10 * device.major - device.minor)
-
-    best = max(KNOWN_DEVICES, key=likeness)
-    return str(SmArch(best.major, best.minor)) if likeness(best)[0] >= at_least else None
 
 
 def cubin_runs_on(arch: SmArch, device: ComputeCapability) -> bool:
@@ -336,7 +309,7 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
     Returns:
         The indices; empty if the device can load nothing of the region.
     """
-    fitting = [i for i, candidate in enumerate(candidates) if _can_load(candidate, device)]
+    fitting = [i for i, candidate in enumerate(candidates) if can_load(candidate, device)]
     if len(fitting) < 2:
         return tuple(fitting)
     cubins = [i for i in fitting if candidates[i].kind is ElementKind.CUBIN]
@@ -359,7 +332,8 @@ def can_be_linked(candidates: Sequence[Candidate], device: ComputeCapability) ->
     return any(candidates[index].kind is not ElementKind.LTO_IR for index in chosen)
 
 
-def _can_load(candidate: Candidate, device: ComputeCapability) -> bool:
+def can_load(candidate: Candidate, device: ComputeCapability) -> bool:
+    """Whether a device can load code: as it is, or compiled by the driver."""
     if candidate.kind is ElementKind.CUBIN:
         return cubin_runs_on(candidate.arch, device)
     return candidate.kind in _COMPILED and can_be_compiled_for(candidate.arch, device)

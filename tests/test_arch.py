@@ -206,7 +206,7 @@ def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "near"), [("sm_91", "sm_90"), ("85", "sm_86"), ("sm_901", "sm_90"), ("9.9", "sm_90")]
+    ("text", "near"), [("sm_91", "sm_90"), ("85", "sm_89"), ("sm_901", "sm_90"), ("9.9", "sm_90")]
 )
 def test_the_nearest_arch_of_one_that_no_gpu_has(text: str, near: str) -> None:
     with pytest.raises(UnknownArch, match=f"did you mean {near}"):

@@ -15,7 +15,7 @@ from pytest_negativa.analysis.arch_gates import is_checked, what_devices_load
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries, size_of
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection

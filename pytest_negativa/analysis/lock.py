@@ -20,6 +20,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
@@ -59,13 +60,9 @@ def find_unplanned(
 
 def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
     """Whether a file that is gone was a copy of a planned library, which has its uses."""
-    return not Path(traced.path).exists() and any(
-        traced.sha256 == library.sha256
-        if traced.sha256 is not None
-        else traced.build_id is not None
-        and (traced.size, traced.build_id) == (library.size, library.build_id)
-        for library in planned
-    )
+    is_known = traced.sha256 is not None or traced.build_id is not None
+    is_gone = not Path(traced.path).exists()
+    return is_gone and is_known and any(may_be(traced, library) for library in planned)
 
 
 def _incomplete_reasons(usage: Usage) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.misses import (
+from pytest_negativa.models.listing import (
     MISSES_VERSION,
     CodeKind,
     MissedCode,

@@ -34,7 +34,7 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportCon
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
-from pytest_negativa.models.settings import ReportFormat, Reports, Settings, SourceKind
+from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
@@ -472,7 +472,7 @@ def report_verified(run: Run, settings: Settings) -> None:
         StoreError: the run can't be read, or a report can't be written.
     """
     options = settings.reports
-    is_asked = settings.sources["reports.formats"].kind is SourceKind.FLAG
+    is_asked = settings.sources["reports.formats"].startswith("--")
     prints = is_asked and not settings.enabled
     if not run.report_file.exists() or not (prints or any(w.path for w in options.formats)):
         return

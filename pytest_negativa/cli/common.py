@@ -19,7 +19,7 @@ from pytest_negativa.cli.main import interruptible as interruptible
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
-from pytest_negativa.images.containers import count_archives
+from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings

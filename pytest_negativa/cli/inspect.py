@@ -47,7 +47,7 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.gpucode.cache import open_cache
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import load_suite, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report

@@ -8,7 +8,8 @@ import click
 
 from pytest_negativa.cli.common import answer, as_json_option, run_of, runs_of, settings_of
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.listing import LISTING_VERSION, RunList, RunRow
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.listing import LISTING_VERSION, RunRow
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
@@ -34,21 +35,17 @@ def list_runs(as_json: bool) -> None:
     Exit status: 0.
     """
     folder = runs_of(settings_of())
-    listing = RunList(
-        format_version=LISTING_VERSION,
-        runs=tuple(map(_row, folder.runs())),
-        copies_size=_size(folder.copies) if folder.copies.is_dir() else None,
-    )
+    listing = Listing(format_version=LISTING_VERSION, rows=tuple(map(_row, folder.runs())))
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
-        for row in listing.runs
+        for row in listing.rows
     ]
     paragraphs = [printable(f"no traced run in {folder.folder}")]
     if rows:
         headers = ("run", "", "state", "size")
         paragraphs = [format_table("lllr", headers, rows, drop=(3, 1), names=())]
-    if listing.copies_size is not None:
-        paragraphs.append(f"copies of libraries: {format_bytes(listing.copies_size)}")
+    if folder.copies.is_dir():
+        paragraphs.append(f"copies of libraries: {format_bytes(_size(folder.copies))}")
     then = "negativa report" if rows else "pytest --negativa"
     answer(listing, paragraphs, as_json=as_json, then=then)
 

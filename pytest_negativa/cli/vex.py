@@ -14,7 +14,7 @@ from pytest_negativa.analysis.vex import Libraries, make_document
 from pytest_negativa.cli.common import active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.slimming.wheel import unpacked_wheel
 from pytest_negativa.storage.output import write_output

@@ -34,10 +34,10 @@ from pytest_negativa.models.library import (
     LibraryMap,
     LtoIr,
     Region,
+    Removed,
     Scope,
     Section,
 )
-from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.spans import Span
 
 # Code in libtorch_cuda.so unpacks to at most 207 times its size; zstd could reach 30,000 times.

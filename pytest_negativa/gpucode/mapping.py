@@ -36,8 +36,11 @@ from pytest_negativa.gpucode.workers import (
     this_worker,
 )
 from pytest_negativa.models.archive import Member
-from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.library import (
+    LibraryMap,
+    Removed,
+    Scope,
+)
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.maps import decode_map, encode_map
 

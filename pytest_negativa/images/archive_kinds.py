@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+import re
 from pathlib import Path
 
 from pytest_negativa.storage.system import read_head
@@ -10,6 +12,7 @@ from pytest_negativa.storage.system import read_head
 WHEEL_SUFFIX = ".whl"
 DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5F
+_NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|deb|tar(\.\w+)?)")
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
@@ -63,6 +66,10 @@ def kind_at(path: Path) -> ArchiveKind | None:
         return None
 
 
-def has_image_list(path: Path) -> bool:
-    """Whether a folder has a file that may list the layers of an image."""
-    return (path / OCI_INDEX).is_file() or (path / DOCKER_LIST).is_file()
+def count_archives(folder: Path) -> int:
+    """Number of files below a folder with names of wheels, packages or tar archives."""
+    return sum(
+        _NAMED_AS_ARCHIVE.fullmatch(name) is not None
+        for _, _, names in os.walk(folder)
+        for name in names
+    )

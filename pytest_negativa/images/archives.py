@@ -53,8 +53,6 @@ _MAX_GLOBAL_HEADERS = 1000
 _DIGITS = re.compile(rb"\d{256}")
 _STEP = 1 << 20
 _BUFFER = 128 << 10
-# Bytes. xz -9 takes 65 MiB; a header may ask for 4 GiB.
-_MAX_XZ_MEMORY = 256 << 20
 
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -315,53 +313,44 @@ class _TarStream:
     Args:
         stream: the tar archive, unpacked, open for reading.
         label: for messages.
-        seekable: whether any part of the stream can be read at any time.
 
     Attributes:
         header: the last header.
         reads_headers: whether headers are read, and not files.
     """
 
-    def __init__(self, stream: Any, label: str, *, seekable: bool) -> None:
+    def __init__(self, stream: Any, label: str) -> None:
         self.header = b""
         self.reads_headers = True
+        self.tell = stream.tell
         self._stream = stream
         self._label = label
-        self._seekable = seekable
-        self._position = 0
 
-    def tell(self) -> int:
-        return self._position
+    def seekable(self) -> bool:
+        return True
 
-    def seek(self, position: int) -> int:
-        if self._seekable:
-            self._position = self._stream.seek(position)
-        while self._position < position and self._read(min(_STEP, position - self._position)):
-            pass
-        return self._position
-
-    def read(self, size: int) -> bytes:
-        if not self.reads_headers:
-            return self._read(size)
-        if size > _MAX_TAR_TABLE:
-            raise _too_large(self._label, size, _MAX_TAR_TABLE)
-        self.header = self._read(size)
-        if _DIGITS.search(self.header):
-            problem = "a header has 256 digits in a row; crafted or damaged"
-            raise FormatError(self._label, None, problem)
-        return self.header
-
-    def _read(self, size: int) -> bytes:
-        data: bytes = self._stream.read(size)
-        self._position += len(data)
-        if self._position > MAX_UNPACKED:
+    def seek(self, position: int) -> None:
+        # tarfile goes to the end of each file.
+        if position > MAX_UNPACKED:
             raise FormatError(
                 self._label,
                 None,
                 f"unpacks to more than the limit of {format_bytes(MAX_UNPACKED)}; unpack it "
                 "yourself and name the folder",
             )
-        return data
+        self._stream.seek(position)
+
+    def read(self, size: int) -> bytes:
+        if not self.reads_headers:
+            data: bytes = self._stream.read(size)
+            return data
+        if size > _MAX_TAR_TABLE:
+            raise _too_large(self._label, size, _MAX_TAR_TABLE)
+        self.header = self._stream.read(size)
+        if _DIGITS.search(self.header):
+            problem = "a header has 256 digits in a row; crafted or damaged"
+            raise FormatError(self._label, None, problem)
+        return self.header
 
 
 def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterator[Entry]:
@@ -381,8 +370,7 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
     kind = ArchiveKind.TAR if head and not head.strip(b"\0") else archive_kind(head)
     in_place = part if kind is ArchiveKind.TAR and isinstance(part, Part) else None
     with damage(label):
-        unpacked = _unpacked(buffered, kind, label)
-        stream = _TarStream(unpacked, label, seekable=in_place is not None)
+        stream = _TarStream(_unpacked(buffered, kind, label), label)
         try:
             tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
         except tarfile.ReadError as e:
@@ -443,7 +431,8 @@ def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterato
                 f"{_MAX_GLOBAL_HEADERS:,} headers for all files; crafted or damaged",
             )
         yield info
-    if stream.header.strip(b"\0"):
+    # Two blocks of zeros end it.
+    if stream.header != bytes(tarfile.BLOCKSIZE):
         raise FormatError(label, tar.offset, "no tar header here; is the archive damaged?")
 
 
@@ -458,43 +447,8 @@ def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
         unpacker = zstandard.ZstdDecompressor()
         return unpacker.stream_reader(stream, read_across_frames=True)
     if kind is ArchiveKind.XZ:
-        return io.BufferedReader(_Xz(stream), _BUFFER)
+        return lzma.LZMAFile(stream)
     found = "not a tar archive" if kind is None else f"a {kind.value} file"
     raise FormatError(
         label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, xz, zstd"
     )
-
-
-class _Xz(io.RawIOBase):
-    """Content of an xz file, within a limit of memory, which ``lzma.LZMAFile`` has not."""
-
-    def __init__(self, packed: Any) -> None:
-        self._packed = packed
-        self._unpacker = _new_unpacker()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            packed = b""
-            if self._unpacker.eof:
-                # Another stream may follow, behind zeros.
-                packed = self._unpacker.unused_data.lstrip(b"\0") or self._next().lstrip(b"\0")
-                if not packed:
-                    return 0
-                self._unpacker = _new_unpacker()
-            elif self._unpacker.needs_input and not (packed := self._next()):
-                raise EOFError("it ends in the middle of the packed data")
-            data = self._unpacker.decompress(packed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _next(self) -> bytes:
-        packed: bytes = self._packed.read(_BUFFER)
-        return packed
-
-
-def _new_unpacker() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY)

@@ -31,7 +31,6 @@ _IMAGE_FILES = re.compile(
 _DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,}")
 _MAX_JSON = 4 << 20
 _MAX_JSONS = 256 << 20
-_MAX_DEPTH = 4
 # Where these files are in a folder.
 _FOLDERS = ("*", "*/*", "blobs/*/*")
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -79,6 +78,17 @@ class Image:
     texts: dict[str, bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
+
+
+def is_container(path: Path) -> bool:
+    """Whether a path is an archive, or a folder with a saved image.
+
+    Raises:
+        FormatError: it is such a folder, and damaged.
+    """
+    if (path / OCI_INDEX).is_file() or (path / DOCKER_LIST).is_file():
+        return find_image(path) is not None
+    return kind_at(path) is not None
 
 
 def find_image(path: Path) -> Image | None:
@@ -160,7 +170,7 @@ def _only(image: Image, found: Sequence[list[str]], names: Sequence[str]) -> lis
 
 
 def _oci_layers(image: Image, index: _Manifest) -> list[str]:
-    found = list(_iter_manifests(image, index, _MAX_DEPTH, set()))
+    found = list(_iter_manifests(image, index, set()))
     here = _OCI_MACHINES.get(platform.machine(), platform.machine())
     if len(found) > 1:
         found = [one for one in found if one[0] and one[0].architecture == here] or found
@@ -170,7 +180,7 @@ def _oci_layers(image: Image, index: _Manifest) -> list[str]:
 
 
 def _iter_manifests(
-    image: Image, index: _Manifest, depth: int, seen: set[str]
+    image: Image, index: _Manifest, seen: set[str]
 ) -> Iterator[tuple[_Platform | None, _Manifest]]:
     for one in index.manifests:
         # An image with several tags is listed several times. A crafted index may list itself.
@@ -184,11 +194,11 @@ def _iter_manifests(
             continue
         text = image.texts.get(_blob(image, one))
         # An index may name the images of other platforms, which were not saved.
-        if text is None or not depth:
+        if text is None:
             continue
         manifest = msgspec.json.decode(text, type=_Manifest)
         if manifest.manifests:
-            yield from _iter_manifests(image, manifest, depth - 1, seen)
+            yield from _iter_manifests(image, manifest, seen)
         else:
             yield one.platform, manifest
 

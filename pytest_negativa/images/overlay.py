@@ -47,7 +47,7 @@ class Folder(Generic[FileT]):
 
 
 Layer: TypeAlias = Mapping[str, "FileT | Link | HardLink | None"]
-"""What a layer holds, by path and in its order; None is a folder."""
+"""Content of a layer, by path and in its order; None is a folder."""
 
 
 @dataclass(slots=True)

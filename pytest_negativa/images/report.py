@@ -14,7 +14,7 @@ from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.containers import is_container
+from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import CodeFile, OnDone, Question, Tree, is_host, read_tree
@@ -36,11 +36,11 @@ from pytest_negativa.models.library import (
     ForeignCode,
     LibraryIdentity,
     LibraryMap,
+    Removed,
     Scope,
     add_foreign,
 )
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.storage.records import utf8
 
 

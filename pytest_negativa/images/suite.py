@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.image import SlimmableBy
+from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.trace import TracedLibrary, Usage
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.results import load_plans, load_usage
 from pytest_negativa.storage.runs import Run
 
@@ -96,7 +97,7 @@ def suite_of_run(
     libraries = []
     for loaded in usage.libraries:
         plan = by_path.get(loaded.library.path)
-        if plan is not None and not _is_planned(loaded.library, plan):
+        if plan is not None and not may_be(loaded.library, plan.library):
             plan = None
         libraries.append(
             KnownLibrary(
@@ -115,14 +116,6 @@ def suite_of_run(
         notes=tuple(_notes_of_run(run_id, usage, plans)),
         files=files,
     )
-
-
-def _is_planned(traced: TracedLibrary, plan: LibraryPlan) -> bool:
-    """Whether a plan is for the content that a process had at the plan's path."""
-    library = plan.library
-    if traced.sha256 is not None and library.sha256 is not None:
-        return traced.sha256 == library.sha256
-    return (traced.size, traced.build_id) == (library.size, library.build_id)
 
 
 def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Iterator[str]:

@@ -40,8 +40,7 @@ from pytest_negativa.gpucode.mapping import (
 )
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
-from pytest_negativa.images.containers import is_container
-from pytest_negativa.images.layers import find_image, iter_layers
+from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of

@@ -1,4 +1,4 @@
-"""What is known at the end of a run: the use, the map and the plan of each library."""
+"""Results of a run: the use, the map and the plan of each library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
-from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.verdict import PageVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """What all renderers of a run's report read.
+    """Input of all renderers of a run's report.
 
     Attributes:
         report: the rows, which every format shows.

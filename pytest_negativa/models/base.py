@@ -9,7 +9,7 @@ import msgspec
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What ``msgspec.json.decode`` raises for damaged bytes."""
+"""Errors of ``msgspec.json.decode`` for damaged bytes."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

@@ -31,7 +31,7 @@ is the first."""
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run's watch saw of the files of a distribution. Paths are below the site.
+    """Files of a distribution as a run's watch saw them. Paths are below the site.
 
     Attributes:
         distribution, version: what installed them.

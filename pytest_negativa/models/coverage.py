@@ -9,7 +9,7 @@ from pytest_negativa.models.base import NonNegative, Record, Row
 
 
 class KernelRun(Row, frozen=True):
-    """What ran a kernel: ``[test, launches, gpu_ns]``.
+    """A test that ran a kernel: ``[test, launches, gpu_ns]``.
 
     Attributes:
         test: the node id of the test; the fixture or phase of the session for what no test did.
@@ -92,12 +92,12 @@ class LibraryCoverage(Record, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """What is known of the kernels that count as run."""
+        """A word for the kernels that count as run."""
         return "run" if self.counted else "looked up"
 
     @property
     def run_kernels(self) -> int:
-        """How many of its kernels ran."""
+        """Number of its kernels that ran."""
         return sum(kernel.is_run for kernel in self.kernels)
 
     def groups(self) -> Iterator[KernelGroup]:

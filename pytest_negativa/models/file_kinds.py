@@ -7,7 +7,7 @@ import re
 
 
 class FileKind(str, enum.Enum):
-    """What a file with GPU code is.
+    """Kind of a file with GPU code.
 
     ``LIBRARY`` is a shared library or program, ``OBJECT`` a relocatable ELF file for the CPU or the
     GPU, ``ARCHIVE`` a static one of objects, ``THIN_ARCHIVE`` a list of their paths. ``FILES`` are
@@ -29,7 +29,7 @@ class FileKind(str, enum.Enum):
 
     @property
     def described(self) -> str:
-        """What the file is, for messages."""
+        """A noun for messages."""
         return _DESCRIBED[self]
 
     @property

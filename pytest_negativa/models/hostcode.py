@@ -1,4 +1,4 @@
-"""Which pages of CPU code the processes of a run touched: the record ``cpu.json``."""
+"""Pages of CPU code that the processes of a run touched: the record ``cpu.json``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HostUsage(Versioned, Record, frozen=True, kw_only=True):
-    """What the processes of one or several runs touched.
+    """CPU code that the processes of one or several runs touched.
 
     A library that is not listed was not traced. The main programs, libc and the dynamic loader
     never are.
@@ -135,7 +135,7 @@ class HostRow(Record, frozen=True, kw_only=True):
 
 
 class HostReport(Versioned, Record, frozen=True, kw_only=True):
-    """What a run touched of CPU code: for people and for ``negativa pages --json``.
+    """CPU code that a run touched: for people and for ``negativa pages --json``.
 
     Attributes:
         run_ids: the runs.

@@ -13,7 +13,7 @@ which totals count, in the place of figures of bare cubins; 1 is the first."""
 
 
 class SuiteUse(str, enum.Enum):
-    """What a traced run did with a library."""
+    """Use of a library by a traced run."""
 
     USED = "used"  # loaded GPU code from it
     LOADED = "loaded"  # had it mapped, and loaded no GPU code
@@ -22,14 +22,14 @@ class SuiteUse(str, enum.Enum):
 
 
 class MatchedBy(str, enum.Enum):
-    """How a library was recognised as a library of the traced run; never by its path."""
+    """Fact by which a library was recognised as one of the traced run; never its path."""
 
     SHA256 = "sha256"
     BUILD_ID = "build-id"
 
 
 class SlimmableBy(str, enum.Enum):
-    """Why bytes are slimmable."""
+    """Source that says that bytes are slimmable."""
 
     PLAN = "plan"  # the run's plan for exactly this content
     LOCK = "lock"  # the lock file's plan for exactly this content
@@ -113,7 +113,7 @@ class PackageRow(Record, frozen=True, kw_only=True):
 
 
 class ImageReport(Versioned, Record, frozen=True, kw_only=True):
-    """What ``inspect`` shows by package.
+    """Tables of ``inspect`` by package.
 
     Attributes:
         root: real path of the tree, or of the archive or image that holds it.

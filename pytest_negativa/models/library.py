@@ -16,10 +16,9 @@ from pytest_negativa.arch import (
     ComputeCapability,
     ElementKind,
     SmArch,
-    can_be_compiled_for,
     can_be_linked,
+    can_load,
     choose_elements,
-    cubin_runs_on,
 )
 from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
@@ -39,7 +38,7 @@ NameIndex = NonNegative
 
 
 class Compression(str, enum.Enum):
-    """How a payload is packed; decided by flags 0x2000 (LZ4 block) and 0x8000 (zstd)."""
+    """Packing of a payload; decided by flags 0x2000 (LZ4 block) and 0x8000 (zstd)."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -231,9 +230,7 @@ class Element(Record, frozen=True, kw_only=True):
 
     def runs_on(self, device: ComputeCapability) -> bool:
         """Whether a device can load it: as it is, or compiled by the driver."""
-        if self.kind is ElementKind.CUBIN:
-            return cubin_runs_on(self.arch, device)
-        return not self.kind.is_opaque and can_be_compiled_for(self.arch, device)
+        return can_load(self, device)
 
 
 class Region(Record, frozen=True, kw_only=True):
@@ -302,6 +299,22 @@ class Problem(Record, frozen=True, kw_only=True):
     text: str
 
 
+class Removed(Record, frozen=True, kw_only=True):
+    """Code that a slimmed library lacks, and the size of the GPU code that is left.
+
+    Attributes:
+        size_before: bytes of the original, if the library states it.
+        gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
+        stored_bytes: bytes in the file of the GPU code that is left.
+        spare: file name of the spare that has what is gone, if there is one.
+    """
+
+    size_before: NonNegative | None
+    gone_bytes: NonNegative
+    stored_bytes: NonNegative
+    spare: str | None = None
+
+
 class ForeignCode(Record, frozen=True, kw_only=True):
     """Code for GPUs of another vendor, which is not read.
 
@@ -352,7 +365,7 @@ class LibraryIdentity(Record, frozen=True, kw_only=True):
 
 
 class Scope(Record, frozen=True, kw_only=True):
-    """How much of a library was read beyond the headers.
+    """Parts of a library that were read beyond the headers.
 
     Attributes:
         devices: capabilities (``"9.0"``) whose code is unpacked; None: all.

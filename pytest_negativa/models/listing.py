@@ -1,6 +1,8 @@
-"""What commands print with ``--json``, if no file has the same rows."""
+"""Output of commands with ``--json``, if no file has the same rows."""
 
 from __future__ import annotations
+
+import enum
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.slimming import SlimRow
@@ -66,20 +68,8 @@ class RunRow(Record, frozen=True, kw_only=True):
     size: NonNegative
 
 
-class RunList(Versioned, Record, frozen=True, kw_only=True):
-    """The traced runs of a folder.
-
-    Attributes:
-        runs: the newest first.
-        copies_size: bytes of the copies of libraries; None without copies.
-    """
-
-    runs: tuple[RunRow, ...]
-    copies_size: NonNegative | None
-
-
 class SlimList(Versioned, Record, frozen=True, kw_only=True):
-    """What became of libraries, or what they are.
+    """Libraries of ``slim``, ``slim undo`` or ``slim check``.
 
     Attributes:
         libraries: a row for each.
@@ -91,7 +81,7 @@ class SlimList(Versioned, Record, frozen=True, kw_only=True):
 
 
 class LaunchRange(Record, frozen=True, kw_only=True):
-    """What a test ran in a range.
+    """Kernels that a test ran in a range.
 
     Attributes:
         ranges: names of the NVTX ranges around the launches, the outermost first; empty outside.
@@ -138,7 +128,7 @@ class SimilarPair(Record, frozen=True):
 
 
 class NeededLibrary(Record, frozen=True, kw_only=True):
-    """What some of the tests need of a library.
+    """Code of a library that some of the tests need.
 
     Attributes:
         path: real path.
@@ -156,7 +146,7 @@ class NeededLibrary(Record, frozen=True, kw_only=True):
 
 
 class NeedList(Versioned, Record, frozen=True, kw_only=True):
-    """What some of the tests need of the libraries of a run.
+    """Code of a run's libraries that some of the tests need.
 
     Attributes:
         run_id: the run.
@@ -173,3 +163,67 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
     all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
     plan: str | None = None
+
+
+MISSES_VERSION = 2
+"""Of ``negativa misses --json``. History: 2 has ``rows``; 1 is the first."""
+
+
+class CodeKind(str, enum.Enum):
+    """Kind of the code at the first touched place of a page that came back."""
+
+    FUNCTION = "function"
+    UNWIND_TABLES = "unwind tables"
+    GPU_CODE = "GPU code"
+    GPU_HEADERS = "GPU headers"  # of regions and elements, which the driver reads to choose
+    OTHER = "other"
+
+
+class MissedCode(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A function, or an element or frame of GPU code, that came back.
+
+    Attributes:
+        kind: what it is.
+        offset: file offset, in the original, of the function, payload, frame or section; None for
+            a function that no table names.
+        name: mangled name of a function, if it has a symbol; the section of other code.
+        region: file offset of the region of an element.
+        arch: of GPU code.
+        kernels: mangled names of its kernels.
+        pages: how many pages of it came back.
+        misses: how often, in all processes.
+    """
+
+    kind: CodeKind
+    offset: NonNegative | None
+    name: str | None = None
+    region: NonNegative | None = None
+    arch: str | None = None
+    kernels: tuple[str, ...] = ()
+    pages: NonNegative
+    misses: NonNegative
+
+
+class MissedLibrary(Record, frozen=True, kw_only=True):
+    """A library whose pages came back.
+
+    Attributes:
+        name: the file's name.
+        sha256, size: of the original.
+        path: where it, or the original, is; None if it was not found.
+        pages: how many pages of 4 KiB came back.
+        beside: how many of these came back unasked, beside another page.
+        misses: how often a process, with its forked children, touched such a page first.
+        code: what came back, the most misses first.
+        unknown: why it is not known; else None.
+    """
+
+    name: str
+    sha256: str
+    size: NonNegative
+    path: str | None
+    pages: NonNegative
+    beside: NonNegative
+    misses: NonNegative
+    code: tuple[MissedCode, ...]
+    unknown: str | None

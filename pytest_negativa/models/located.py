@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pytest_negativa.models.base import Record
-from pytest_negativa.models.library import Element, LibraryMap
+from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import Context, FirstUse
+from pytest_negativa.models.trace import Context, FirstUse, TracedLibrary
 
 
 class UseMark(Record, frozen=True, kw_only=True):
-    """What the run did with a region or frame.
+    """Use of a region or frame by the run.
 
     Attributes:
         kernels: the kernels that were looked up, by mangled name.
@@ -50,7 +50,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     touched: tuple[Span, ...] = ()
 
     def use_of(self, block: Element) -> UseMark | None:
-        """What the run did with the region of an element, or with a frame; None: nothing."""
+        """Use of an element's region, or of a frame; None: not used."""
         return self.uses.get(block.anchor)
 
     def context_of(self, first: FirstUse) -> Context:
@@ -61,6 +61,13 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     def used_kernels(self) -> dict[str, FirstUse]:
         """By mangled name: the kernels that were looked up in any region or frame."""
         return earliest(mark.kernels for mark in self.uses.values())
+
+
+def may_be(traced: TracedLibrary, library: LibraryIdentity) -> bool:
+    """Whether a traced file had the content of a library, by digest or else size and build id."""
+    if traced.sha256 is not None and library.sha256 is not None:
+        return traced.sha256 == library.sha256
+    return (traced.size, traced.build_id) == (library.size, library.build_id)
 
 
 def earliest(uses: Iterable[Mapping[str, FirstUse]]) -> dict[str, FirstUse]:

@@ -51,7 +51,7 @@ class KeptCode(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Place(Record, frozen=True, omit_defaults=True):
-    """Where a library belongs.
+    """Place to which a library belongs.
 
     Attributes:
         path: below ``site-packages`` or the folder in which it was locked, with ``/``; absolute for
@@ -145,7 +145,7 @@ class ProvingDevice(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the lock rests on.
+    """Evidence on which the lock rests.
 
     Attributes:
         proved: whether the tests ran on copies without the unused code, and ended the same.

@@ -1,4 +1,4 @@
-"""What a program costs on its original libraries and on slim ones: runs, and what sums them up."""
+"""Costs of a program on its original libraries and on slim ones: runs, and their sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEASUREMENT_VERSION = 1
 
 
 class Variant(str, enum.Enum):
-    """Which libraries the program was given."""
+    """Libraries that the program was given."""
 
     ORIGINAL = "original"
     SLIM = "slim"
@@ -122,7 +122,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 class LoadingResult(Record, frozen=True, kw_only=True):
-    """What the runs with one way of loading add up to.
+    """Sums of the runs with one way of loading.
 
     Attributes:
         loading: the way of loading.
@@ -156,7 +156,7 @@ class FileSizes(Record, frozen=True, kw_only=True):
 
 
 class Measurement(Versioned, Record, frozen=True, kw_only=True):
-    """What ``negativa measure`` found.
+    """Results of ``negativa measure``.
 
     Attributes:
         command: what was run.
@@ -189,5 +189,5 @@ class Measurement(Versioned, Record, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Why comparisons failed."""
+        """Reasons for which comparisons failed."""
         return tuple(r.failure for r in self.results if r.failure is not None)

@@ -1,4 +1,4 @@
-"""What lies at a URL for a folder that was published there: a run, or a spare."""
+"""Manifest of a folder that was published at a URL: a run, or a spare."""
 
 from __future__ import annotations
 

@@ -85,12 +85,12 @@ class LibraryRow(Record, frozen=True, kw_only=True):
 
     @property
     def unused_elements(self) -> int:
-        """How many elements and frames are unused."""
+        """Number of elements and frames that are unused."""
         return sum(r.elements for r in self.unused)
 
     @property
     def kept_elements(self) -> int:
-        """How many elements and frames stay."""
+        """Number of elements and frames that stay."""
         return self.elements - self.unused_elements
 
     def unused_bytes_by(self, reason: str) -> int:
@@ -117,7 +117,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
 
 
 class RunReport(Versioned, Record, frozen=True, kw_only=True):
-    """What a run found.
+    """Results of a run, for reports.
 
     Attributes:
         run_id: of the run.
@@ -161,7 +161,7 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
 
     @property
     def holders(self) -> tuple[int, int]:
-        """How many libraries, and how many files that are GPU code themselves."""
+        """Numbers of libraries, and of files that are GPU code themselves."""
         files = [row.elements for row in self.libraries if row.is_files]
         return len(self.libraries) - len(files), sum(files)
 

@@ -8,7 +8,7 @@ from pytest_negativa.models.base import Record
 
 
 class RoundKind(str, enum.Enum):
-    """What a round is for."""
+    """Purpose of a round."""
 
     TRACE = "trace"  # the traced run itself
     VERIFY = "verify"  # on the copies

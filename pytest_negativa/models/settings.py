@@ -22,7 +22,7 @@ _Limit = TypeVar("_Limit")
 
 
 class TraceLevel(str, enum.Enum):
-    """How much a trace records of each kernel."""
+    """Detail of a trace."""
 
     LOOKUP = "lookup"
     LAUNCH = "launch"
@@ -35,7 +35,7 @@ class TraceLevel(str, enum.Enum):
 
 
 class PtxPolicy(str, enum.Enum):
-    """Which PTX is kept beside the cubins, for devices newer than any of them."""
+    """PTX that is kept beside the cubins, for devices newer than any of them."""
 
     OFF = "off"
     NEWEST = "newest"
@@ -43,7 +43,7 @@ class PtxPolicy(str, enum.Enum):
 
 
 class ReportFormat(str, enum.Enum):
-    """How a report is written; ``reporting.formats`` has the renderer."""
+    """Format of a report; ``reporting.formats`` has the renderer."""
 
     TERMINAL = "terminal"
     TERMINAL_MISSING = "terminal-missing"
@@ -69,7 +69,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 class Libraries(Record, frozen=True, kw_only=True):
-    """Which libraries are analysed; without ``include``, all with GPU code."""
+    """Libraries that are analysed; without ``include``, all with GPU code."""
 
     include: tuple[str, ...]
     exclude: tuple[str, ...]
@@ -90,14 +90,14 @@ class Keep(Record, frozen=True, kw_only=True):
 
 
 class Granularity(str, enum.Enum):
-    """What a plan can call unused: whole elements, or also kernels inside kept elements."""
+    """Unit that a plan can call unused: whole elements, or also kernels inside kept elements."""
 
     ELEMENT = "element"
     KERNEL = "kernel"
 
 
 class Trace(Record, frozen=True, kw_only=True):
-    """What is recorded, and what counts."""
+    """Settings of the trace."""
 
     level: TraceLevel
     children: bool
@@ -105,21 +105,21 @@ class Trace(Record, frozen=True, kw_only=True):
 
 
 class CopyKind(str, enum.Enum):
-    """What a plan's copies look like."""
+    """Form of a plan's copies."""
 
     OVERWRITTEN = "overwritten"
     COMPACTED = "compacted"
 
 
 class OpenedPolicy(str, enum.Enum):
-    """What follows if a process opened an original while the tests ran on the copies."""
+    """Consequence if a process opened an original while the tests ran on the copies."""
 
     NOT_PROVED = "not-proved"
     NOTE = "note"
 
 
 class Verify(Record, frozen=True, kw_only=True):
-    """How a plan is proved, and healed if the proof fails.
+    """Settings of a proof, and of healing if the proof fails.
 
     Attributes:
         copies: what the tests run on.
@@ -137,7 +137,7 @@ class Verify(Record, frozen=True, kw_only=True):
 
 
 class Reports(Record, frozen=True, kw_only=True):
-    """What is reported, and how."""
+    """Settings of reports."""
 
     formats: tuple[Report, ...]
     top: NonNegative
@@ -155,7 +155,7 @@ class Limits(Record, Generic[_Limit], frozen=True, kw_only=True):
 
 
 class Coverage(Record, frozen=True, kw_only=True):
-    """Which libraries' kernels are covered, and the least percentage of them that tests run."""
+    """Libraries whose kernels are covered, and the least percentage of them that tests run."""
 
     libraries: tuple[str, ...]
     fail_under: Limits[float]
@@ -278,45 +278,24 @@ class GrowthLimit(Record, frozen=True, kw_only=True):
 
 
 class Compare(Record, frozen=True, kw_only=True):
-    """What may have grown since a baseline."""
+    """Limits of growth since a baseline."""
 
     baseline: str | None
     fail: Limits[tuple[GrowthLimit, ...]]
 
 
 class Cache(Record, frozen=True, kw_only=True):
-    """Where the maps of libraries are kept between sessions; ``dir`` is None without a home."""
+    """Folder for the maps of libraries between sessions; ``dir`` is None without a home."""
 
     dir: str | None
 
 
 class FailureMode(str, enum.Enum):
-    """How many bad inputs of several are an error: any of them, only all of them, or none."""
+    """Bad inputs of several that are an error: any of them, only all of them, or none."""
 
     ANY = "any"
     ALL = "all"
     WARN = "warn"
-
-
-class SourceKind(str, enum.Enum):
-    """Where a value can come from, the strongest first."""
-
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-class Source(Record, frozen=True, kw_only=True):
-    """Where a value comes from.
-
-    Attributes:
-        kind: which source won.
-        where: the flag, the variable or ``FILE:LINE:COLUMN``; empty for a default.
-    """
-
-    kind: SourceKind
-    where: str = ""
 
 
 class Settings(Record, frozen=True, kw_only=True):
@@ -332,7 +311,8 @@ class Settings(Record, frozen=True, kw_only=True):
         paths: paths here, by globs on paths of other machines.
         require_gpu: whether a run without GPU code on a GPU fails.
         cpu: whether CPU code is traced, too.
-        sources: where each value comes from, by the option's name (``"keep.ptx"``).
+        sources: by the option's name (``"keep.ptx"``), where its value comes from: the flag, the
+            variable or ``FILE:LINE:COLUMN``; empty for a default.
     """
 
     enabled: bool
@@ -355,11 +335,11 @@ class Settings(Record, frozen=True, kw_only=True):
     thresholds: Thresholds
     compare: Compare
     cache: Cache
-    sources: dict[str, Source]
+    sources: dict[str, str]
 
     @property
     def untraced_failure(self) -> str | None:
-        """Why a run without any trace must fail; None if it may pass."""
+        """Reason for which a run without any trace must fail; None if it may pass."""
         # A runner that lost its GPU must not pass as one that keeps the thresholds.
         if self.require_gpu:
             return "a GPU is required (require_gpu)"
@@ -381,5 +361,5 @@ class Settings(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Settings:
-        """What ``to_plain`` gave, also after a journey through execnet or JSON."""
+        """Settings from what ``to_plain`` gave, also after a journey through execnet or JSON."""
         return msgspec.convert(plain, cls)

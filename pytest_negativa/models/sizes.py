@@ -1,4 +1,4 @@
-"""How bytes are printed, in all messages and reports."""
+"""Format of sizes in all messages and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``negativa slim`` remembers of a folder, and what it reports."""
+"""Manifest of ``negativa slim`` in a folder, and rows of its report."""
 
 from __future__ import annotations
 

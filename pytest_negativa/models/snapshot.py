@@ -157,7 +157,7 @@ class LibraryChange(msgspec.Struct, frozen=True):
 
 
 class SnapshotDifference(Versioned, Record, frozen=True, kw_only=True):
-    """How two snapshots differ; each list has the largest changes first.
+    """Differences of two snapshots; each list has the largest changes first.
 
     Attributes:
         before, after: titles.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import ForeignCode, LibraryMap
-from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.library import (
+    ForeignCode,
+    LibraryMap,
+    Removed,
+)
 
 
 class SectionRow(Record, frozen=True, kw_only=True):
@@ -121,7 +124,7 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
 
 
 class LoadableCode(Record, frozen=True, kw_only=True):
-    """What a device could load of a library.
+    """Code of a library that a device could load.
 
     Regions of relocatable code, which must be linked first, count in files for linkers alone, and
     if the driver links them because there is nothing else. A bare frame counts as a region if it

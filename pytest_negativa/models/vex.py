@@ -1,4 +1,4 @@
-"""What ``negativa vex`` reads and writes: functions of vulnerabilities, and an OpenVEX document."""
+"""Input and output of ``negativa vex``: functions of vulnerabilities, and an OpenVEX document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Names = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 
 
 class VulnerableCode(Record, frozen=True, kw_only=True):
-    """Where a vulnerability lies in a library.
+    """Place of a vulnerability in a library.
 
     Attributes:
         library: a glob, as in ``libraries.include``.

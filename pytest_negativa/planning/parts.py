@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.located import may_be
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import Span, covers, intersection, size, union
@@ -156,13 +157,7 @@ def _rows_of(part: VerifiedPart, plan: LibraryPlan) -> list[ProvedLibrary]:
 
 def _loaded(usage: Usage, plan: LibraryPlan) -> bool:
     """Whether a run loaded a library, or may have: nothing tells who reads files of GPU code."""
-    library = plan.library
-    return plan.is_files or any(
-        used.library.sha256 == library.sha256
-        if used.library.sha256 is not None
-        else (used.library.size, used.library.build_id) == (library.size, library.build_id)
-        for used in usage.libraries
-    )
+    return plan.is_files or any(may_be(used.library, plan.library) for used in usage.libraries)
 
 
 def _common(sets: Iterable[Sequence[Span]]) -> tuple[Span, ...]:

@@ -13,8 +13,7 @@ from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx
-from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx, Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
 from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.hostcode import HostReport, HostRow
-from pytest_negativa.models.misses import CodeKind, MissedCode, MissedLibrary
+from pytest_negativa.models.listing import CodeKind, MissedCode, MissedLibrary
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
-from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
@@ -17,6 +16,7 @@ from pytest_negativa.models.verdict import (
     AspectChange,
     Healing,
     LibraryStatus,
+    PageVerdict,
     ProvedLibrary,
     TestVerdict,
     Tolerance,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from pytest_negativa.errors import OptionError, did_you_mean, refusing
-from pytest_negativa.models.settings import Source, SourceKind
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
-from pytest_negativa.settings.values import Found, anchor, describe, value_of
+from pytest_negativa.settings.values import Found, anchor, describe, join_items, read_item
 
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place
@@ -28,7 +27,7 @@ MAX_BYTES = 1 << 20
 
 
 class ConfigFile(NamedTuple):
-    """What one file sets.
+    """Settings of one file.
 
     Attributes:
         path: absolute.
@@ -84,14 +83,15 @@ def _read(path: str) -> dict[str, Found]:
     values: dict[str, Found] = {}
     faults: list[tuple[Place, str]] = []
     for name, node in _iter_options(root, faults):
-        try:
-            value = value_of(name, node.plain())
-        except OptionError as problem:
-            at = node.nearest(getattr(problem, "keys", ()))
-            faults.append((node.place if at is node else _begin(at), f"{name}: {problem}"))
-        else:
-            source = Source(kind=SourceKind.FILE, where=_where(path, node.place))
-            values[name] = Found(value, source)
+        option, items = FILE_OPTIONS[name], []
+        has_items = option.is_repeated and isinstance(node.value, list)
+        for item in node.value if has_items else [node]:
+            try:
+                items.append(read_item(name, item.plain()))
+            except OptionError as problem:
+                faults.append((item.place, f"{name}: {problem}"))
+        if not faults:
+            values[name] = Found(join_items(option, items), _where(path, node.place))
     if faults:
         raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
     return values
@@ -146,10 +146,6 @@ def _where(path: str, place: Place) -> str:
     return f"{path}:{place.line}:{place.column}" if place.line else f"{path}: {TABLE}"
 
 
-def _begin(node: Node) -> Place:
-    return node.key_place or node.place
-
-
 def _iter_options(
     node: Node | None, faults: list[tuple[Place, str]], section: str = ""
 ) -> Iterator[tuple[str, Node]]:
@@ -166,7 +162,7 @@ def _iter_options(
         return
     for key, inner in node.value.items():
         if key not in known:
-            faults.append((_begin(inner), _unknown_key(key, section, known)))
+            faults.append((inner.key_place or inner.place, _unknown_key(key, section, known)))
         elif prefix + key in SECTIONS:
             yield from _iter_options(inner, faults, key)
         else:

@@ -93,7 +93,7 @@ def find_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def flag_without_effect(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
-    """Why a flag on a session's command line is none, or has no effect; None if all may have one.
+    """Fault of a flag on a session's command line: it is none, or has no effect; None without one.
 
     Args:
         words: the typed command line, without ``addopts``: flags there are for all sessions.

@@ -149,7 +149,7 @@ def unmatched_globs(
     names = tuple(candidates) if lost else ()
     what = "kernel" if option == "keep.kernels" else "library or file with GPU code"
     return tuple(
-        f"{settings.sources[option].where}: {option}: {glob!r} matches no {what} of this run"
+        f"{settings.sources[option]}: {option}: {glob!r} matches no {what} of this run"
         f"{did_you_mean(glob, names)}"
         for glob in lost
     )

@@ -65,7 +65,7 @@ class Option(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """What its flags have after ``--`` or ``--negativa-``."""
+        """Part of its flags after ``--`` or ``--negativa-``."""
         return self.name if self.flag_name is None else self.flag_name
 
     @property
@@ -109,7 +109,7 @@ class Option(NamedTuple):
 
 
 MODES = ("enabled", "verifying", "healing", "measuring")
-"""What a session may be: the names of the switches."""
+"""Modes of a session: the names of the switches."""
 
 # What requires which of them.
 _TESTED = ("enabled", "verifying", "healing")

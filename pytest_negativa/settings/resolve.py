@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import platformdirs
 
 from pytest_negativa.errors import OptionError
-from pytest_negativa.models.settings import Report, Settings, Source, SourceKind
+from pytest_negativa.models.settings import Report, Settings
 from pytest_negativa.settings.file import ConfigFile, find_config, load_config
 from pytest_negativa.settings.options import BY_NAME, OPTIONS, REPORT_FILES, Option
 from pytest_negativa.settings.values import (
     Found,
     anchor,
     anchored,
-    default_of,
     value_of,
-    value_of_flag,
 )
 from pytest_negativa.storage.runs import why_no_folder_for_runs
-from pytest_negativa.storage.user_folders import user_cache
 
 
 def load_settings(
@@ -63,7 +61,7 @@ def load_settings(
 def _require_baseline(settings: Settings) -> None:
     """Refuse limits of growth that are never checked."""
     if settings.compare.fail and settings.compare.baseline is None:
-        where = settings.sources["compare.fail"].where
+        where = settings.sources["compare.fail"]
         raise OptionError(
             f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
         )
@@ -94,7 +92,7 @@ def resolve(
     beside = str(Path(config.path).parent) if config else ""
     home = beside if config and config.was_searched else anchor(root, here)
     values: dict[str, Any] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, str] = {}
     for option in OPTIONS:
         name = option.name
         found = _from_flag_or_environment(option, flags, environ, of_command=of_command)
@@ -102,19 +100,29 @@ def resolve(
         if found is None and config and name in config.values:
             found, start = config.values[name], beside
         elif found is None:
-            found, start = Found(default_of(option), Source(kind=SourceKind.DEFAULT)), home
-        values[name], sources[name] = anchored(name, found.value, start), found.source
+            found, start = Found(value_of(option, option.default), ""), home
+        values[name], sources[name] = anchored(name, found.value, start), found.where
     values["config"] = config.path if config else None
     if values["cache.dir"] is None:
-        cache = user_cache()
-        values["cache.dir"] = None if cache is None else str(cache)
+        values["cache.dir"] = _user_cache()
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
     return _settings(values, sources)
 
 
-def _settings(values: Mapping[str, Any], sources: dict[str, Source]) -> Settings:
+def _user_cache() -> str | None:
+    """``$XDG_CACHE_HOME/negativa`` or ``~/.cache/negativa``; None for a user without a home."""
+    # Containers run as users that have neither HOME nor an entry in /etc/passwd.
+    try:
+        folder = platformdirs.user_cache_path("negativa")
+    except RuntimeError:
+        return None
+    # Older releases of platformdirs leave "~" as it is, and take a relative XDG folder.
+    return str(folder) if folder.is_absolute() else None
+
+
+def _settings(values: Mapping[str, Any], sources: dict[str, str]) -> Settings:
     fields: dict[str, Any] = {"sources": sources}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
@@ -133,13 +141,11 @@ def _from_flag_or_environment(
     where = option.cli_flag if of_command else option.flag
     try:
         if option.name in flags:
-            value = value_of_flag(option, flags[option.name])
-            return Found(value, Source(kind=SourceKind.FLAG, where=where))
+            return Found(value_of(option, flags[option.name]), where)
         # CI systems hand over a variable that is not set as an empty one.
         if option.variable and (text := environ.get(option.variable, "").strip()):
             where = option.variable
-            source = Source(kind=SourceKind.ENVIRONMENT, where=where)
-            return Found(value_of(option.name, text), source)
+            return Found(value_of(option, text), where)
     except OptionError as problem:
         raise OptionError(f"{where}: {problem}") from None
     return None

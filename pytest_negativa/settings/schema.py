@@ -10,9 +10,9 @@ import enum
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
-from pytest_negativa.models.settings import Limits
+from pytest_negativa.models.settings import Limits, Report
 from pytest_negativa.settings.options import (
     FILE_OPTIONS,
     REPORT_FILES,
@@ -20,7 +20,7 @@ from pytest_negativa.settings.options import (
     SECTIONS,
     Option,
 )
-from pytest_negativa.settings.values import SWITCH_WORDS, type_of
+from pytest_negativa.settings.values import type_of
 
 
 def config_schema() -> dict[str, Any]:
@@ -37,7 +37,7 @@ def config_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "negativa.yaml",
-        "$defs": _FORMS,
+        "$defs": {**_FORMS, **_LISTS},
         **_mapping("The configuration of pytest-negativa.", properties),
     }
 
@@ -54,31 +54,19 @@ def _mapping(description: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 def _value(option: Option) -> dict[str, Any]:
     description = " ".join(filter(None, (option.help, option.detail)))
-    default = {} if option.default is None else {"default": _plain(option.default)}
-    return {"description": description, **_form(option.name, type_of(option.name)), **default}
+    given = option.default
+    default = {} if given is None else {"default": [*given] if type(given) is tuple else given}
+    return {"description": description, **_form(option), **default}
 
 
-def _plain(default: Any) -> Any:
-    return list(default) if isinstance(default, tuple) else default
-
-
-def _one_or_more(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A list, or one item of it alone."""
-    return {"anyOf": [item, {"type": "array", "items": item}]}
-
-
-def _shared(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/$defs/{name}"}
-
-
-_TRUE_AND_FALSE = ("true", "True", "TRUE", "false", "False", "FALSE", "1", "0")
 _FORMS: Mapping[str, dict[str, Any]] = {
     "text": {"type": "string", "pattern": r"\S"},
-    "texts": _one_or_more(_shared("text")),
-    "switch": {"enum": [True, False, 1, 0, *_TRUE_AND_FALSE, *SWITCH_WORDS]},
+    "switch": {
+        "enum": [True, False, 1, 0, "true", "True", "TRUE", "false", "False", "FALSE", "1", "0"]
+    },
     "number": {"type": ["integer", "string"], "minimum": 0},
-    "limits": {"type": ["number", "string", "array", "object"]},
-    "format": {
+    "figure": {"type": ["number", "string"]},
+    "report": {
         "anyOf": [
             {"enum": list(REPORT_FORMATS)},
             {"type": "string", "pattern": rf"^\s*({'|'.join(REPORT_FILES)}):.*\S"},
@@ -87,36 +75,30 @@ _FORMS: Mapping[str, dict[str, Any]] = {
 }
 """Forms of several options; the file's reader knows more of texts."""
 
-_WRITTEN: Mapping[str, dict[str, Any]] = {
-    "keep.archs": _one_or_more({"type": ["string", "number"]}),
-    "paths": {"type": ["string", "array", "object"], "additionalProperties": _shared("text")},
-    "reports.formats": {
-        "anyOf": [
-            *_one_or_more(_shared("format"))["anyOf"],
-            {
-                "type": "object",
-                "propertyNames": {"enum": list(REPORT_FORMATS)},
-                "additionalProperties": {"anyOf": [_shared("text"), {"enum": [True, None]}]},
-            },
-        ]
-    },
-}
-"""Options whose form in the file is not that of their record's field."""
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    """A list, or one item of it alone."""
+    return {"anyOf": [item, {"type": "array", "items": item}]}
 
 
-def _form(name: str, wanted: Any) -> dict[str, Any]:
-    """What an editor should accept."""
-    if name in _WRITTEN:
-        return _WRITTEN[name]
-    if get_origin(wanted) is tuple:
-        (item, _) = get_args(wanted)
-        return _shared("texts") if item is str else _one_or_more(_form("", item))
+def _shared(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+_LISTS = {f"{name}s": _list_of(_shared(name)) for name in ("text", "figure", "report")}
+_NAMES = {bool: "switch", str: "text", dict: "text", Report: "report", Limits: "figure"}
+
+
+def _form(option: Option) -> dict[str, Any]:
+    """Schema of an option's value."""
+    wanted = type_of(option.name)
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-        return {"enum": [word.value for word in wanted]}
-    return _shared(_NAMES.get(get_origin(wanted) or wanted, "number"))
-
-
-_NAMES = {bool: "switch", str: "text", Limits: "limits"}
+        words = {"enum": [word.value for word in wanted]}
+        return _list_of(words) if option.is_repeated else words
+    # YAML reads 9.0 as a number.
+    is_arch = option.name == "keep.archs"
+    name = "figure" if is_arch else _NAMES.get(get_origin(wanted) or wanted, "number")
+    return _shared(f"{name}s" if option.is_repeated else name)
 
 
 def schema_text() -> str:

@@ -10,7 +10,7 @@ import enum
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
@@ -24,18 +24,10 @@ from pytest_negativa.models.settings import (
     Report,
     ReportFormat,
     Settings,
-    Source,
 )
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_FORMATS, Option
 from pytest_negativa.storage.runs import is_run_id
 from pytest_negativa.storage.urls import is_url, place_of
-
-SWITCH_WORDS: Mapping[str, bool] = {
-    form: word in ("yes", "on")
-    for word in ("yes", "on", "no", "off")
-    for form in (word, word.title(), word.upper())
-}
-"""Words for true and false as in YAML 1.1, beside those that msgspec knows."""
 
 _GROWING = ("size", "code", "unused")
 _UNTESTED = "new-kernels-untested"
@@ -43,27 +35,15 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _Reader = Callable[[Any], Any]
 
 
-class InvalidValue(OptionError):
-    """A value that can't be used.
-
-    Attributes:
-        keys: keys and indices that lead to the fault inside the value.
-    """
-
-    def __init__(self, message: str, keys: tuple[str | int, ...] = ()) -> None:
-        super().__init__(message)
-        self.keys = keys
-
-
 class Found(NamedTuple):
-    """A value of an option, and where it comes from."""
+    """A value of an option; ``where`` is as in ``Settings.sources``."""
 
     value: Any
-    source: Source
+    where: str
 
 
 def describe(value: Any) -> str:
-    """What was found, in words."""
+    """A found value in words."""
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
@@ -81,52 +61,54 @@ def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
 
 @cache
 def type_of(name: str) -> Any:
-    """The type of an option's field; without None, which is that the option is not set."""
+    """The type of an option's field, or of its items; None, which is no value, left out."""
     section, _, key = name.rpartition(".")
     record = get_type_hints(Settings)[section] if section else Settings
     found = get_type_hints(record, include_extras=True)[key]
-    known = [part for part in get_args(found) if part is not type(None)]
-    return known[0] if type(None) in get_args(found) else found
+    if get_origin(found) is tuple or type(None) in get_args(found):
+        return get_args(found)[0]
+    return found
 
 
-def value_of(name: str, given: Any) -> Any:
-    """The value of an option.
+def read_item(name: str, given: Any) -> Any:
+    """The value of an option, or an item of one that has several.
 
     Args:
         name: of the option.
         given: a plain value of the file, or a text.
 
     Raises:
-        OptionError: the option can't have it; an ``InvalidValue`` says where in the value.
+        OptionError: the option can't have it.
     """
-    wanted = type_of(name)
-    if name in _READERS:
-        return _READERS[name](given)
-    if get_origin(wanted) is tuple:
-        return _list_of(partial(_checked, get_args(wanted)[0]))(given)
-    return _checked(wanted, given)
+    return _READERS.get(name, partial(_checked, type_of(name)))(given)
 
 
-def value_of_flag(option: Option, given: Any) -> Any:
-    """The value of what a command-line parser hands over.
+def join_items(option: Option, items: Iterable[Any]) -> Any:
+    """The value of an option with these items; None if it has none and takes one."""
+    if not option.is_repeated:
+        return next(iter(items), None)
+    if option.name == "paths":
+        return dict(items)
+    if get_origin(type_of(option.name)) is Limits:
+        return _limits(items)
+    if option.name == "keep.archs":
+        items = itertools.chain.from_iterable(items)
+    return tuple(dict.fromkeys(items))
+
+
+def value_of(option: Option, given: Any) -> Any:
+    """The value of a default, a variable, or what a command-line parser hands over.
 
     Raises:
-        OptionError: the option can't have it; an ``InvalidValue`` says where in the value.
+        OptionError: the option can't have it.
     """
+    texts = given if isinstance(given, tuple | list) else () if given is None else (given,)
     if option.is_repeated:
-        texts = (given,) if isinstance(given, str) else given
         if option.has_commas:
             texts = [part for text in texts for part in text.split(",")]
         # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
-        given = [text.strip() for text in texts if text.strip()]
-    return value_of(option.name, given)
-
-
-def default_of(option: Option) -> Any:
-    """The value that an option has if no source has one."""
-    if option.default is None:
-        return value_of(option.name, ()) if option.is_repeated else None
-    return value_of(option.name, option.default)
+        texts = [text for text in texts if text.strip()]
+    return join_items(option, [read_item(option.name, text) for text in texts])
 
 
 def anchored(name: str, value: Any, base: str) -> Any:
@@ -160,13 +142,11 @@ def _anchored(path: str | None, base: str) -> str | None:
 
 
 def _refuse(given: Any, expected: str, hint: str = "") -> NoReturn:
-    raise InvalidValue(f"found {describe(given)}, expected {expected}{hint}")
+    raise OptionError(f"found {describe(given)}, expected {expected}{hint}")
 
 
 def _checked(wanted: Any, given: Any) -> Any:
-    """What msgspec knows: a word of an enum, a switch, a number."""
-    if wanted is bool and isinstance(given, str):
-        given = SWITCH_WORDS.get(given, given)
+    """A value that msgspec reads: a word of an enum, a switch, a number."""
     try:
         return msgspec.convert(given, wanted, strict=False)
     except msgspec.ValidationError:
@@ -207,39 +187,33 @@ def _place(given: Any) -> str:
 
 
 def _archs(given: Any) -> tuple[str, ...]:
-    """SM archs of code, each once."""
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(_list_of(_arch)(given))))
-
-
-def _arch(given: Any) -> Iterator[str]:
-    """What one entry stands for; to YAML a plain 90 or 9.0 is a number."""
-    if type(given) in (int, float):
-        given = str(given if given >= 20 else float(given))
-    return map(str, parse_archs([_text(".*", "an arch like sm_90, or a GPU like H100", given)]))
+    """Archs that one item stands for; to YAML a plain 90 or 9.0 is a number."""
+    text = str(given) if type(given) in (int, float) else given
+    return tuple(
+        map(str, parse_archs([_text(".*", "an arch like sm_90, or a GPU like H100", text)]))
+    )
 
 
 def read_percent(given: Any, most: float = 100) -> float:
     """A share of 100: ``12.5`` or ``"12.5%"``.
 
     Raises:
-        InvalidValue: it is none.
+        OptionError: it is none.
     """
-    number = given if type(given) in (int, float) else None
-    if isinstance(given, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%?", given.strip()):
-        number = float(given.strip().removesuffix("%"))
-    if number is None or not 0 <= number <= most:
+    found = re.fullmatch(r"([0-9]+(\.[0-9]+)?) ?%?", str(given).strip())
+    if found is None or float(found[1]) > most:
         _refuse(given, "a percentage from 0 to 100")
-    return float(number)
+    return float(found[1])
 
 
 def read_size(given: Any) -> int:
     """A number of bytes: ``4096``, ``500 MB`` (10^6) or ``1.5 GiB`` (2^30).
 
     Raises:
-        InvalidValue: it is none.
+        OptionError: it is none.
     """
     form = r"(?i)([0-9]{1,18})(?:\.([0-9]{1,9}))? ?(?:([kmgt]?)(i?)b)?"
-    found = re.fullmatch(form, str(given).strip()) if type(given) in (int, str) else None
+    found = re.fullmatch(form, str(given).strip())
     size, rest = -1, 0
     if found is not None and not (found[4] and not found[3]):
         unit: int = (1024 if found[4] else 1000) ** _UNITS[(found[3] or "").lower()]
@@ -251,11 +225,8 @@ def read_size(given: Any) -> int:
 
 
 def _growths(given: Any) -> tuple[GrowthLimit, ...]:
-    """What figures may grow by: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
-    if isinstance(given, str):  # Its parts have no places in a file.
-        return tuple(map(_growth, given.split(",")))
-    growths: tuple[GrowthLimit, ...] = _list_of(_growth)(given)
-    return growths
+    """Limits of growth: ``size:5%,unused:1 MB``, ``new-kernels-untested:0``."""
+    return tuple(map(_growth, given.split(",") if isinstance(given, str) else (given,)))
 
 
 def _growth(given: Any) -> GrowthLimit:
@@ -269,108 +240,66 @@ def _growth(given: Any) -> GrowthLimit:
     read = _count if figure == _UNTESTED else percent if is_percent else read_size
     try:
         limit = float(read(text))
-    except InvalidValue:
+    except OptionError:
         _refuse(given, expected)
     return GrowthLimit(figure=figure, limit=limit, is_percent=is_percent)
 
 
-def _list_of(read: _Reader) -> _Reader:
-    """A reader of lists; an item alone is a list of one."""
+def _limit(read: _Reader) -> _Reader:
+    """A reader of limits: ``80``, or for a library ``libours.so=90``."""
 
-    def read_list(given: Any) -> tuple[Any, ...]:
-        if not isinstance(given, list | tuple):
-            return (read(given),)
-        return tuple(_at(index, read, item) for index, item in enumerate(given))
+    def read_limit(given: Any) -> tuple[str, Any]:
+        glob, equals, text = given.rpartition("=") if isinstance(given, str) else ("", "", given)
+        return (_library_glob(glob) if equals else ""), read(text)
 
-    return read_list
-
-
-def _at(key: str | int, read: _Reader, given: Any) -> Any:
-    """Read a value inside another one."""
-    try:
-        return read(given)
-    except OptionError as e:
-        raise InvalidValue(str(e), (key, *getattr(e, "keys", ()))) from None
+    return read_limit
 
 
-def _by_glob(
-    given: Any, read: _Reader, read_glob: _Reader = _library_glob
-) -> Iterator[tuple[str, Any]]:
-    """Values, each with its glob, or an empty one: ``[80, "libours.so=90"]``, or a mapping."""
-
-    def entry(part: Any) -> tuple[str, Any]:
-        glob, equals, text = part.rpartition("=") if isinstance(part, str) else ("", "", part)
-        return (read_glob(glob) if equals else ""), read(text)
-
-    if isinstance(given, dict):
-        for glob, value in given.items():
-            yield _at(glob, read_glob, glob), _at(glob, read, value)
-    else:
-        yield from _list_of(entry)(given)
+def _limits(items: Iterable[tuple[str, Any]]) -> Limits[Any]:
+    found: dict[str, Any] = {}
+    for glob, limit in items:
+        # Figures have a limit each, and add up.
+        found[glob] = found.get(glob, ()) + limit if isinstance(limit, tuple) else limit
+    return Limits(overall=found.pop("", None), libraries=found)
 
 
-def _limits(read: _Reader) -> _Reader:
-    def read_limits(given: Any) -> Limits[Any]:
-        found: dict[str, Any] = {}
-        for glob, limit in _by_glob(given, read):
-            # Figures have a limit each, and add up.
-            found[glob] = found.get(glob, ()) + limit if isinstance(limit, tuple) else limit
-        return Limits(overall=found.pop("", None), libraries=found)
-
-    return read_limits
+def _path_rule(given: Any) -> tuple[str, str]:
+    """A glob on paths of other machines, and the path here; see ``globs.PathRules``."""
+    glob, equals, path = given.rpartition("=") if isinstance(given, str) else ("", "", "")
+    if not equals:
+        _refuse(given, "GLOB=PATH")
+    return _path_glob(glob), _path(path)
 
 
-def _path_rules(given: Any) -> dict[str, str]:
-    """Paths here by globs on paths of other machines; see ``globs.PathRules``."""
-    rules = dict(_by_glob(given, _path, _path_glob))
-    if "" in rules:
-        _refuse(rules[""], "GLOB=PATH")
-    return rules
-
-
-def _reports(given: Any) -> tuple[Report, ...]:
-    """A list of formats, ``json:PATH``, or a mapping of formats to paths or true."""
-    if isinstance(given, dict):
-        return tuple(_at(name, partial(_report, name), path) for name, path in given.items())
-    return tuple(dict.fromkeys(_list_of(_report_of_text)(given)))
-
-
-def _report_of_text(given: Any) -> Report:
-    name, colon, path = given.strip().partition(":") if isinstance(given, str) else (given, "", "")
-    return _report(name, path.strip() if colon else None, given)
-
-
-def _report(name: Any, path: Any, given: Any = None) -> Report:
+def _report(given: Any) -> Report:
+    """A format, or one with a path: ``json:PATH``."""
+    name, colon, path = given.strip().partition(":") if isinstance(given, str) else ("", "", "")
     if name not in REPORT_FORMATS:
-        hint = did_you_mean(name, REPORT_FORMATS) if isinstance(name, str) else ""
-        _refuse(name if given is None else given, one_of(REPORT_FORMATS), hint)
-    if path is None or path is True:
-        return Report(format=ReportFormat(name), path=None)
+        _refuse(given, one_of(REPORT_FORMATS), did_you_mean(name, REPORT_FORMATS))
     has_path = name in REPORT_FILES
-    if not (has_path and isinstance(path, str) and path.strip()):
-        expected = f"{name} alone, or with a path" if has_path else f"{name} alone"
-        _refuse(path if given is None else given, expected)
-    return Report(format=ReportFormat(name), path=_place(path))
+    if colon and not (has_path and path.strip()):
+        _refuse(given, f"{name} alone, or with a path" if has_path else f"{name} alone")
+    return Report(format=ReportFormat(name), path=_place(path) if colon else None)
 
 
 _READERS: Mapping[str, _Reader] = {
     "run": _place,
     "config": _path,
     "directory": _path,
-    "paths": _path_rules,
-    "libraries.include": _list_of(_library_glob),
-    "libraries.exclude": _list_of(_library_glob),
-    "keep.kernels": _list_of(_glob),
-    "keep.libraries": _list_of(_library_glob),
+    "paths": _path_rule,
+    "libraries.include": _library_glob,
+    "libraries.exclude": _library_glob,
+    "keep.kernels": _glob,
+    "keep.libraries": _library_glob,
     "keep.archs": _archs,
     "trace.replay": _path,
-    "reports.formats": _reports,
-    "coverage.libraries": _list_of(_library_glob),
-    "coverage.fail_under": _limits(read_percent),
-    "thresholds.max_unused_percent": _limits(read_percent),
-    "thresholds.min_used_kernels": _limits(_count),
-    "thresholds.max_gpu_code": _limits(read_size),
+    "reports.formats": _report,
+    "coverage.libraries": _library_glob,
+    "coverage.fail_under": _limit(read_percent),
+    "thresholds.max_unused_percent": _limit(read_percent),
+    "thresholds.min_used_kernels": _limit(_count),
+    "thresholds.max_gpu_code": _limit(read_size),
     "compare.baseline": _place,
-    "compare.fail": _limits(_growths),
+    "compare.fail": _limit(_growths),
     "cache.dir": _path,
 }

@@ -112,10 +112,14 @@ def write_atomically(
     """
     with refusing(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path, hidden=hidden) as new:
+        before = path.stat() if path.exists() else None
+        # The umask allows what a plain open() would; nobody else may read what nobody else could.
+        made = 0o666 if before is None else 0o600
+        with new_file(path, hidden=hidden, mode=made) as new:
             with os.fdopen(os.dup(new.fd), "wb") as file:
                 file.write(data)
-            _give_attributes(new.fd, path)
+            if before is not None:
+                _hand_down(new.fd, before)
             if mode is not None:
                 os.fchmod(new.fd, mode)
             new.publish(durable=durable)
@@ -173,21 +177,8 @@ def remove_abandoned(target: Path) -> None:
                 Path(entry.path).unlink()
 
 
-def _give_attributes(handle: int, path: Path) -> None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        # A new file is the owner's alone; give what a plain open() would.
-        os.fchmod(handle, 0o666 & ~_umask())
-        return
+def _hand_down(descriptor: int, status: os.stat_result) -> None:
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         with contextlib.suppress(PermissionError):
-            os.fchown(handle, status.st_uid, status.st_gid)
-    os.fchmod(handle, stat.S_IMODE(status.st_mode))
-
-
-def _umask() -> int:
-    # The only portable way to read it is to set it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))

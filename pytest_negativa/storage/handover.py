@@ -1,4 +1,4 @@
-"""What a session tells the processes that it starts, in an environment variable.
+"""Facts for the processes that a session starts, in an environment variable.
 
 Workers of pytest-xdist take part in the session. Any other process that inherits the variable is
 part of a test. The session's own process finds it if ``execv`` replaced its program.
@@ -18,7 +18,7 @@ from pytest_negativa.storage.system import System
 
 
 class ProcessIdentity(NamedTuple):
-    """What tells a process from all others. ``execve`` keeps all of it.
+    """Identity of a process among all others. ``execve`` keeps all of it.
 
     Attributes:
         pid: repeats in other pid namespaces, and after the process's end.

@@ -6,7 +6,6 @@ fixed. Messages name line and key. Digests in the file are checked when it is re
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url, read_input
-from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
-from pytest_negativa.storage.yaml_records import convert
+from pytest_negativa.storage.yaml_document import Node
+from pytest_negativa.storage.yaml_records import brief, decode_yaml
 
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
@@ -34,12 +33,12 @@ _HEAD = """\
 # What a test suite needs of the GPU code in these libraries, {how}.
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
-_REMEDY = "restore the file from version control, or make it again with negativa lock"
+_REMEDY = (
+    "restore the file from version control, update pytest-negativa, or make it again with negativa "
+    "lock"
+)
 _CHANGED = "its lines don't match their digest: one was lost, added or changed"
-_OTHER_VERSION = "update pytest-negativa, or make the lock again (negativa lock)"
-_MAX_TEXT = 400
 _WIDTH = 1 << 24
-_CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
 
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -105,17 +104,10 @@ def decode_lock(data: bytes, origin: str) -> Lock:
         StoreError: not a lock, of a version that this release does not read, or a line of it was
             lost, added or changed.
     """
-    root = _compose(data, origin)
-    found = root.value.get("format_version") if isinstance(root.value, dict) else None
-    if found is None or type(found.value) is not int:
-        raise StoreError(f"{origin}:{root.place.line}: not a lock file: it has no format_version")
-    if found.value != LOCK_VERSION:
-        problem = f"format_version {found.value}, this release reads {LOCK_VERSION}"
-        raise _error(origin, found.place, problem, _OTHER_VERSION)
-    try:
-        lock = convert(root, Lock)
-    except YamlError as e:
-        raise _error(origin, e.place, str(e)) from e
+    what = "a lock file"
+    lock, root = decode_yaml(
+        data, Lock, LOCK_VERSION, origin=origin, max_items=MAX_ITEMS, what=what, remedy=_REMEDY
+    )
     _check_digests(lock, root, origin)
     return lock
 
@@ -129,15 +121,14 @@ def _check_digests(lock: Lock, root: Node, origin: str) -> None:
     for key, libraries in ("libraries", lock.libraries), ("files", lock.files):
         for index, library in enumerate(libraries):
             if library.digest != digest_of(library):
-                where = root.nearest([key, index]).place
-                raise _error(origin, where, f"{_brief(library.path)}: {_CHANGED}")
+                line = root.nearest([key, index]).place.line
+                problem = f"{brief(library.path)}: {_CHANGED}"
+                raise StoreError(problem, f"{origin}:{line}", _REMEDY)
     if lock.digest != digest_of(lock):
-        raise _error(
-            origin,
-            root.nearest(["digest"]).place,
-            "the lines outside of the libraries, or the list of libraries, don't match their "
-            "digest",
+        problem = (
+            "the lines outside of the libraries, or the list of libraries, don't match their digest"
         )
+        raise StoreError(problem, f"{origin}:{root.nearest(['digest']).place.line}", _REMEDY)
 
 
 def save_lock(lock: Lock, path: Path | Url) -> None:
@@ -156,26 +147,3 @@ def load_lock(path: Path | Url) -> Lock:
         StoreError: it can't be read, is no lock, or of another version.
     """
     return decode_lock(read_input(path, MAX_BYTES), str(path))
-
-
-def _compose(data: bytes, origin: str) -> Node:
-    try:
-        root = parse_document(data, MAX_ITEMS)
-    except YamlError as e:
-        merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
-        raise StoreError(
-            f"{origin}:{e.place.line}: not a lock file: {_brief(str(e))}{merged}"
-        ) from e
-    if root is None:
-        raise StoreError(f"{origin}:1: not a lock file: it is empty")
-    return root
-
-
-def _error(origin: str, where: Place, problem: str, remedy: str = _REMEDY) -> StoreError:
-    return StoreError(f"{origin}:{where.line}: {_brief(problem)}; {remedy}")
-
-
-def _brief(text: str) -> str:
-    """A text without the middle of a name that is megabytes long."""
-    half = _MAX_TEXT // 2
-    return text if len(text) <= _MAX_TEXT else f"{text[:half]}...{text[-half:]}"

@@ -54,7 +54,7 @@ _GRAVEST = (
 def read_outcomes(
     path: Path, *, cut_short: Outcome = Outcome.CRASHED, repeats: bool = False
 ) -> SessionResult:
-    """How the session that wrote ``path`` ended.
+    """Result of the session that wrote ``path``.
 
     Args:
         cut_short: the outcome of a test that began and didn't end: the session died in it, or
@@ -130,7 +130,7 @@ def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
 
 
 def unite_tests(sessions: Iterable[Sequence[TestResult]]) -> tuple[TestResult, ...]:
-    """How the tests of several sessions ended, in any order of the sessions."""
+    """Results of the tests of several sessions, in any order of the sessions."""
     found: defaultdict[str, list[TestResult]] = defaultdict(list)
     for test in itertools.chain.from_iterable(sessions):
         found[test.nodeid].append(test)
@@ -246,7 +246,7 @@ def _result_of(run: _Run, cut_short: Outcome, *, stopped: bool) -> TestResult:
 
 
 def _counted(record: PhaseReported) -> Outcome | None:
-    """What one phase says of its test.
+    """Outcome of a test by one of its phases.
 
     A subtest that fails makes its test fail. A skipped one does not make its test skipped.
     """
@@ -255,7 +255,7 @@ def _counted(record: PhaseReported) -> Outcome | None:
 
 
 def _outcome(record: PhaseReported) -> Outcome | None:
-    """What one phase says; None for what plugins add, such as an attempt that is repeated."""
+    """Outcome of one phase; None for what plugins add, such as an attempt that is repeated."""
     if record.when == _CRASHED_PHASE:
         return Outcome.CRASHED
     if record.outcome == "passed":
@@ -268,7 +268,7 @@ def _outcome(record: PhaseReported) -> Outcome | None:
 
 
 def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[Aspect, str]]:
-    """What one phase adds to the aspects of its test."""
+    """Texts that one phase adds to the aspects of its test."""
     if outcome is Outcome.CRASHED:
         return  # Only the controller of pytest-xdist reports the phase of a crash.
     ended = record.outcome if outcome is None else outcome.value

@@ -147,7 +147,7 @@ def fetch(
 
 
 def _blobs(url: Url) -> Url:
-    """Where the contents of the files of a folder lie."""
+    """URL of the contents of a folder's files."""
     return url.parent / "cas" / "sha256"
 
 

@@ -1,4 +1,4 @@
-"""What analysis and verification leave in a run's folder: usage, maps, plans, healing, verdict."""
+"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
 from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import USAGE_VERSION, Usage
-from pytest_negativa.models.verdict import VERDICT_VERSION, NeededSpan, Verdict
+from pytest_negativa.models.verdict import (
+    PAGE_VERDICT_VERSION,
+    VERDICT_VERSION,
+    NeededSpan,
+    PageVerdict,
+    Verdict,
+)
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map, save_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
@@ -88,7 +93,7 @@ def write_run(
 
 
 def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
-    """What Negativa-ML's ``trace.json`` holds, and what tells the two apart."""
+    """Content of Negativa-ML's ``trace.json``, and what tells the two apart."""
     return {
         "format_version": _NEGATIVA_ML_VERSION,
         "loaded_sos": [library.library.path for library in usage.libraries],
@@ -101,7 +106,7 @@ def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
 
 
 def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
-    """What Negativa-ML's ``spans/<library>.json`` holds (``so_path``, ``spans``), and what is new.
+    """Content of Negativa-ML's ``spans/<library>.json`` (``so_path``, ``spans``), and what is new.
 
     Spans with different reasons stay apart.
     """
@@ -237,7 +242,7 @@ def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
 
 
 def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
-    """Which files of distributions that are GPU code were opened; empty if nothing tells.
+    """Files of distributions that are GPU code and were opened; empty if nothing tells.
 
     Raises:
         StoreError: the file can't be read.
@@ -247,7 +252,7 @@ def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
 
 
 def load_usage(run: Run) -> Usage | None:
-    """What a run used and loaded; None if it isn't located yet, or no run.
+    """Code that a run used and loaded; None if it isn't located yet, or no run.
 
     Raises:
         StoreError: the file can't be read.
@@ -278,13 +283,13 @@ def load_history(run: Run) -> tuple[RunReport, ...]:
     for one in reversed(RunsFolder(run.folder.parent).runs()):
         with contextlib.suppress(StoreError, PermissionError):
             report = load_report(one)
-            if one.is_planned and (report.part is None or one.run_id == run.run_id):
+            if one.plan_files() and (report.part is None or one.run_id == run.run_id):
                 found.append(report)
     return tuple(found)
 
 
 def load_tests(run: Run) -> tuple[TestResult, ...]:
-    """How the tests of a run, or of the runs that it unites, ended; none if no pytest session ran.
+    """Results of the tests of a run, or of the runs that it unites; none if no pytest session ran.
 
     Raises:
         StoreError: the file can't be read.

@@ -82,7 +82,7 @@ def is_run_id(text: str) -> bool:
 
 
 def why_no_folder_for_runs(path: str) -> str | None:
-    """Why runs can't lie in a folder, or in a project there; None if they can."""
+    """Reason for which runs can't lie in a folder, or in a project there; None if they can."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -153,11 +153,11 @@ class Run:
     report_files = _Place("reports")
 
     failure = _Mark("failed")
-    """Why the run failed."""
+    """Reason for which the run failed."""
     failed_tests = _Mark("failed-tests")
-    """How many tests of a trace of CPU code failed: they may need code that they did not reach."""
+    """Number of failed tests of a trace of CPU code: they may need code that they did not reach."""
     incomplete_reason = _Mark("incomplete")
-    """Why the plans may lack code that the run's processes use."""
+    """Reason for which the plans may lack code that the run's processes use."""
     partial_reason = _Mark("partial")
     """Why the plans must not make anything smaller: a part of a combined run is missing, or old."""
     _samples = _Mark("samples")
@@ -325,11 +325,6 @@ class Run:
         return VerificationFolder(self.folder / "verify" / new_run_id())
 
     @property
-    def is_planned(self) -> bool:
-        """Whether it has a plan."""
-        return bool(self.plan_files())
-
-    @property
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
         marks = (self.failure, self.incomplete_reason, self.partial_reason)
@@ -381,7 +376,7 @@ class Run:
         return f"negativa locate --run {shlex.quote(str(self))}"
 
     def why_unplanned(self) -> str:
-        """Why nothing is planned from the run, and what to do about it."""
+        """Reason for which nothing is planned from the run, and what to do about it."""
         again = self.locate_command
         if (failure := self.failure) is not None:
             return (
@@ -555,7 +550,7 @@ class RunsFolder:
         )
 
     def advice(self) -> str:
-        """What to do without a good last run."""
+        """Remedy without a good last run."""
         good = self._last_good()
         if good is None:
             return "trace again"

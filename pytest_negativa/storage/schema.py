@@ -16,14 +16,14 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
     LibraryKernels,
     ListedTest,
+    MissedLibrary,
     NeedList,
-    RunList,
+    RunRow,
     SimilarPair,
     SlimList,
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
-from pytest_negativa.models.misses import MissedLibrary
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
@@ -45,7 +45,7 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "packages": (ImageReport, "Output of negativa inspect --packages --json"),
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
-    "runs": (RunList, "Output of negativa runs list --json"),
+    "runs": (Listing[RunRow], "Output of negativa runs list --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (SlimList, "Output of negativa slim, slim undo and slim check with --json"),
     "tests": (Listing[ListedTest], "Output of negativa tests --json"),

@@ -45,7 +45,7 @@ def refuse_shared(*folders: Path) -> None:
 
 
 def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] = ()) -> str | None:
-    """Who but some users can exchange names in a folder, or exchange the folder; None: nobody.
+    """Users, but some, who can exchange names in a folder, or exchange the folder; None: nobody.
 
     Each folder and each link that the kernel passes on the way counts.
 
@@ -78,7 +78,7 @@ def why_shared(folder: Path, owners: Collection[int], within: Collection[Path] =
 
 
 def who_may_write(place: Path, status: os.stat_result) -> str:
-    """Who but its owner may write to a folder, and the way out, for messages."""
+    """Users, but its owner, who may write to a folder, and the way out, for messages."""
     way, who = "; chmod go-w", "other users"
     if status.st_mode & stat.S_ISVTX:
         way = "; name a folder in it that its owner alone may write to"

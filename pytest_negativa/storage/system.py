@@ -57,7 +57,7 @@ os.register_at_fork(after_in_child=partial(_forks.append, None))
 
 
 def process_mark() -> tuple[int, int]:
-    """What tells a process from its forked children: in a new pid namespace one may have its id."""
+    """Mark of a process, which its forked children lack: in a pid namespace one may have its id."""
     return System.getpid(), len(_forks)
 
 

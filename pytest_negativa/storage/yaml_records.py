@@ -1,4 +1,4 @@
-"""Records from YAML documents: messages name keys and values as the text has them."""
+"""Records from YAML files: messages name lines, keys and values as the text has them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import TypeVar
 
 import msgspec
 
+from pytest_negativa.errors import StoreError
 from pytest_negativa.storage.records import decode_hook
-from pytest_negativa.storage.yaml_document import Node, Place, YamlError
+from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
 
 _T = TypeVar("_T")
+
+_MAX_TEXT = 400
+_CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
 
 # Of the path in msgspec's messages, as in "$.libraries[0].kept[3].offset".
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
@@ -27,15 +31,53 @@ _TYPE_NAMES = {
 }
 
 
-def convert(root: Node | None, kind: type[_T]) -> _T:
+def decode_yaml(
+    data: bytes,
+    kind: type[_T],
+    version: int,
+    *,
+    origin: object,
+    max_items: int,
+    what: str,
+    remedy: str,
+) -> tuple[_T, Node]:
+    """A record from YAML, as ``records.decode_versioned`` from JSON, and the document's root.
+
+    Args:
+        max_items: see ``parse_document``.
+
+    Raises:
+        StoreError: it is something else, or of another version.
+    """
+    try:
+        root = parse_document(data, max_items) or Node(None, Place(1, 1))
+        found = root.nearest(["format_version"])
+        is_number = found is not root and type(found.value) is int
+        if is_number and found.value != version:
+            raise YamlError(
+                f"format_version {found.value}, this release reads {version}", found.place
+            )
+        return _convert(root, kind), root
+    except YamlError as e:
+        merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
+        problem = f"not {what} of this release: {brief(str(e))}{merged}"
+        raise StoreError(problem, f"{origin}:{e.place.line}", remedy) from e
+
+
+def brief(text: str) -> str:
+    """A text without the middle of a name that is megabytes long."""
+    half = _MAX_TEXT // 2
+    return text if len(text) <= _MAX_TEXT else f"{text[:half]}...{text[-half:]}"
+
+
+def _convert(root: Node, kind: type[_T]) -> _T:
     """The record that a document holds.
 
     Raises:
         YamlError: a key or a value is none of the record's.
     """
     try:
-        plain = None if root is None else root.plain()
-        return msgspec.convert(plain, kind, dec_hook=decode_hook)
+        return msgspec.convert(root.plain(), kind, dec_hook=decode_hook)
     except msgspec.ValidationError as e:
         problem, _, path = str(e).partition(" - at `$")
         steps = [int(index) if index else key or dots for key, index, dots in _STEP.findall(path)]
@@ -49,7 +91,7 @@ def convert(root: Node | None, kind: type[_T]) -> _T:
             )
             problem = _TYPE.sub(_name_types, problem[0].lower() + problem[1:])
         where = path.strip(".`")
-        node = (root or Node(None, Place(1, 1))).nearest(steps)
+        node = root.nearest(steps)
         text = f"{where}: {problem}" if where else problem
         raise YamlError(text, node.key_place or node.place) from e
 

@@ -17,10 +17,10 @@ from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.usage import unite
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.models.reconstruction import FILL, RECONSTRUCTION_VERSION, Reconstruction
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.spans import minus, size
+from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.records import write_record

@@ -224,7 +224,7 @@ def test_machines_with_other_paths(project: Project) -> None:
     assert "libquickstart.so: not found" in done.stdout
     assert not (project.results / "latest").exists()
 
-    project.write("negativa.yaml", "paths: {/builds/*/site: quickstart}\n")
+    project.write("negativa.yaml", "paths: /builds/*/site=quickstart\n")
     done = project.negativa("combine", "a", "bb")
     assert done.stdout.startswith(HEADLINE) and done.stderr == "Next: negativa lock --unproved\n"
     assert [tuple(d[:2]) for d in project.plan() if d[2]] == list(LOADED)

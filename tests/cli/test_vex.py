@@ -323,11 +323,11 @@ def test_nothing_is_here(vex: Vex) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "list.yaml:1: expected a mapping, found nothing; expected a list of vulnerabilities"),
+        ("", "list.yaml:1: not a list of vulnerabilities of this release: expected a mapping"),
         ("format_version: 1\nvulnerabilities:\n- name: n\n  cod: []\n",
-         "list.yaml:4: vulnerabilities[0]: unknown key 'cod'"),
+         "list.yaml:4: not a list of vulnerabilities of this release: vulnerabilities[0]: unknown"),
         ("format_version: 1\nvulnerabilities:\n- {}\n",
-         "list.yaml:3: vulnerabilities[0]: lacks the key 'name'"),
+         "list.yaml:3: not a list of vulnerabilities of this release: vulnerabilities[0]: lacks"),
         ("a: [", "list.yaml:2: "),
         ("{format_version: 2, vulnerabilities: [{name: n, code: [{library: l, kernels: [k]}]}]}",
          "format_version 2, this release reads 1"),

@@ -21,8 +21,12 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Cubin, LibraryMap, Scope
-from pytest_negativa.models.slimmed import Removed
+from pytest_negativa.models.library import (
+    Cubin,
+    LibraryMap,
+    Removed,
+    Scope,
+)
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.edits import Edits, Fill

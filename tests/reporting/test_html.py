@@ -31,10 +31,10 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Device, Phase, Usage
+from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict
 from pytest_negativa.reporting.html.pack import COLUMNS, Page, pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.html.render import render_html

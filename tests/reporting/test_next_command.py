@@ -9,8 +9,12 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.hostcode import Processor
-from pytest_negativa.models.page_verdict import PAGE_VERDICT_VERSION, PageVerdict
-from pytest_negativa.models.verdict import Healing, LibraryStatus
+from pytest_negativa.models.verdict import (
+    PAGE_VERDICT_VERSION,
+    Healing,
+    LibraryStatus,
+    PageVerdict,
+)
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.records import write_record

@@ -394,7 +394,7 @@ def test_a_program_that_ends_otherwise(tmp_path: Path, fault: PlantedFault) -> N
     project.negativa("debloat", "--", sys.executable, "program.py")
     # What it uses at its exit is traced.
     assert len(used_kernels(project.latest("usage.json"))) == 2
-    project.write("negativa.yaml", "thresholds: {max_gpu_code: {'*': 67200}}\n")
+    project.write("negativa.yaml", "thresholds: {max_gpu_code: ['*=67200']}\n")
     assert "\nPROVED" in project.negativa("verify").stdout
     fault.check(project.negativa("verify", status=1, FAULT="exit").stdout)
 

@@ -135,7 +135,7 @@ def test_a_table_of_pyproject_is_read_like_the_file(tmp_path: Path) -> None:
     assert found.keep.kernels == ("ours::*",)
     assert found.keep.archs == ("sm_86", "sm_90a")
     assert found.thresholds.max_unused_percent.overall == 12.5
-    assert found.sources["keep.kernels"].where == f"{path}: [tool.negativa]"
+    assert found.sources["keep.kernels"] == f"{path}: [tool.negativa]"
     named = load_settings({"config": str(path)}, {}, root=tmp_path.parent)
     assert named.keep == found.keep
 
@@ -232,9 +232,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     jsonschema.validate(yaml.safe_load(example), config_schema())
 
 
-@pytest.mark.parametrize(
-    "text", ["compare: {fail: ['size:0%']}", "compare: {fail: {'*': ['size:0%']}}"]
-)
+@pytest.mark.parametrize("text", ["compare: {fail: ['size:0%']}", "compare: {fail: ['*=size:0%']}"])
 def test_a_limit_of_growth_needs_a_baseline(tmp_path: Path, text: str) -> None:
     with pytest.raises(OptionError, match=r"negativa\.yaml:1:\d+: compare.fail needs a baseline"):
         settings(tmp_path, text)
@@ -264,8 +262,8 @@ def test_the_schema_line_of_the_example_names_the_file_of_the_package() -> None:
 
 
 def test_archs_may_be_numbers(tmp_path: Path) -> None:
-    text = "keep: {archs: [90, 8.6, 10.0, 12, compute_80, 9.0a]}"
-    with pytest.raises(OptionError, match=r"1:47: keep.archs: '9.0a' is no GPU arch"):
+    text = "keep: {archs: [90, 8.6, 10.0, 12.0, compute_80, 9.0a]}"
+    with pytest.raises(OptionError, match=r"1:49: keep.archs: '9.0a' is no GPU arch"):
         load(tmp_path, text)
     found = load(tmp_path, text.replace(", 9.0a", ""))
     assert found.keep.archs == ("sm_90", "sm_86", "sm_100", "sm_120", "sm_80")
@@ -304,11 +302,11 @@ def test_one_item_stands_for_a_list_of_it(tmp_path: Path, text: str) -> None:
 
 
 def test_every_value_remembers_its_place(tmp_path: Path) -> None:
-    text = "keep:\n  archs: [sm_80,\n    sm_90]\nreports:\n  formats:\n    json: a.json\n"
+    text = "keep:\n  archs: [sm_80,\n    sm_90]\nreports:\n  formats: [json:a.json]\n"
     found = load_settings({}, {}, root=write(tmp_path, text).parent)
     path = tmp_path / "negativa.yaml"
-    assert found.sources["keep.archs"].where == f"{path}:2:10"
-    assert found.sources["reports.formats"].where == f"{path}:6:5"
+    assert found.sources["keep.archs"] == f"{path}:2:10"
+    assert found.sources["reports.formats"] == f"{path}:5:12"
 
 
 @pytest.mark.parametrize("word", ["off", "newest", "all"])
@@ -327,8 +325,6 @@ def test_off_is_a_word_of_ours_though_yaml_reads_false(
         ("json:a.json", [("json", "a.json")]),
         ("[json, 'json:a.json', json]", [("json", ".negativa/report.json"), ("json", "a.json")]),
         ("[terminal, 'json:a b.json']", [("terminal", None), ("json", "a b.json")]),
-        ("{terminal: , json: true, markdown: x.md}",
-         [("terminal", None), ("json", ".negativa/report.json"), ("markdown", "x.md")]),
     ],
 )  # fmt: skip
 def test_reports(tmp_path: Path, text: str, formats: list[tuple[str, str | None]]) -> None:
@@ -338,13 +334,13 @@ def test_reports(tmp_path: Path, text: str, formats: list[tuple[str, str | None]
 
 
 def test_a_report_and_a_baseline_at_urls(tmp_path: Path) -> None:
-    text = "reports: {formats: {json: s3://bucket/a.json}}\ncompare: {baseline: gs://bucket/b}"
+    text = "reports: {formats: ['json:s3://bucket/a.json']}\ncompare: {baseline: gs://bucket/b}"
     found = load(tmp_path, text)
     assert found.reports.formats[0].path == "s3://bucket/a.json"
     assert found.compare.baseline == "gs://bucket/b"
 
 
-@pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1", "'yes'"])
+@pytest.mark.parametrize("word", ["true", "True", "1", "'true'"])
 def test_words_for_true(tmp_path: Path, word: str) -> None:
     assert load(tmp_path, f"trace: {{children: {word}}}").trace.children is True
 
@@ -378,39 +374,22 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
       "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
       "compare, cache"]),
-    ("1: a",
-     ["negativa.yaml:1:1: unknown key '1'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
-      "compare, cache"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
-    ("keep:\n  ptx: all\n  ptx: off",
-     ["negativa.yaml:3:3: the key 'ptx' is there twice, first in line 2"]),
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
       "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache"]),
-    ("keep",
-     ["negativa.yaml:1:1: found 'keep', expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
-      "coverage, thresholds, compare, cache"]),
-    ("trace: [level]",
-     ["negativa.yaml:1:8: trace: found a list, expected a mapping with the keys level, children, "
-      "replay"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
       "children, replay"]),
     # types
     ("trace:\n  children: 2",
      ["negativa.yaml:2:13: trace.children: found the number 2, expected true or false"]),
-    ("trace: {children: maybe}",
-     ["negativa.yaml:1:19: trace.children: found 'maybe', expected true or false"]),
     ("trace: {level: 2}",
      ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup, launch or range"]),
-    ("trace: {level: }",
-     ["negativa.yaml:1:16: trace.level: found nothing, expected lookup, launch or range"]),
     ("trace: {level: [launch]}",
      ["negativa.yaml:1:16: trace.level: found a list, expected lookup, launch or range"]),
     ("trace: {level: Launch}",
@@ -418,8 +397,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "did you mean launch?"]),
     ("keep: {ptx: no}",
      ["negativa.yaml:1:13: keep.ptx: found 'no', expected off, newest or all"]),
-    ("keep: {kernels: 3}",
-     ["negativa.yaml:1:17: keep.kernels: found the number 3, expected a glob with * and ?"]),
     ("libraries: {include: }",
      ["negativa.yaml:1:22: libraries.include: found nothing, expected a glob on a path, a file "
       "name or a soname, or dist:NAME, where only * and ? are special"]),
@@ -427,8 +404,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:4:7: keep.kernels: found the number 3, expected a glob with * and ?"]),
     ("keep: {kernels: [{a: b}]}",
      ["negativa.yaml:1:18: keep.kernels: found a mapping, expected a glob with * and ?"]),
-    ("keep: {kernels: ['']}",
-     ["negativa.yaml:1:18: keep.kernels: found '', expected a glob with * and ?"]),
     ("keep: {libraries: ['lib[0-9].so']}",
      ["negativa.yaml:1:20: keep.libraries: found 'lib[0-9].so', expected a glob on a path, a "
       "file name or a soname, or dist:NAME, where only * and ? are special"]),
@@ -448,13 +423,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("keep: {archs: [sm_900]}",
      ["negativa.yaml:1:16: keep.archs: this release knows no GPU of arch sm_900; did you mean "
       "sm_90?"]),
-    ("paths: {b: c}",
-     ["negativa.yaml:1:9: paths: found 'b', expected an absolute path with * and ?"]),
+    ("paths: b=c",
+     ["negativa.yaml:1:8: paths: found 'b', expected an absolute path with * and ?"]),
     ("paths: /b", ["negativa.yaml:1:8: paths: found '/b', expected GLOB=PATH"]),
     ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
-    ("reports: {top: 2.5}",
-     ["negativa.yaml:1:16: reports.top: found the number 2.5, expected a whole number, 0 or more"]),
     ("reports: {top: true}",
      ["negativa.yaml:1:16: reports.top: found true, expected a whole number, 0 "
       "or more"]),
@@ -465,39 +438,24 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("reports: {formats: [html5]}",
      [f"negativa.yaml:1:21: reports.formats: found 'html5', expected {FORMATS}; "
      "did you mean html?"]),
-    ("reports: {formats: {jsn: a}}",
-     [f"negativa.yaml:1:21: reports.formats: found 'jsn', expected {FORMATS}; "
-      "did you mean json?"]),
-    ("reports: {formats: {'json:x': a}}",
-     [f"negativa.yaml:1:21: reports.formats: found 'json:x', expected {FORMATS}; "
-      "did you mean json?"]),
-    ("reports: {formats: {terminal: a.txt}}",
-     ["negativa.yaml:1:21: reports.formats: found 'a.txt', expected terminal alone"]),
-    ("reports: {formats: {json: false}}",
-     ["negativa.yaml:1:21: reports.formats: found false, expected json alone, or with a path"]),
-    ("reports: {formats: xml}",
-     [f"negativa.yaml:1:20: reports.formats: found 'xml', expected {FORMATS}"]),
+    ("reports: {formats: {json: a}}",
+     [f"negativa.yaml:1:20: reports.formats: found a mapping, expected {FORMATS}"]),
+    ("reports: {formats: ['terminal:a.txt']}",
+     ["negativa.yaml:1:21: reports.formats: found 'terminal:a.txt', expected terminal alone"]),
     ("thresholds: {max_unused_percent: 101}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number 101, expected a "
       "percentage from 0 to 100"]),
     ("thresholds: {max_unused_percent: .nan}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found '.nan', expected a "
       "percentage from 0 to 100"]),
-    ("thresholds: {max_unused_percent: much}",
-     ["negativa.yaml:1:34: thresholds.max_unused_percent: found 'much', expected a percentage "
-      "from 0 to 100"]),
     ("thresholds: {max_gpu_code: 1.5}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number 1.5, expected a size like "
       "4096, 500 MB or 1.5 GiB"]),
-    ("thresholds: {max_gpu_code: 500 XB}",
-     ["negativa.yaml:1:28: thresholds.max_gpu_code: found '500 XB', expected a size like 4096, "
-      "500 MB or 1.5 GiB"]),
     ("thresholds: {max_gpu_code: -1}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number -1, expected a size like "
       "4096, 500 MB or 1.5 GiB"]),
     ("reports: {top: !!int ten}",
      ["negativa.yaml:1:16: found the tag '!!int', expected none"]),
-    ("directory: !mine 3", ["negativa.yaml:1:12: found the tag '!mine', expected none"]),
     ("directory: !!python/name:os.system ''",
      ["negativa.yaml:1:12: found the tag '!!python/name:os.system', expected none"]),
     ("keep: !!set {kernels}",
@@ -519,9 +477,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:29: did not find expected alphabetic or numeric character; quote a value "
       "that begins with * or &"]),
     ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: found a second document, expected one"]),
-    ("keep: {kernels: &a [*a]}",
-     ["negativa.yaml:1:21: found an alias, expected a value; quote a value that begins with * or "
-      "&"]),
     # parts of a text, which have no places of their own
     ("compare: {baseline: b, fail: 'size:5%,kernels:0'}", [f"negativa.yaml:1:30: {GROWTH}"]),
     ("compare: {baseline: b, fail: ['kernels:0']}", [f"negativa.yaml:1:31: {GROWTH}"]),

@@ -139,7 +139,7 @@ def test_marks_of_a_conflict(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A lock of an earlier format, which has no digests, is applied.",
-    says="make the lock again (negativa lock)",
+    says="not a lock file of this release: format_version 3, this release reads 4",
 )
 def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
     fault.check(refusal(TEXT.replace(b"format_version: 4", b"format_version: 3")))
@@ -207,7 +207,7 @@ OTHERS: tuple[Any, ...] = (
 
 @pytest.mark.planted_fault(
     "A value of a lock has another type or value, whichever key it is.",
-    says="restore the file from version control, or make it again with negativa lock",
+    says="update pytest-negativa, or make it again with negativa lock",
 )
 def test_each_key_with_each_type(fault: PlantedFault) -> None:
     last = ""

@@ -14,9 +14,13 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import WHOLE, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.library import Cubin, LibraryMap, Scope
+from pytest_negativa.models.library import (
+    Cubin,
+    LibraryMap,
+    Removed,
+    Scope,
+)
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.slimmed import Removed
 from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library

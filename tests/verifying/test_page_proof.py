@@ -10,8 +10,8 @@ from msgspec import structs
 from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.page_verdict import PageVerdict
 from pytest_negativa.models.spans import Span
+from pytest_negativa.models.verdict import PageVerdict
 from pytest_negativa.reporting.verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
