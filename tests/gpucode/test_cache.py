@@ -19,9 +19,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
-from pytest_negativa.models.library import (
-    Scope,
-)
+from pytest_negativa.models.library import Scope
 from pytest_negativa.models.settings import Cache
 from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, make_large, without_build_id
 
@@ -305,6 +303,7 @@ import sys
 from pathlib import Path
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import Scope
 
 folder, limit, *libraries = sys.argv[1:]
 request = MapRequest(scope=Scope(), with_map=True)

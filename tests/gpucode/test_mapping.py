@@ -19,10 +19,7 @@ from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import LocalProcesses
-from pytest_negativa.models.library import (
-    LibraryMap,
-    Scope,
-)
+from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.compacting import plan_of
 from tests.support.libraries import (
     IS_ROOT,
@@ -189,6 +186,7 @@ from pathlib import Path
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
+from pytest_negativa.models.library import Scope
 
 library, folder = sys.argv[1:]
 opened = parsed = 0
