@@ -66,7 +66,7 @@ ELEMENT_HEADER = RowLayout("<HHIQIIHHIIIQQQ", ElementHeader._make)
 REGION_SIZE_OFFSET = 0x08
 """Of the field ``size`` in a region header."""
 
-KIND_OFFSET, COMPRESSED_SIZE_OFFSET, ARCH_OFFSET = 0x00, 0x10, 0x1C
+KIND_OFFSET, ARCH_OFFSET = 0x00, 0x1C
 """Of fields in an element header."""
 
 ELEMENT_VERSION = 0x0101
