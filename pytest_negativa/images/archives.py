@@ -210,6 +210,7 @@ def damage(label: str) -> Iterator[None]:
         yield
     except (
         EOFError,
+        MemoryError,
         NotImplementedError,
         OSError,
         OverflowError,

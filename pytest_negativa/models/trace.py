@@ -44,6 +44,9 @@ PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
 EAGER_LOADING = "eager-loading"
 """Code of the warning that a process loaded whole images, and looked up all their kernels."""
 
+LAUNCHES_CUT = "launches-cut"
+"""Code of the warning that a child was killed, and the trace lacks its last launches."""
+
 CHILDREN_UNTRACED = "children-untraced"
 """Code of the warning that nothing is known of what child processes did."""
 

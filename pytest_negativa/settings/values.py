@@ -107,7 +107,7 @@ def value_of(option: Option, given: Any) -> Any:
         if option.has_commas:
             texts = [part for text in texts for part in text.split(",")]
         # An empty text is no value: a flag given as ``--flag=`` empties the file's list.
-        texts = [text for text in texts if text.strip()]
+        texts = [text.strip() for text in texts if text.strip()]
     return join_items(option, [read_item(option.name, text) for text in texts])
 
 

@@ -173,7 +173,7 @@ def packages_by_archs(
         others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
         needed = others or _is_needed(path, head, devices, keep_ptx=keep_ptx)
         (package.kept if needed else package.unused).append(group)
-    for name, entry in manifest.removed.items():
+    for name, entry in manifest.removed.items() if not tree.partial else ():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
         if entry.source != source:

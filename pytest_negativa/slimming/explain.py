@@ -131,7 +131,7 @@ def _add_listed(listed: dict[str, SlimmedFile], root: Path) -> None:
 def _slimmed(listed: Mapping[str, SlimmedFile], paths: Collection[str]) -> tuple[Loss, ...]:
     """The slimmed ones of these files. A library counts once, even if it has several names."""
     found = {
-        listed.get(path, path): Loss(path, listed.get(path))
+        id(listed[path]) if path in listed else path: Loss(path, listed.get(path))
         for path in sorted(paths, reverse=True)
         # Not every file: opening a device may have an effect.
         if path in listed or (".so" in os.path.basename(path) and is_slimmed(path))  # noqa: PTH119

@@ -193,8 +193,11 @@ def keep_original(
         make_folder(target.parent)
         (target.parent / ORIGINALS_MARK).touch()
         # From an earlier run: the name says what it is, and undoing checks that.
-        if digest_of(target) == target.name:
-            return None
+        # One that can't be read stays: it may be the only one.
+        if target.exists():
+            with ByteSource(target) as kept:
+                if kept.sha256() == target.name:
+                    return None
         target.unlink(missing_ok=True)
         state = None
         is_known = known is not None and _state_at(original) == known

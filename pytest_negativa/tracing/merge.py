@@ -14,6 +14,7 @@ from typing import Any, TypeGuard, TypeVar, get_args
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
+    LAUNCHES_CUT,
     PROCESS_UNTRACED,
     USAGE_VERSION,
     AnyTraceRecord,
@@ -224,7 +225,7 @@ class _Merger:
         elif header.role is Role.CHILD and not self._processes[process].ended:
             if self._processes[process].counts_launches:
                 text = "it was killed, or left without an end: its last launches are not counted"
-                self._warnings.append(UsageWarning(code="launches-cut", text=text, process=process))
+                self._warnings.append(UsageWarning(code=LAUNCHES_CUT, text=text, process=process))
             if trace.is_running:
                 self.mark_incomplete(STILL_RUNNING, "it is still running", process)
             elif not header.locked:

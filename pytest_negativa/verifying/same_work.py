@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
-from pytest_negativa.models.trace import Context, Phase, Role, Usage, UsageProcess
+from pytest_negativa.models.trace import LAUNCHES_CUT, Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
     Tolerance,
     WorkDifference,
@@ -131,12 +131,14 @@ class Work:
         used: each use, and where it was seen first.
         images: images of libraries that were loaded, likewise.
         launched: kernels by test, see ``launches_of``.
+        cut: tests whose children were killed, so that their last launches are not known.
         refused: see ``refusals_of``.
     """
 
     used: Mapping[Use, Context]
     images: Mapping[Use, Context]
     launched: Mapping[str, Set[str]]
+    cut: Set[str]
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
     @classmethod
@@ -152,6 +154,13 @@ class Work:
                 for image in one.images
             },
             launches_of(usage),
+            {
+                last.place
+                for warning in usage.warnings
+                if warning.code == LAUNCHES_CUT
+                and warning.process is not None
+                and (last := usage.processes[warning.process].last) is not None
+            },
             refusals_of(usage, places),
         )
 
@@ -220,7 +229,7 @@ def compare_work(
     """
     found = list(_left_out(traced, copies, originals, flaky, of_none))
     if launches:
-        found += _not_launched(traced, copies, {*flaky, *of_none})
+        found += _not_launched(traced, copies, {*flaky, *of_none, *traced.cut, *copies.cut})
     return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
 
 

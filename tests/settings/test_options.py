@@ -151,7 +151,7 @@ CASES = [
     Case("verify.timeout", ("0",), 0, "90", 90, "30", 30, None),
     Case(
         "verify.tolerate",
-        ("subtests", "attempts,error-type"), ["subtests", "attempts", "error-type"],
+        ("subtests", "attempts, error-type"), ["subtests", "attempts", "error-type"],
         "subtests,error-type", ["subtests", "error-type"],
         "[subtest-names]", ["subtest-names"],
         [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,12 @@ def test_each_library_once(slim: Made) -> None:
     for folders in ((slim.folder, slim.folder), (slim.folder.parent, slim.one.parent)):
         found = [library.path for library in slimmed_in(folders)]
         assert sorted(found) == [str(slim.one), str(slim.two)]
+
+
+def test_copies_of_a_slimmed_folder_count_apart(slim: Made, tmp_path: Path) -> None:
+    shutil.copytree(slim.folder, tmp_path / "copy", symlinks=True)
+    found = [library.path for library in slimmed_in((slim.folder, tmp_path / "copy"))]
+    assert len(found) == 4
 
 
 def test_hard_links_are_one_library(site: Made) -> None:

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.errors import FormatError
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.slimming import replace as replacing
 from pytest_negativa.slimming.folder_locks import hold
@@ -231,3 +233,24 @@ def test_a_file_is_read_again_only_if_it_changed(tmp_path: Path) -> None:
     # Of a file in its known state the digest is believed.
     keep_original(path, aside / name, "0" * 16, FileState.of(path.stat()))
     assert (aside / name).read_bytes() == b"other"
+
+
+def test_a_kept_original_that_cannot_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what is slimmed anew, and the only one."""
+    name = hashlib.sha256(b"first").hexdigest()
+    kept = tmp_path / "kept" / name
+    kept.parent.mkdir()
+    kept.write_bytes(b"first")
+
+    def fail(self: ByteSource) -> str:
+        raise FormatError(self.path, None, "cannot be read: Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ByteSource, "sha256", fail)
+        with pytest.raises(FormatError):
+            keep_original(kept, kept, "0" * 16, None)
+    assert kept.read_bytes() == b"first"
+    keep_original(kept, kept, "0" * 16, None)
+    assert kept.read_bytes() == b"first"

@@ -129,6 +129,16 @@ def test_launches_by_range(start: Callable[[TraceLevel], Injected]) -> None:
     }
 
 
+def test_a_number_of_another_tool_is_no_range(start: Callable[[TraceLevel], Injected]) -> None:
+    injected = start(TraceLevel.RANGE)
+    injected.play(
+        f"{LAUNCH}for number in (7, 1 << 30):\n"
+        "    DRIVER.cuptiActivityPushExternalCorrelationId(5, ctypes.c_uint64(number))\n"
+        "    launch(0, 1)"
+    )
+    assert counts(injected.usage()) == {("add", ()): (2, 2)}
+
+
 def test_nothing_is_counted_at_level_lookup(start: Callable[[TraceLevel], Injected]) -> None:
     injected = start(TraceLevel.LOOKUP)
     injected.play(f"{LAUNCH}launch(0, 1)")

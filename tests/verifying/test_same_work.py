@@ -15,6 +15,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.trace import (
+    LAUNCHES_CUT,
     Context,
     FirstUse,
     ImageForm,
@@ -190,6 +191,23 @@ def test_launches_are_compared_test_by_test() -> None:
     assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
         Tolerance.CHANCE,
     ]
+
+
+def test_launches_of_a_killed_child_are_not_asked_for() -> None:
+    lookups = {"/lib/a.so": {16: ["k", "l"]}}
+    traced = usage(lookups, launched={0: ["k", "l"], 1: ["k", "l"]})
+    copies = usage(lookups, launched={0: ["k"], 1: ["k"]})
+    [process] = copies.processes
+    killed = replace(
+        copies,
+        processes=(replace(process, last=A),),
+        warnings=(UsageWarning(code=LAUNCHES_CUT, text="it was killed", process=0),),
+    )
+    found = compare(traced, killed, launches=True)
+    assert {(d.nodeid, d.tolerance) for d in found} == {
+        (A.nodeid, Tolerance.CHANCE),
+        (CONTEXTS[1].nodeid, None),
+    }
 
 
 def refusing(**fields: object) -> Usage:

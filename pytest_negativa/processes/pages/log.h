@@ -101,6 +101,17 @@ static const char NO_ROOM[] = "the folder must be writable for this user, with r
 
 /* ---- The file ---- */
 
+/* posix_fallocate would be a cancellation point where the file system can't reserve. */
+static bool reserve(int fd, uint64_t offset, size_t size) {
+    if (!may_grow_to(offset + size)) return false;
+    if (syscall(SYS_fallocate, fd, 0, offset, size) == 0) return true;
+    if (errno != EOPNOTSUPP) return false;
+    static const char zeros[PAGE];
+    for (size_t done = 0; done < size; done += PAGE)
+        if (syscall(SYS_pwrite64, fd, zeros, PAGE, offset + done) != PAGE) return false;
+    return true;
+}
+
 /* Lets the file grow by a chunk that holds `size` bytes. */
 static bool grow(size_t size) {
     bool create = log_.length == 0;
@@ -112,9 +123,7 @@ static bool grow(size_t size) {
     size_t least = log_.length < MAX_GROWTH ? (size_t)log_.length : MAX_GROWTH;
     size = ((size > least ? size : least) + CHUNK - 1) & ~(size_t)(CHUNK - 1);
     void *chunk = MAP_FAILED;
-    /* Writes zeros where the file system can't reserve. */
-    if (may_grow_to(log_.length + size) &&
-        posix_fallocate(fd, (off_t)log_.length, (off_t)size) == 0)
+    if (reserve(fd, log_.length, size))
         chunk = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)log_.length);
     close_file(fd);
     if (chunk == MAP_FAILED) {

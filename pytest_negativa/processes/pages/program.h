@@ -10,7 +10,7 @@
 #define SET_MDWE 65 /* of prctl; not in the headers before Linux 6.3 */
 
 /* Pages that the program itself makes accessible are touched unseen. */
-static void note_protection(uintptr_t start, size_t size, Word protection) {
+static void note_protection(uintptr_t start, size_t size, int protection) {
     uintptr_t end = start + size;
     size_t count = atomic_load(&library_count);
     if (protection == PROT_NONE) return;
@@ -31,13 +31,14 @@ static void note_protection(uintptr_t start, size_t size, Word protection) {
     }
 }
 
-FAULTS_FORWARD(mprotect, note_protection(a, b, c))
-FAULTS_FORWARD(pkey_mprotect, note_protection(a, b, c))
+/* An int leaves the upper half of its register as it was. */
+FAULTS_FORWARD(mprotect, note_protection(a, b, (int)c))
+FAULTS_FORWARD(pkey_mprotect, note_protection(a, b, (int)c))
 
 /* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
  * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does.
  */
-static void before_prctl(Word option) {
+static void before_prctl(int option) {
     if (option != PR_SET_NO_NEW_PRIVS && option != PR_SET_SECCOMP && option != SET_MDWE) return;
     lock();
     without_guards = true;
@@ -54,7 +55,7 @@ static void before_prctl(Word option) {
     unlock();
 }
 
-FAULTS_FORWARD(prctl, before_prctl(a))
+FAULTS_FORWARD(prctl, before_prctl((int)a))
 
 /* A system call that reads a page makes no signal, and fails: the page is touched before. */
 static void read_pages(uintptr_t start, size_t size) {
@@ -73,7 +74,7 @@ static void read_pages(uintptr_t start, size_t size) {
     }
 }
 
-static void read_parts(Word start, Word count) {
+static void read_parts(Word start, int count) {
     const struct iovec *part = (const struct iovec *)start;
     for (; count > 0 && is_readable((uintptr_t)part, sizeof *part); count--, part++)
         read_pages((uintptr_t)part->iov_base, part->iov_len);
@@ -81,7 +82,7 @@ static void read_parts(Word start, Word count) {
 
 FAULTS_FORWARD(write, read_pages(b, c))
 FAULTS_FORWARD(pwrite, read_pages(b, c))
-FAULTS_FORWARD(writev, read_parts(b, c))
+FAULTS_FORWARD(writev, read_parts(b, (int)c))
 FAULTS_FORWARD(send, read_pages(b, c))
 FAULTS_FORWARD(sendto, read_pages(b, c))
 FAULTS_FORWARD(fwrite, read_pages(a, b *c))

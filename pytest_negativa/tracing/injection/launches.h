@@ -44,12 +44,13 @@ static struct Waiting {
     struct Launches *row; /* without a range */
     uint32_t call;
     uint64_t gpu_ns;
+    bool old;
 } *waiting; /* launches of calls that no record has named yet */
-static size_t waiting_count, waiting_room, waiting_long;
+static size_t waiting_count, waiting_room;
 static struct {
     uint32_t call, range;
 } calls[CALL_SLOTS];
-static long long counting_since, written_ns;
+static long long counting_since, aged_ns, written_ns;
 
 static struct Launches *launch_row(const char *name, uint32_t range) {
     Text key = {0};
@@ -74,20 +75,23 @@ static void add_launch(struct Launches *row, uint64_t gpu_ns) {
     row->gpu_ns += gpu_ns;
 }
 
-/* Counts those whose call is known, and the first `sure` in any case: they are in no range. */
-static void settle(size_t sure) {
+/* Counts those whose call is known; and, at each second with `aging`, those that waited for one
+ * already: they are in no range. */
+static void settle(bool aging, bool last) {
     size_t left = 0;
     for (size_t i = 0; i < waiting_count; i++) {
         struct Waiting one = waiting[i];
         uint32_t slot = one.call % CALL_SLOTS;
         if (calls[slot].call == one.call)
             add_launch(launch_row(one.row->name, calls[slot].range), one.gpu_ns);
-        else if (i < sure)
+        else if (last || (aging && one.old))
             add_launch(one.row, one.gpu_ns);
-        else
+        else {
+            one.old |= aging;
             waiting[left++] = one;
+        }
     }
-    waiting_count = waiting_long = left;
+    waiting_count = left;
 }
 
 static void wait_for_call(struct Launches *row, uint32_t call, uint64_t gpu_ns) {
@@ -102,7 +106,7 @@ static void wait_for_call(struct Launches *row, uint32_t call, uint64_t gpu_ns) 
         waiting = more;
         waiting_room = room;
     }
-    waiting[waiting_count++] = (struct Waiting){row, call, gpu_ns};
+    waiting[waiting_count++] = (struct Waiting){row, call, gpu_ns, false};
 }
 
 static void write_range(Text *line, uint32_t range) {
@@ -152,7 +156,8 @@ static void add_record(const char *record) {
         memcpy(&external, record + RANGE_KIND, sizeof external);
         memcpy(&number, record + RANGE_NUMBER, sizeof number);
         memcpy(&call, record + RANGE_CALL, sizeof call);
-        if (external != CORRELATION_CUSTOM2) return;
+        /* Another tool may number things of its own. */
+        if (external != CORRELATION_CUSTOM2 || number == 0 || number > range_count) return;
         calls[call % CALL_SLOTS].call = call;
         calls[call % CALL_SLOTS].range = (uint32_t)number;
     }
@@ -172,21 +177,22 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
     if (take_lock()) {
         while (activity.next_record(buffer, valid, &record) == 0) add_record(record);
         long long now = now_ns();
-        if (now - written_ns > FLUSH_MS * 1000000LL &&
-            now - written_ns > (now - counting_since) / 20) {
-            settle(waiting_long);
-            write_launches();
-        }
+        bool aging = now - aged_ns > FLUSH_MS * 1000000LL;
+        if (aging) aged_ns = now;
+        settle(aging, false);
+        if (aging && now - written_ns > (now - counting_since) / 20) write_launches();
         pthread_mutex_unlock(&lock);
     }
     free(buffer);
 }
 
 static void end_launches(void) {
-    if (activity.flush == NULL || !is_owner()) return;
+    /* A signal handler that interrupted a record has the lock, which the flush would wait for. */
+    if (activity.flush == NULL || !take_lock()) return;
+    pthread_mutex_unlock(&lock);
     activity.flush(FLUSH_FORCED);
     if (!take_lock()) return;
-    settle(waiting_count);
+    settle(false, true);
     write_launches();
     pthread_mutex_unlock(&lock);
 }
@@ -203,7 +209,7 @@ static const char *start_launches(void) {
     void **function = (void **)&activity;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if ((function[i] = dlsym(cupti_library, names[i])) == NULL) return "launches-unavailable";
-    counting_since = written_ns = now_ns();
+    counting_since = aged_ns = written_ns = now_ns();
     if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
         activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
         return "launches-unavailable";
