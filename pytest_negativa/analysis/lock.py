@@ -24,12 +24,12 @@ from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
+from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.spare.note import PAGE_SIZE
 
 
 def find_unplanned(

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.page_logs import PAGE, count_lost, read_page_logs
-from pytest_negativa.models.spans import Span, minus, union
+from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
+from pytest_negativa.models.spans import PAGE_SIZE, Span, minus, union
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
@@ -37,7 +37,7 @@ def with_pages(usage: Usage, run: Run) -> Usage:
     for process in read_page_logs(logs):
         for one in process.gpu_code:
             key = one.path, one.device, one.inode, one.size, one.mtime_ns
-            touched[key] += (Span(page, page + PAGE) for page in one.pages)
+            touched[key] += (Span(page, page + PAGE_SIZE) for page in one.pages)
             watched[key].append({Span(*r) for r in one.ranges} if one.watched else set())
             processes[key, process.pid] += 1
     is_complete = not count_lost(logs)

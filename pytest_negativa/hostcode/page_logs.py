@@ -48,11 +48,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, StoreError, refusing
+from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
-PAGE = 4096
 LOST_NAME = "lost"
 LOG_SUFFIX = ".pages"
 
@@ -113,7 +113,7 @@ def prepare_logs(folder: Path) -> None:
         StoreError: it can't be written.
     """
     # Written, not truncated to its size: a full disk must show now. Others may write to the folder.
-    write_atomically(folder / LOST_NAME, bytes(PAGE), mode=0o666)
+    write_atomically(folder / LOST_NAME, bytes(PAGE_SIZE), mode=0o666)
 
 
 def count_lost(folder: Path) -> int:
@@ -229,13 +229,13 @@ def _parse(data: bytes) -> LoggedProcess | None:
 
 def _parse_ranges(data: bytes, at: int, count: int) -> tuple[tuple[int, int], ...]:
     ranges = tuple(_RANGE.unpack_from(data, at + i * _RANGE.size) for i in range(count))
-    if any(start % PAGE or end % PAGE or start > end for start, end in ranges):
+    if any(start % PAGE_SIZE or end % PAGE_SIZE or start > end for start, end in ranges):
         raise ValueError("a range has no whole pages")
     return ranges
 
 
 def _count_pages(ranges: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in ranges) // PAGE
+    return sum(end - start for start, end in ranges) // PAGE_SIZE
 
 
 def _parse_gaps(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
@@ -246,10 +246,12 @@ def _parse_gaps(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tupl
         raise ValueError("the record can't hold the pages of its gaps")
     bits = int.from_bytes(data[: -(-count // 8)], "little")
     words = array.array("H", data[words_at : words_at + 2 * count])
-    numbers = itertools.chain.from_iterable(range(s // PAGE, e // PAGE) for s, e in ranges)
+    numbers = itertools.chain.from_iterable(
+        range(s // PAGE_SIZE, e // PAGE_SIZE) for s, e in ranges
+    )
     for page, word, bit in zip(numbers, words, f"{bits:0{count}b}"[::-1], strict=False):
         if bit == "1":
-            first = page * PAGE + (word & (PAGE - 1))
+            first = page * PAGE_SIZE + (word & (PAGE_SIZE - 1))
             yield page, Miss(int(bool(word & _SEEN)), first, bool(word & _FETCHED))
 
 
@@ -269,11 +271,13 @@ def _iter_records(data: bytes) -> Iterator[int]:
 def _iter_pages(ranges: Sequence[tuple[int, int]], bits: bytes) -> Iterator[int]:
     pages = int.from_bytes(bits, "little")
     for start, end in ranges:
-        count = (end - start) // PAGE
+        count = (end - start) // PAGE_SIZE
         lowest_first = f"{pages & ((1 << count) - 1):b}"[::-1]
         pages >>= count
         for run in re.finditer("1+", lowest_first):
-            yield from range(start + run.start() * PAGE, start + run.end() * PAGE, PAGE)
+            yield from range(
+                start + run.start() * PAGE_SIZE, start + run.end() * PAGE_SIZE, PAGE_SIZE
+            )
 
 
 def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:
@@ -298,7 +302,7 @@ def _encode_gaps(misses: Misses) -> bytes:
 
 
 def _encode_miss(miss: Miss) -> int:
-    return miss.first % PAGE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
+    return miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
 
 
 def _aligned(data: bytes) -> bytes:

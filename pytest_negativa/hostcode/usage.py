@@ -17,9 +17,9 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import PAGE, LoggedLibrary, LoggedProcess
+from pytest_negativa.hostcode.page_logs import LoggedLibrary, LoggedProcess
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
-from pytest_negativa.models.spans import Span, intersection, minus, size, union
+from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
 from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
 
@@ -77,7 +77,7 @@ def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
     """The constants that no process had in memory; none, if one ended without saying so."""
     if not all(one.watched for one in constants):
         return ()
-    read = union((page, page + PAGE) for one in constants for page in one.pages)
+    read = union((page, page + PAGE_SIZE) for one in constants for page in one.pages)
     return tuple(minus(union(span for one in constants for span in one.ranges), read))
 
 
@@ -139,7 +139,7 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         build_id=file.build_id,
         paths=(file.path,),
         watched=_offsets(file, pages.ranges),
-        touched=_offsets(file, ((page, page + PAGE) for page in pages.touched)),
+        touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
         unwatched=None if pages.watched else UNWATCHED,
         unread=_offsets(file, pages.unread),
     )

@@ -30,7 +30,7 @@ from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
-from pytest_negativa.models.spans import Range, minus, union
+from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import (
@@ -47,7 +47,6 @@ from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAX_COPIED,
-    PAGE_SIZE,
     SPARE_FOLDER,
     Note,
     last_trailer,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_negativa.models.spans import Span, union
-from pytest_negativa.spare.note import PAGE_SIZE
+from pytest_negativa.models.spans import PAGE_SIZE, Span, union
 
 
 class Miss(NamedTuple):

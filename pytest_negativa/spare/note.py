@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.models.spans import MovedSpan
+from pytest_negativa.models.spans import PAGE_SIZE, MovedSpan
 
 MAGIC = b"NEGSPARE"
 NOTE_VERSION = 3
@@ -41,7 +41,6 @@ NOTE_VERSION = 3
 - 3: the library maps its spare itself.
 """
 
-PAGE_SIZE = 4096
 DT_NEGATIVA_NOTE = 0x6E656761
 """Tag of the note's address: of those that are free for all (System V gABI, chapter 5)."""
 

@@ -13,8 +13,9 @@ import re
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, StoreError
+from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.spare.note import PAGE_SIZE, last_trailer
+from pytest_negativa.spare.note import last_trailer
 
 _SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare")
 _DELETED = " (deleted)"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage
-from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, PAGE
+from pytest_negativa.hostcode.page_logs import LOG_SUFFIX
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.hostcode.usage import unite
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import FILL, RECONSTRUCTION_VERSION, Reconstruction
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.spans import minus, size
+from pytest_negativa.models.spans import PAGE_SIZE, minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
@@ -80,7 +80,7 @@ def judge_pages(
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
     reasons += reasons_of_outcomes(evidence, tests)
-    pages = sum(span.size for row in rows for span in row.missed) // PAGE
+    pages = sum(span.size for row in rows for span in row.missed) // PAGE_SIZE
     if pages:
         reasons.append(
             f"{format_items(pages, 'page was', 'pages were')} touched that the traced run did not "
@@ -107,7 +107,7 @@ def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedPage
     missed = () if found is None else tuple(minus(found.touched, traced.touched))
     detail = None
     if missed:
-        pages = size(missed) // PAGE
+        pages = size(missed) // PAGE_SIZE
         detail = f"{format_items(pages, 'page is', 'pages are')} needed, too"
     elif found is None:
         detail = "left out: no process of the proof loaded it"

@@ -26,11 +26,11 @@ from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
-from pytest_negativa.models.spans import Span, covers, intersection, minus, union, within
+from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import WorkDifference, WorkKind
 from pytest_negativa.processes.page_watch import why_unwatchable
-from pytest_negativa.spare.note import PAGE_SIZE, Hole, Note
+from pytest_negativa.spare.note import Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult
 
 # ArmedRow in processes/pages/gaps.h: a note follows.

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
-from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import FileKey, identify, unite
@@ -29,7 +28,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
     Processor,
 )
-from pytest_negativa.models.spans import Span, union
+from pytest_negativa.models.spans import PAGE_SIZE, Span, union
 from pytest_negativa.models.trace import FileState
 from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
@@ -43,11 +42,11 @@ def usages(draw: st.DrawFn) -> HostUsage:
     libraries = tuple(
         HostLibrary(
             sha256=sha256,
-            size=100 * PAGE,
+            size=100 * PAGE_SIZE,
             build_id=None,
             paths=(f"/{draw(st.sampled_from('xy'))}/{sha256}.so",),
-            watched=(Span(0, 21 * PAGE),),
-            touched=union(Span(p * PAGE, (p + 1) * PAGE) for p in draw(PAGES)),
+            watched=(Span(0, 21 * PAGE_SIZE),),
+            touched=union(Span(p * PAGE_SIZE, (p + 1) * PAGE_SIZE) for p in draw(PAGES)),
             unwatched=draw(st.sampled_from((None, None, "its code is relocated"))),
         )
         for sha256 in draw(st.sets(st.sampled_from("abc")))
@@ -225,7 +224,7 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
         found,
         library,
         watched=(Span(names["first_page"], names["last_page"]),),
-        touched=(Span(names["in_main"], names["in_main"] + PAGE),),
+        touched=(Span(names["in_main"], names["in_main"] + PAGE_SIZE),),
     )
     (row,) = summarize(usage).libraries
     table = subprocess.run(["readelf", "-wF", library], capture_output=True, text=True).stdout
@@ -236,7 +235,7 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
     # A library that is gone still has its bytes.
     library.unlink()
     (row,) = summarize(usage).libraries
-    assert (row.touched, row.functions) == (PAGE, None)
+    assert (row.touched, row.functions) == (PAGE_SIZE, None)
 
 
 def test_an_unknown_processor(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pytest_negativa.hostcode.page_logs import PAGE
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.spans import Span
+from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.verdict import PageVerdict
 from pytest_negativa.reporting.verdict import render_page_verdict
 from pytest_negativa.storage.runs import Run
@@ -84,7 +83,7 @@ def test_pages_that_nothing_touched_are_proved() -> None:
     verdict = judge(touched((0x11000, 0x12000)))
     assert (verdict.proved, verdict.reasons) == (True, ())
     (row,) = verdict.libraries
-    assert (row.untouched_bytes, row.missed) == (6 * PAGE, ())
+    assert (row.untouched_bytes, row.missed) == (6 * PAGE_SIZE, ())
 
 
 @pytest.mark.planted_fault(

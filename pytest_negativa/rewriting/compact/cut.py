@@ -53,6 +53,7 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import (
+    PAGE_SIZE,
     MovedSpan,
     Range,
     Span,
@@ -91,7 +92,6 @@ from pytest_negativa.rewriting.layout import (
 )
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
-    PAGE_SIZE,
     PROBLEMS,
     STUB_SECOND,
     STUB_SIZE,
