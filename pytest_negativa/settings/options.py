@@ -309,7 +309,7 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="verify-timeout",
         value="SECONDS",
         help="End a run if no test begins or ends for this long; 0 never does.",
-        detail="If not set: five times the longest such time of the traced run, at least a minute.",
+        detail="If not set: 5 times the longest such time of the traced run, at least 5 minutes.",
         requires=_PROVED,
     ),
     Option(

@@ -20,7 +20,8 @@ from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.same_outcome import same_outcome
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
-_LEAST_SILENCE = 60.0
+# pytest removes old temporary folders at the end of a session, which may take minutes.
+_LEAST_SILENCE = 300.0
 _TIMES_SILENCE = 5.0
 
 # For as long as this share of the traced session, or of a minute, tests that differ are repeated

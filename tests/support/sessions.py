@@ -83,6 +83,8 @@ class Project:
             **session_environ(),
             "CUDA_VISIBLE_DEVICES": "",
             "NEGATIVA_CACHE_DIR": str(cache),
+            # Else the session removes what other sessions left, however large that is.
+            "PYTEST_DEBUG_TEMPROOT": str(folder.parent),
             # Not needed by any test here, and a fifth of each session's time.
             # A test that needs one of them loads it with -p. pytest-randomly shuffles tests, so one
             # worker may get all that use the GPU.
