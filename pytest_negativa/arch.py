@@ -333,7 +333,7 @@ def can_be_linked(candidates: Sequence[Candidate], device: ComputeCapability) ->
 
 
 def can_load(candidate: Candidate, device: ComputeCapability) -> bool:
-    """Whether a device can load code: as it is, or compiled by the driver."""
+    """Whether a device can load code, if need be compiled by the driver."""
     if candidate.kind is ElementKind.CUBIN:
         return cubin_runs_on(candidate.arch, device)
     return candidate.kind in _COMPILED and can_be_compiled_for(candidate.arch, device)

@@ -99,7 +99,7 @@ def inspect_libraries(
     Args:
         arguments: paths, or names of distributions.
         request: how to read a library.
-        take: called with each library as it is read; what it returns is kept. None keeps it all.
+        take: called with each library once it is read; its result is kept. None keeps all.
 
     Raises:
         OptionError: an argument stands for nothing.

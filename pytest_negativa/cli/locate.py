@@ -219,7 +219,7 @@ def combine(
 
 
 def _place(name: str, folder: RunsFolder) -> str:
-    """The folder of a run that is named by its id; any other name as it is."""
+    """The folder of a run by its id; else the name itself."""
     return str(folder.folder / name) if is_run_id(name) else name
 
 

@@ -346,7 +346,7 @@ _Fact = TypeVar("_Fact")
 
 
 def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
-    """What ``read`` finds in a file; None if the file can't be read, or is damaged."""
+    """The result of ``read`` for a file; None if the file can't be read, or is damaged."""
     try:
         with ByteSource(path) as source:
             return read(source)

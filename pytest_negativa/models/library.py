@@ -229,7 +229,7 @@ class Element(Record, frozen=True, kw_only=True):
         return self.content.sha256 if isinstance(self.content, Cubin) else None
 
     def runs_on(self, device: ComputeCapability) -> bool:
-        """Whether a device can load it: as it is, or compiled by the driver."""
+        """Whether a device can load it, if need be compiled by the driver."""
         return can_load(self, device)
 
 

@@ -378,7 +378,7 @@ class ProvedPages(Record, frozen=True, kw_only=True):
 
 
 class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
-    """What a run of the tests without the untouched pages showed.
+    """Verdict of a run of the tests without the untouched pages.
 
     Attributes:
         run_id: the traced run.

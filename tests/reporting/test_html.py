@@ -146,7 +146,7 @@ def test_facts_are_those_of_the_run(contents: ReportContents) -> None:
     usage = contents.usage
     (process,) = usage.processes
     header = replace(
-        process.header, root="/home/user/project", argv=("/venv/bin/pytest", "-k", "a b"),
+        process.header, root="/project", argv=("/venv/bin/pytest", "-k", "a b"),
         start_ns=1_795_226_732_320_796_968,
     )  # fmt: skip
     device = Device(

@@ -984,19 +984,20 @@ static void certify_other(void) {
 }
 
 int main(int count, char **words) {
-    if (count < 5 || count > 6)
-        give_up("usage: certify SHA256|'' PAGE|0 ORIGINAL|'' SLIM [SPARE] < DECLARED");
-    if (*words[3]) open_file(&original.file, words[3]);
-    open_file(&slim.file, words[4]);
-    if (count == 6) open_file(&spare, words[5]);
-    largest_page = strtoull(words[2], NULL, 10);
-    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", words[2]);
+    if (count < 3 || count > 6)
+        give_up("usage: certify ORIGINAL|'' SLIM [SPARE|'' [SHA256|'' [PAGE]]] < DECLARED");
+    const char *digest = count > 4 ? words[4] : "", *page = count > 5 ? words[5] : "0";
+    if (*words[1]) open_file(&original.file, words[1]);
+    open_file(&slim.file, words[2]);
+    if (count > 3 && *words[3]) open_file(&spare, words[3]);
+    largest_page = strtoull(page, NULL, 10);
+    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", page);
     read_elf(&slim);
     is_cut = tag(&slim, DT_NEGATIVA_NOTE) != 0;
-    read_declared();
-    if (!(is_cut && *words[1]) && !*words[3]) give_up("the original is not given");
+    if (!isatty(STDIN_FILENO)) read_declared();
+    if (!(is_cut && *digest) && !*words[1]) give_up("the original is not given");
     if (is_cut)
-        certify_cut(words[1]);
+        certify_cut(digest);
     else
         certify_other();
     uint64_t bytes = 0, trimmed = 0;

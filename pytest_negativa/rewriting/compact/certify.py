@@ -45,10 +45,9 @@ def certify(
         CannotCompactError: the program can't be run (without a C compiler it was not built), or
             can't read a file, or was killed.
     """
-    files = [str(file) for file in (original, slim, spare) if file is not None]
     try:
         done = subprocess.run(
-            [str(PROGRAM), sha256 or "", str(page_size or 0), *files],
+            [PROGRAM, original, slim, spare or "", sha256 or "", str(page_size or 0)],
             input=declared,
             capture_output=True,
             text=True,

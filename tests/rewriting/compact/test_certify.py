@@ -82,7 +82,7 @@ class Sound:
         if self.is_cut:
             (folder / "lib.spare").write_bytes(pair.spare)
             files.append(str(folder / "lib.spare"))
-        command = [str(program), "", "0", *files]
+        command = [str(program), *files]
         environ = {**os.environ, "ASAN_OPTIONS": "exitcode=97", "UBSAN_OPTIONS": "exitcode=97"}
         return subprocess.run(
             command, input=self.declared, capture_output=True, text=True, env=environ, check=False
