@@ -122,6 +122,7 @@ class Verification:
         reconstruction = self._write_copies(planned)
         tripwire = self._tripwire
         rounds = self._run(RoundKind.VERIFY, None)
+        self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
         started_since, held = held_originals(self._held, self._since, self._twins)
@@ -267,8 +268,7 @@ class Verification:
     def _run_once(
         self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
-        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
-        self._lingering += tuple(user.who for _, user in users)
+        self._lingering += self._users_of_copies()
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         where, environ = "on the originals", self.program.environ
         used: Mapping[str, str] = {}
@@ -299,10 +299,17 @@ class Verification:
         self._rounds.append(result)
         return result
 
+    def _users_of_copies(self) -> tuple[str, ...]:
+        """In words: processes that use a copy between rounds, or after the last one."""
+        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
+        return tuple(user.who for _, user in users)
+
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
+        # Who keeps the environment of this proof gets the originals in the next, which sees that.
+        remove_file(self.folder.table_file)
         if verdict.proved and verdict.kept:
             run = self.traced.run
             save_healed(run, (*load_healed(run), *verdict.kept))

@@ -313,7 +313,7 @@ def test_service():
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A service of the traced run has read a library into memory, and answers for the proof.",
-    says="of the traced run or an earlier round still used a copy or the CUDA driver",
+    says="outlived the traced run or a round, and still used a copy or the CUDA driver",
 )
 def test_a_service_that_has_read_the_library(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", REMEMBERS)
@@ -344,7 +344,7 @@ def test_service():
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A service of an earlier proof, on a copy that is still the same, answers for the next one.",
-    says="of the traced run or an earlier round still used a copy or the CUDA driver",
+    says="outlived the traced run or a round, and still used a copy or the CUDA driver",
 )
 def test_a_service_of_an_earlier_proof(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", KEEPS).trace()
@@ -444,7 +444,7 @@ def test_service():
 @pytest.mark.planted_fault(
     "A service ends at its first fault. One that a test starts when healing has given the code "
     "back outlives the round, and answers for the proof.",
-    says="of the traced run or an earlier round still used a copy or the CUDA driver",
+    says="outlived the traced run or a round, and still used a copy or the CUDA driver",
 )
 def test_a_service_on_earlier_copies(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", EARLIER)
