@@ -19,6 +19,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
@@ -71,7 +72,7 @@ from pytest_negativa.verifying.originals import (
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.tripwire import Touches, Tripwire, arm, read_touches
+from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
     find_twins,
     held_originals,
@@ -107,7 +108,8 @@ class Verification:
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
-        self._tripwire = Tripwire()
+        # See ``arm``.
+        self._armed: Mapping[str, tuple[Span, ...]] = {}
         self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -120,7 +122,6 @@ class Verification:
         remove_file(self.record)
         self._held = self._lingering = ()
         reconstruction = self._write_copies(planned)
-        tripwire = self._tripwire
         rounds = self._run(RoundKind.VERIFY, None)
         self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
@@ -148,8 +149,8 @@ class Verification:
             opened={**started_since, **opened_originals(opens, self._twins, self._copy_files)},
             held=held,
             files=self._judge_files(),
-            armed=tripwire.spans,
-            touches=read_touches(rounds, planned, reconstruction) if tripwire.spans else Touches(),
+            armed=self._armed,
+            touches=read_touches(rounds, planned, reconstruction) if self._armed else Touches(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
@@ -224,9 +225,9 @@ class Verification:
         if self._copy_files:
             table = make_table(self.copies, self._copy_files.values())
             write_table(table, self.folder.table_file)
-        self._tripwire = arm(planned, reconstruction, self.traced.usage)
-        if self._tripwire.spans:
-            write_atomically(self.folder.armed_file, self._tripwire.rows)
+        rows, self._armed = arm(planned, reconstruction, self.traced.usage)
+        if self._armed:
+            write_atomically(self.folder.armed_file, rows)
         return reconstruction
 
     def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -238,7 +239,7 @@ class Verification:
                 **environ,
                 **redirect_environment(environ, self.folder.table_file, run.redirect_logs),
             }
-        if self._tripwire.spans:
+        if self._armed:
             make_logs_folder(run.touch_logs, runs)
             armed = misses_environment(environ, run.touch_logs, self.folder.armed_file)
             environ = {**environ, **armed}
