@@ -192,9 +192,13 @@ class Slimmer:
         try:
             try:
                 self._process(self._slim, self._publish, on_done)
+                aside, jobs = self.options.keep_originals, self.options.jobs
                 for package in self.work.packages:
-                    aside, jobs = self.options.keep_originals, self.options.jobs
-                    self.rows += remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                    try:
+                        row = remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                    except NegativaError as e:
+                        row = package.unchanged(SlimStatus.FAILED, str(e))
+                    self.rows.append(row)
                     on_done(package.size)
             finally:
                 # Also when interrupted: what was replaced must be in order.
@@ -345,19 +349,15 @@ class Slimmer:
         spare = None
         if self.options.spare is not None and made.spare is not None:
             spare = self.options.spare.folder / made.spare.name
-        linked: FileState | None = None
         places = journal.places(task.names)
         before = journal.manifest.slimmed
-        known = [] if task.slimmed is None else [task.slimmed.entry]
-        found = (before[name] for name in task.names if name in before)
-        known += [one for one in found if one.original_sha256 == file.original_sha256]
-        old = known[0] if known else None
+        old = None if task.slimmed is None else task.slimmed.entry
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
-            linked = keep_original(self._original_of(task), aside, journal.token, state)
+            keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)
@@ -387,10 +387,8 @@ class Slimmer:
         try:
             if spare is not None and made.spare is not None:
                 publish(made.spare, spare)
-            # Keeping the original has changed its time of change.
-            changed = {p: linked for p, state in places.items() if is_same_file(state, linked)}
             with self._letting_go(task):
-                replace_all(staged, places | changed, journal.token)
+                replace_all(staged, places, journal.token)
         except ReconstructError:
             now = FileState.of(status)
             if not any(is_same_file(state_at(place), now) for place in places):
