@@ -26,19 +26,10 @@ from pytest_negativa.models.slimming import (
     SlimmedFile,
 )
 from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import (
-    is_part_of_manifest,
-    load_manifest,
-    manifest_of,
-    save_manifest,
-)
+from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.replace import copy_file, replace_all
 from pytest_negativa.slimming.spares import rebuild
-from pytest_negativa.slimming.tree import (
-    MANIFEST_NAME,
-    Tree,
-    staged_name,
-)
+from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
@@ -59,8 +50,7 @@ class Journal:
         self.tree = tree
         self.root = tree.root
         self.manifest = manifest_of(tree)
-        # After a run that was killed, the same one.
-        self.token = self.manifest.run or secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self.held = tuple(held)
         self._back: list[str] = []
         # By RECORD, because two distributions may each have a line for a file; then by path.
@@ -102,23 +92,17 @@ class Journal:
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
         """Note the run, and its ``run_spares``, while the block works.
 
+        If the block fails, the notes stay: the next run has to finish the work.
+
         Raises:
             StoreError: the manifest can't be written.
         """
         folders = tuple(sorted({*self.manifest.run_spares, *map(str, spares)}))
         self.manifest = replace(self.manifest, run=self.token, run_spares=folders)
         self.save()
-        left: str | None = None
-        try:
-            yield
-        except KeyboardInterrupt:
-            # Threads at work may still give their files names, which the next run removes.
-            left = self.token
-            raise
-        finally:
-            spared = () if left is None else folders
-            self.manifest = replace(self.manifest, run=left, run_spares=spared)
-            self.save()
+        yield
+        self.manifest = replace(self.manifest, run=None, run_spares=())
+        self.save()
 
     def put_back(
         self,
@@ -224,22 +208,12 @@ def remove_leftovers(tree: Tree) -> bool:
     """Remove what killed runs left in a folder that this process holds.
 
     Returns:
-        Whether a library may have another time of change than the tree says: a leftover may be one
-        more name of its file.
-
-    Raises:
-        StoreError: the manifest can't be read.
+        Whether a library may have fewer links than the tree says: a leftover may be one more name
+        of its file.
     """
-    if not tree.leftovers:
-        return False
-    manifest, changed = load_manifest(tree.root), False
-    for path, token in tree.leftovers.items():
-        # The first thing that a run writes is its manifest; until then none has its token.
-        is_first = path == staged_name(tree.root / MANIFEST_NAME, token)
+    for path in tree.leftovers:
         # A folder that can't be written is the business of the work that follows.
         with contextlib.suppress(OSError, ReconstructError):
             refuse_shared(path.parent)
-            if token == manifest.run or (is_first and is_part_of_manifest(path)):
-                path.unlink()
-                changed = True
-    return changed
+            path.unlink()
+    return bool(tree.leftovers)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
-from pytest_negativa.gpucode.source import ByteSource, read_fact
+from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -23,12 +23,10 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
-from pytest_negativa.storage.system import read_head, read_regular
+from pytest_negativa.storage.system import read_regular
 
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-# By the sorted keys.
-_MANIFEST_START = b'{\n "format_version": '
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -104,15 +102,6 @@ def other_manifest(root: Path, path: Path) -> Path | None:
     """The folder around a file, other than ``root``, that has a manifest; None if there is none."""
     folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
     return next(folders, None)
-
-
-def is_part_of_manifest(path: Path) -> bool:
-    """Whether a file has the beginning of a manifest, or nothing.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    return _MANIFEST_START.startswith(read_head(path, len(_MANIFEST_START)))
 
 
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
@@ -214,14 +203,11 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
-    try:
-        if is_slimmed(path):
-            marker = read_fact(path, read_marker)
-            return marker is None or marker.size_before == entry.original_size
-        with ByteSource(path) as source:
-            header = EHDR.unpack_from(source.read(0, EHDR.size))
-    except FormatError:
-        return False
+    if is_slimmed(path):
+        marker = read_fact(path, read_marker)
+        return marker is None or marker.size_before == entry.original_size
     # Section headers end the files that slimming writes, so a cut file tells the size it had.
-    is_elf = header.e_ident.startswith(ELF_MAGIC)
-    return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
+    header = read_fact(path, lambda source: EHDR.unpack_from(source.read(0, EHDR.size)))
+    if header is None or not header.e_ident.startswith(ELF_MAGIC):
+        return False
+    return header.e_shoff + header.e_shentsize * header.e_shnum == entry.size

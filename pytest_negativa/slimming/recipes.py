@@ -271,7 +271,6 @@ def slim_library(
     strip: bool,
     planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
-    unchecked: Path | None = None,
 ) -> Result:
     """Write what a recipe makes of a library.
 
@@ -283,7 +282,6 @@ def slim_library(
         strip: whether to drop what is never loaded, such as symbol tables.
         planned: of the original, if it is known.
         min_gap: with a spare, shorter gaps stay in the file; in bytes.
-        unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
         CannotCompactError: it is left as it is.
@@ -291,9 +289,8 @@ def slim_library(
     """
     removal = planned or plan_library(recipe, path)
     if recipe.spare is not None and removal.cut is not None:
-        assert unchecked is not None, "the folder of spares is held"
         options = recipe.spare.options_for(name, recipe.source, min_gap)
-        done = cut(path, target, removal.cut, recipe.spare, options, unchecked)
+        done = cut(path, target, removal.cut, recipe.spare, options)
         _refuse_other(removal, path, target, done)
         decisions = () if removal.plan is None else removal.plan.decisions
         unused = ((one.start, one.end) for one in decisions if not one.kept)

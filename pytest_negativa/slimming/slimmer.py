@@ -46,7 +46,6 @@ from pytest_negativa.slimming.spares import (
     LEAST_GAP,
     SpareTarget,
     clear_abandoned,
-    discard_unchecked,
     find_spare,
     hold_folder,
     note_of,
@@ -101,7 +100,6 @@ class Slimmer:
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
         self._planned: dict[str, Removal | NegativaError] = {}
-        self._unchecked: Path | None = None
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -179,7 +177,7 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             if spare is not None and any(task.recipe.spare for task in work.tasks):
-                self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
+                held.enter_context(hold_folder(spare.folder, journal.root))
                 folders.append(spare.folder)
             if begun:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
@@ -190,25 +188,21 @@ class Slimmer:
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            try:
-                self._process(self._slim, self._publish, on_done)
-                aside, jobs = self.options.keep_originals, self.options.jobs
-                for package in self.work.packages:
-                    try:
-                        row = remove_files(journal, package, keep_originals=aside, jobs=jobs)
-                    except NegativaError as e:
-                        row = package.unchanged(SlimStatus.FAILED, str(e))
-                    self.rows.append(row)
-                    on_done(package.size)
-            finally:
-                # Also when interrupted: what was replaced must be in order.
-                for key, entry in self.work.past.items():
-                    if journal.manifest.slimmed.get(key) is entry:
-                        journal.note_back(key, entry)
-                journal.finish()
+            self._process(self._slim, self._publish, on_done)
+            aside, jobs = self.options.keep_originals, self.options.jobs
+            for package in self.work.packages:
+                try:
+                    row = remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                except NegativaError as e:
+                    row = package.unchanged(SlimStatus.FAILED, str(e))
+                self.rows.append(row)
+                on_done(package.size)
         finally:
-            if self._unchecked is not None:
-                discard_unchecked(self._unchecked)
+            # Also when interrupted: what was replaced must be in order.
+            for key, entry in self.work.past.items():
+                if journal.manifest.slimmed.get(key) is entry:
+                    journal.note_back(key, entry)
+            journal.finish()
 
     def _process(
         self,
@@ -279,7 +273,6 @@ class Slimmer:
             strip=options.strip,
             planned=planned,
             min_gap=self.min_gap,
-            unchecked=self._unchecked,
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Result:
