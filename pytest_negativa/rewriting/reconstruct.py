@@ -201,7 +201,6 @@ class _Reconstructor:
                 sha256, state = made.sha256, state_of(target)
                 compaction = Compaction(
                     size=made.size_after,
-                    load_segments=made.load_segments,
                     notes=made.notes,
                     kept=made.kept,
                 )

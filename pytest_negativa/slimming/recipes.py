@@ -33,7 +33,6 @@ from pytest_negativa.rewriting.compact.cut import foresee_cut, gap_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
-    Cut,
     Smaller,
 )
 from pytest_negativa.rewriting.copies import state_of
@@ -290,8 +289,8 @@ def slim_library(
     removal = planned or plan_library(recipe, path)
     if recipe.spare is not None and removal.cut is not None:
         options = recipe.spare.options_for(name, recipe.source, min_gap)
-        done = cut(path, target, removal.cut, recipe.spare, options)
-        _refuse_other(removal, path, target, done)
+        library = None if removal.plan is None else removal.plan.library
+        done = cut(path, target, removal.cut, recipe.spare, options, library, removal.state)
         decisions = () if removal.plan is None else removal.plan.decisions
         unused = ((one.start, one.end) for one in decisions if not one.kept)
         gone = size(intersection(unused, done.gaps))
@@ -307,15 +306,6 @@ def slim_library(
     )
     gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
     return Result(removal, compacted.size_after, gone, compacted)
-
-
-def _refuse_other(removal: Removal, path: Path, target: Path, done: Cut) -> None:
-    """Refuse a result of another file than the one that was planned for."""
-    expected = None if removal.plan is None else removal.plan.library.sha256
-    changed = removal.state is not None and state_of(path) != removal.state
-    if changed or expected not in (None, done.original_sha256):
-        target.unlink(missing_ok=True)
-        raise StaleLibraryError(f"{path} changed while it was read; try again")
 
 
 def foresee_library(

@@ -27,8 +27,9 @@ from pytest_negativa.errors import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
@@ -236,6 +237,8 @@ def cut(
     planned: CutPlan,
     policy: SpareTarget,
     options: CutOptions,
+    library: LibraryIdentity | None = None,
+    state: FileState | None = None,
 ) -> Cut:
     """Write a library without what may go, and its spare.
 
@@ -245,6 +248,7 @@ def cut(
         planned: what may go.
         policy: where the spare goes; its folder is held.
         options: as it has them.
+        library, state: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -258,7 +262,10 @@ def cut(
                 "spare there; name another folder"
             )
         own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
-        return cut_library(path, target, own, planned.needed, options, planned.containers)
+        return cut_library(
+            path, target, own, planned.needed, options, planned.containers,
+            library=library, state=state,
+        )  # fmt: skip
 
 
 def publish(spare: Path, place: Path) -> None:
