@@ -104,25 +104,27 @@ class Package:
         """A row for the files that stay."""
         return SlimRow.unchanged(self.name, status, _size_of(self.kept), detail)
 
-    def left_by_spare(self) -> SlimRow:
-        """A row for unused files that stay because code goes into a spare."""
-        detail = (
-            f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
-            f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
-            "folder without --spare to remove them"
-        )
-        return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
+    def row_before(self, *, spare: bool) -> SlimRow | None:
+        """The row that is known before the work; None if there is work, or nothing to tell.
 
-    def row_before(self) -> SlimRow | None:
-        """The row that is known before the work; None if there is work, or nothing to tell."""
+        Args:
+            spare: code goes into a spare, so no file goes.
+        """
+        if spare and self.unused:
+            detail = (
+                f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
+                f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
+                "folder without --spare to remove them"
+            )
+            return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
+        if spare or (self.unused and self.problem is None):
+            return None
         if self.problem is not None:
             size = _size_of((*self.unused, *self.kept))
             return SlimRow.unchanged(self.name, self.status, size, self.problem)
-        if self.gone and not self.unused:
+        if self.gone:
             return self.row(SlimStatus.ALREADY, ())
-        if self.note is not None and not self.unused:
-            return self.unchanged(SlimStatus.DIFFERENT, self.note)
-        return None
+        return None if self.note is None else self.unchanged(SlimStatus.DIFFERENT, self.note)
 
 
 def _size_of(groups: Iterable[FileGroup]) -> int:

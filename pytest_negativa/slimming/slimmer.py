@@ -36,7 +36,6 @@ from pytest_negativa.slimming.recipes import (
     Kind,
     Removal,
     Result,
-    foresee_library,
     names_of,
     plan_library,
     slim_library,
@@ -52,6 +51,7 @@ from pytest_negativa.slimming.spares import (
     publish,
     rebuild,
     release,
+    remove_unchecked,
 )
 from pytest_negativa.slimming.tree import staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
@@ -182,6 +182,9 @@ class Slimmer:
             if begun:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
+            for folder in folders:
+                # As long as the manifest names the folder: a run that is killed then leaves none.
+                remove_unchecked(folder)
             release(self._spares, journal.root, journal.manifest, folders)
         return self.rows
 
@@ -278,9 +281,10 @@ class Slimmer:
     def _foresee(self, task: Task, _staged: Path) -> Result:
         name, planned = Path(task.name).name, self._plan_of(task)
         with self._at_hand(task) as source:
-            return foresee_library(
+            return slim_library(
                 task.recipe,
                 source,
+                None,
                 name,
                 strip=self.options.strip,
                 planned=planned,

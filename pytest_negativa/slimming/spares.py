@@ -50,7 +50,6 @@ from pytest_negativa.spare.note import (
     MAX_COPIED,
     SPARE_FOLDER,
     Note,
-    last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
@@ -62,7 +61,7 @@ from pytest_negativa.storage.shared_folders import (
 )
 from pytest_negativa.storage.system import read_regular
 
-_NAME = re.compile(r".+\.([0-9a-f]{16})\.spare", re.DOTALL)
+_NAME = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
 UNCHECKED = ".unchecked"
 """A folder in that of spares, with those of a run that are not checked yet."""
 
@@ -179,23 +178,18 @@ class SpareTarget:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CutPlan:
-    """The parts of a library that may go, and those that stay; ranges of file offsets."""
-
-    containers: tuple[Range, ...]
-    needed: tuple[Range, ...]
-
-
 def plan_cut(
     path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SpareTarget
-) -> CutPlan:
+) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
         path: the original.
         library_map, plan: both or none.
         policy: see there.
+
+    Returns:
+        Ranges of file offsets that stay, and those with GPU code that may go.
 
     Raises:
         FormatError: the file can't be read.
@@ -217,7 +211,7 @@ def plan_cut(
                 # What a lock keeps lies among constants of some libraries.
                 gpu_code = () if library_map is None else library_map.iter_code()
                 free += minus(traced.unread, union(one.payload for one in gpu_code))
-        return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
+        return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 
 def least_gap(sizes: Iterable[int], most: int) -> int:
@@ -234,7 +228,8 @@ def least_gap(sizes: Iterable[int], most: int) -> int:
 def cut(
     path: Path,
     target: Path,
-    planned: CutPlan,
+    needed: Iterable[Range],
+    containers: Iterable[Range],
     policy: SpareTarget,
     options: CutOptions,
     library: LibraryIdentity | None = None,
@@ -245,7 +240,7 @@ def cut(
     Args:
         path: the original.
         target: the new file.
-        planned: what may go.
+        needed, containers: see ``cut_library``.
         policy: where the spare goes; its folder is held.
         options: as it has them.
         library, state: see ``cut_library``.
@@ -263,8 +258,7 @@ def cut(
             )
         own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
         return cut_library(
-            path, target, own, planned.needed, options, planned.containers,
-            library=library, state=state,
+            path, target, own, needed, options, containers, library=library, state=state,
         )  # fmt: skip
 
 
@@ -363,7 +357,8 @@ def release(
                 for name in _needed_names(root, known)
             }
             for spare in before:
-                if spare.parent == folder and spare.name not in names and is_spare(spare):
+                is_ours = _NAME.fullmatch(spare.name) and spare.parent == folder
+                if is_ours and spare.name not in names:
                     remove_file(spare)
             if folder not in {spare.parent for spare in needed}:
                 _note_owners(folder, [owner for owner in owners if owner != tree])
@@ -382,16 +377,6 @@ def _needed_names(tree: Path, manifest: SlimManifest) -> Iterator[str]:
         for path in (tree / name for name in entry.names):
             if path.exists() and (note := note_of(path)) is not None:
                 yield note.spare_name
-
-
-def is_spare(path: Path) -> bool:
-    """Whether a file is a spare, by its name and its trailer."""
-    match = _NAME.fullmatch(path.name)
-    if match is None or path.is_symlink() or not path.is_file():
-        return False
-    with contextlib.suppress(FormatError):
-        return last_trailer(path).pair.hex().startswith(match[1])
-    return False
 
 
 def remove_unchecked(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.source import digest_of, read_fact
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
@@ -38,8 +39,8 @@ _TEMPORARY = re.compile(
 )
 _METADATA_SUFFIX = ".dist-info"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
-ELF_MAGIC = b"\x7fELF"
-_SHARED_OBJECT = (3).to_bytes(2, "little")
+_SHARED_OBJECT = ET_DYN.to_bytes(2, "little")
+# Of e_type in the header.
 _E_TYPE = 16
 
 

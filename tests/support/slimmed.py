@@ -84,10 +84,8 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    planned = plan_cut(path, library_map, plan, SpareTarget(folder))
-    return cut_library(
-        path, folder / path.name, folder, planned.needed, CutOptions(), planned.containers
-    )
+    needed, containers = plan_cut(path, library_map, plan, SpareTarget(folder))
+    return cut_library(path, folder / path.name, folder, needed, CutOptions(), containers)
 
 
 def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed:
