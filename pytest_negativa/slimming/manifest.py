@@ -145,14 +145,13 @@ Records = Mapping[str, Path]
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
-    infos = [Path(os.path.normpath(root / row.record)).parent for row in entry.rows]
+    infos = [Path(os.path.normpath(root / record)).parent for record in entry.records]
     return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
 
 
-def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+def is_reinstalled(entry: SlimmedFile, records: Records) -> bool:
     """Whether RECORD now has another file than the one that was slimmed."""
-    known = {row.digest for row in entry.rows if row.name == name}
-    known |= {record_digest(entry.sha256), record_digest(entry.original_sha256)}
+    known = {record_digest(entry.sha256), record_digest(entry.original_sha256)}
     return bool(records) and not known & records.keys()
 
 
@@ -193,7 +192,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
         return Fate.RESULT, None
     if record_digest(digest) in records:
         return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
-    if is_reinstalled(name, entry, records):
+    if is_reinstalled(entry, records):
         reason = "another one was installed since: RECORD has neither digest of this one"
         return Fate.ANOTHER, reason
     if _is_made_from(tree.root / name, entry):

@@ -99,7 +99,7 @@ class Slimmer:
         self.options = options
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
-        self._planned: dict[str, Removal | NegativaError] = {}
+        self._planned: dict[str, Removal | None] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -117,25 +117,18 @@ class Slimmer:
         finally:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
-            if isinstance(planned, Removal):
+            if planned is not None:
                 yield from planned.gaps
 
-    def _plan(self, task: Task) -> Removal | NegativaError:
-        try:
-            with self._at_hand(task) as source:
-                return plan_library(task.recipe, source)
-        except NegativaError as e:
-            return e
+    def _plan(self, task: Task) -> Removal | None:
+        """The plan for a library; None: there is none, and the work on it will tell why."""
+        with contextlib.suppress(NegativaError), self._at_hand(task) as source:
+            return plan_library(task.recipe, source)
+        return None
 
     def _plan_of(self, task: Task) -> Removal | None:
-        """The plan for a library; None: it has no spare, or is to be read again.
-
-        Raises:
-            NegativaError: nothing could be planned.
-        """
+        """The plan for a library; None: it has no spare, or is to be read again."""
         planned = self._planned.pop(task.name, None)
-        if isinstance(planned, NegativaError):
-            raise planned
         # The original that is made again is another file.
         return None if task.is_cut else planned
 
@@ -358,7 +351,7 @@ class Slimmer:
             original = str(aside)
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)
-        rows = journal.rows_before(task.names) if old is None else old.rows
+        records = journal.records_of(task.names) if old is None else old.records
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -371,7 +364,7 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
-            rows=rows,
+            records=records,
             original=original,
             notes=notes,
             reinstall=reinstall if old is None else old.reinstall,

@@ -57,7 +57,7 @@ def test_the_next_run_removes_them_and_nothing_else(site: Made, by_archs: bool) 
     kill(site)
     ours = of_a_killed_run(site, RUN)
     ours.append(site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim")
-    ours[-1].write_text('{\n "format_version": 6,\n "ru')
+    ours[-1].write_text('{\n "format_version": 7,\n "ru')
     theirs = [
         site.one.with_name(name)
         for name in (".libone.so.1.tmp", "..tmp", "x.negativa-slim", ".x.negativa-slim")
