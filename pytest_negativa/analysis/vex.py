@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
+from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.vex import OPENVEX, Vulnerability, VulnerableCode
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
@@ -243,11 +243,11 @@ def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
 def _why_unknown(left: LibraryMap) -> str | None:
     """The reason that a map may lack names of kernels."""
     if left.problems:
-        return f"a part of its GPU code can't be read: {left.problems[0].text}"
+        return f"a part of its GPU code can't be read: {left.problems[0]}"
     for block in left.iter_code():
         if block.unreadable is not None:
             return f"a part of its GPU code can't be read: {block.unreadable}"
-        if block.content is None or isinstance(block.content, LtoIr):
+        if block.content is None:
             return f"it has {block.kind.value}, which doesn't tell its kernels"
     return None
 

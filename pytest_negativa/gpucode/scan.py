@@ -10,7 +10,7 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.search import any_of, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Problem, Region
+from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Region
 
 # Sections that hold nothing but regions. Other bytes in them are damage, and reported. In other
 # sections they are other data.
@@ -37,16 +37,16 @@ class Problems:
     """Collects places of a library that are not understood, up to a limit."""
 
     def __init__(self) -> None:
-        self._found: list[Problem] = []
+        self._found: list[str] = []
 
     def add(self, offset: int, text: str) -> None:
         """Note a problem at a file offset, unless the limit is reached."""
         if len(self._found) < _MAX_PROBLEMS:
-            self._found.append(Problem(offset=offset, text=text))
+            self._found.append(f"at offset {offset:#x}: {text}")
         elif len(self._found) == _MAX_PROBLEMS:
-            self._found.append(Problem(offset=offset, text="further problems are not listed"))
+            self._found.append(f"from offset {offset:#x} on: further problems are not listed")
 
-    def found(self) -> tuple[Problem, ...]:
+    def found(self) -> tuple[str, ...]:
         """All problems up to the limit, in the order of their finding."""
         return tuple(self._found)
 

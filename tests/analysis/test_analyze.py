@@ -161,7 +161,7 @@ def test_library_globs_that_match_nothing(tmp_path: Path, text: str, warning: st
 def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
     usage = used(BIN / "libnames.so")
     library_map = read_library(BIN / "libnames.so", Scope(devices=("9.0",)))
-    names = [k.name for e in library_map.iter_elements() for k in library_map.kernels_of(e.content)]
+    names = [k.name for e in library_map.iter_code() for k in library_map.kernels_of(e.content)]
     whole = max(names, key=len)
     text = f"keep:\n  kernels:\n  - '{names[0]}'\n  - '{whole[:-1]}?!'\n"
 

@@ -194,7 +194,7 @@ def test_changed_library_of_same_size_and_time(library: Path, cache: MapCache) -
     found = one(library, ALL, cache)
     assert not found.cached
     assert found.library_map is not None
-    assert str(next(found.library_map.iter_elements()).arch) == "sm_70"
+    assert str(next(found.library_map.iter_code()).arch) == "sm_70"
 
 
 def test_renamed_library_gets_its_own_path(library: Path, cache: MapCache, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import Call, Cubin, Element, LibraryMap, Region, Scope
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import (
@@ -52,9 +52,7 @@ def used(library_map: LibraryMap, *kernels: str) -> LibraryUsage:
 
 def linked(library_map: LibraryMap, arch: str = "sm_90") -> Element:
     return next(
-        e
-        for e in library_map.iter_elements()
-        if isinstance(e.content, Cubin) and str(e.arch) == arch
+        e for e in library_map.iter_code() if isinstance(e.content, Cubin) and str(e.arch) == arch
     )
 
 
@@ -149,7 +147,7 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
     library_map = read("libpointers.so")
     element = next(
         e
-        for e in library_map.iter_elements()
+        for e in library_map.iter_code()
         if isinstance(e.content, Cubin) and not e.content.relocatable
     )
     region = next(r for r in library_map.iter_regions() if element in r.elements)
@@ -316,7 +314,7 @@ def test_a_kernel_that_a_used_one_launches_is_used() -> None:
     (section,) = library_map.sections
     old = linked(library_map)
     assert isinstance(old.content, Cubin)
-    launch = Call(names.index("calls_shared"), names.index("calls_chain"))
+    launch = names.index("calls_shared"), names.index("calls_chain")
     launching = replace(old, content=replace(old.content, references=(launch,)))
     regions = tuple(
         replace(r, elements=tuple(launching if e is old else e for e in r.elements))

@@ -62,7 +62,7 @@ def run(site: Made, lock: Lock) -> Callable[..., SlimReport]:
 
 
 def code_left(path: Path) -> int:
-    return sum(e.kind is not ElementKind.UNKNOWN for e in read(path).iter_elements())
+    return sum(e.kind is not ElementKind.UNKNOWN for e in read(path).iter_code())
 
 
 def test_all_code_goes_and_nothing_else(
@@ -79,7 +79,7 @@ def test_all_code_goes_and_nothing_else(
     entry = load_manifest(site.folder).slimmed[TWO]
     assert entry.never_loaded
     original = read(site.lock_file.parent / "site-packages" / TWO)
-    assert entry.gpu_code_removed == sum(e.payload.size for e in original.iter_elements())
+    assert entry.gpu_code_removed == sum(e.payload.size for e in original.iter_code())
     # The library of the lock is what it is without.
     alone = tmp_path / "alone" / site.one.name
     alone.parent.mkdir()
