@@ -309,7 +309,8 @@ def _look_at(name: str, file: File, tree: Tree, question: Question, left: int) -
             elif file.place is not None:
                 found.place = file.place
             else:
-                found.mapped = map_source(path, file.open(str(path)), question.request(file.size))
+                with file.open(str(path)) as source:
+                    found.mapped = map_source(path, source, question.request(file.size))
     except FormatError as e:
         tree.problems.append(e)
     return found

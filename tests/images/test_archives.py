@@ -28,7 +28,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
-from pytest_negativa.gpucode.source import DeflatedMember
+from pytest_negativa.gpucode.source import open_source
 from pytest_negativa.images import archives
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.tree import Question, Tree, may_hold_code, read_tree
@@ -283,9 +283,8 @@ class TestHostile:
         assert problem.startswith(f"{path}/ours/libplain.so: is encrypted")
 
     @pytest.mark.parametrize(("says", "wanted"), [
-        (100, "has not the size that the archive says"),
+        (100, "cannot be unpacked: Bad CRC-32"),
         (10**6, "has not the size that the archive says"),
-        (10**9, "[0-9,]+ bytes can't unpack to 1,000,000,000"),
     ])  # fmt: skip
     def test_a_size_that_lies(self, tmp_path: Path, says: int, wanted: str) -> None:
         path = write_zip(tmp_path / "x.zip")
@@ -301,7 +300,7 @@ class TestHostile:
         data[at] ^= 1
         path.write_bytes(data)
         [problem] = problems_of(read_tree(path, QUESTION))
-        assert problem.startswith(f"{path}/ours/libplain.so: does not match the archive's checksum")
+        assert problem.startswith(f"{path}/ours/libplain.so: cannot be unpacked: Bad CRC-32")
 
     def test_a_table_without_end(self, tmp_path: Path) -> None:
         # The header of a long name that claims to have a gigabyte.
@@ -434,7 +433,7 @@ class TestHostile:
         contents = read_tree(path, dataclasses.replace(QUESTION, with_lists=True))
         assert contents.libraries.keys() == {*FILES, "last.so"}
         [problem] = problems_of(contents)
-        assert "RECORD: does not match the archive's checksum" in problem
+        assert "RECORD: cannot be unpacked: Bad CRC-32" in problem
 
     @pytest.mark.slow
     def test_damage_anywhere(self, archive: Path) -> None:
@@ -457,7 +456,7 @@ def deflated(folder: Path, data: bytes) -> Member:
 
 def test_reading_a_deflated_file_in_any_order(tmp_path: Path) -> None:
     data = b"".join(os.urandom(500) * 3 for _ in range(200))
-    with DeflatedMember(deflated(tmp_path, data)) as opened:
+    with open_source(deflated(tmp_path, data)) as opened:
         for begin in [*sample(len(data), 200), len(data) - 1]:
             end = min(begin + begin % 25_000, len(data))
             assert opened.read(begin, end - begin) == data[begin:end]
@@ -476,7 +475,7 @@ def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
         with small_disk(tmp_path / "disk", size) as disk:
             monkeypatch.setattr(tempfile, "tempdir", str(disk))
             before = free_pages(disk)
-            with DeflatedMember(member) as opened:
+            with open_source(member) as opened:
                 assert opened.read(0, len(data)) == data
                 assert (free_pages(disk) < before) is is_on_disk
                 assert not list(disk.iterdir())
@@ -486,7 +485,7 @@ def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
     large = msgspec.structs.replace(large, size=(4 << 30) // cores + 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(FormatError, match=r"more than the .* unpacked to memory; set TMPDIR"):
-        DeflatedMember(large)
+        open_source(large)
 
 
 def sample(size: int, count: int) -> Iterator[int]:
