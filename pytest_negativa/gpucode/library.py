@@ -204,7 +204,7 @@ class _Reader:
             ),
             scope=self._scope,
             sections=sections,
-            problems=self.problems.found(),
+            problems=tuple(self.problems),
             names=self.names.names(),
             foreign=tuple(
                 ForeignCode(section=section.name, vendor=vendor, size=section.size)

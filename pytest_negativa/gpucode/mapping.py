@@ -302,10 +302,10 @@ def _look_up(
     summary = None if request.with_map else cache.load_summary(key, request.scope, request.devices)
     library_map = None
     if summary is None:
-        library_map = cache.load_map(key, request.scope)
-        if library_map is None or _lacks_digest(library_map, request):
+        library_map = cache.load_map(key, request.scope, with_digest=request.with_digest)
+        if library_map is None:
             return None
-        library_map = _as_wanted(_at_file(library_map, source.path, source.mtime_ns), request)
+        library_map = _at_file(library_map, source.path, source.mtime_ns)
         if request.with_summary:
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
@@ -329,18 +329,6 @@ def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
     """The map with path and time of a file with the same content; it may have moved, too."""
     library = replace(library_map.library, path=path, mtime_ns=mtime_ns)
     return replace(library_map, library=library)
-
-
-def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
-    missing = library_map.library.sha256 is None and bool(library_map.sections)
-    return request.with_digest and missing
-
-
-def _as_wanted(library_map: LibraryMap, request: MapRequest) -> LibraryMap:
-    """The map without its digest if only an earlier request asked for one."""
-    if request.with_digest or library_map.library.sha256 is None:
-        return library_map
-    return _with_digest(library_map, None)
 
 
 def _map(
@@ -393,28 +381,22 @@ def _read(
     request: MapRequest,
     cache: MapCache | None,
 ) -> MappedLibrary:
-    library_map = None
-    if cache is not None and tables.key is not None and request.with_digest:
-        # An earlier request may have asked for the same without the digest.
-        library_map = cache.load_map(tables.key, request.scope)
-    cached = library_map is not None
-    if library_map is None:
-        library_map = map_library(source, tables.host, request.scope)
-    library_map = _at_file(library_map, source.path, source.mtime_ns)
-    if library_map.sections:
-        sha256 = source.sha256() if request.with_digest else None
-        # If it changed while it was read, the digest may be of another file than the map.
-        library_map = _with_digest(library_map, sha256 if source.is_unchanged() else None)
+    library_map = _with_digest(map_library(source, tables.host, request.scope), source, request)
     summary = summarize(library_map, request.devices)
     # Not if it changed while it was read: the map may be of neither file.
     if cache is not None and tables.key is not None and source.is_unchanged():
-        cache.save(tables.key, library_map, summary)
-    library_map = _as_wanted(library_map, request)
-    return MappedLibrary(path, summary, library_map if request.with_map else None, cached=cached)
+        cache.save(tables.key, library_map, summary, with_digest=request.with_digest)
+    return MappedLibrary(path, summary, library_map if request.with_map else None)
 
 
-def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
-    return replace(library_map, library=replace(library_map.library, sha256=sha256))
+def _with_digest(library_map: LibraryMap, source: ByteSource, request: MapRequest) -> LibraryMap:
+    """The map with the digest of a library that has GPU code, if the request asks for it."""
+    if not request.with_digest or not library_map.sections:
+        return library_map
+    sha256 = source.sha256()
+    # If it changed while it was read, the digest may be of another file than the map.
+    found = sha256 if source.is_unchanged() else None
+    return replace(library_map, library=replace(library_map.library, sha256=found))
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
@@ -422,10 +404,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
     library_map, removed = map_slimmed(source, request.left_scope or request.scope)
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
-    if _lacks_digest(library_map, request):
-        sha256 = source.sha256()
-        if source.is_unchanged():
-            library_map = _with_digest(library_map, sha256)
+    library_map = _with_digest(library_map, source, request)
     summary = summarize(library_map, request.devices)
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 

@@ -13,11 +13,8 @@ from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, S
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import (
-    DataKind,
-    FirstUse,
     LibraryUsage,
     Usage,
-    UsedData,
 )
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
@@ -153,13 +150,8 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
     region = next(r for r in library_map.iter_regions() if element in r.elements)
     usage = library_usage(library_map, {region.span.start: ["plain"]})
     without = plan(library_map, usage_of(usage))
-    looked_up = UsedData(
-        name="_Z6calledf",
-        kind=DataKind.UNIFIED_FUNCTION,
-        first=FirstUse(process=0, context=0, time_ns=0),
-    )
     [image] = usage.images
-    image = replace(image, data=(looked_up,))
+    image = replace(image, functions=("_Z6calledf",))
 
     found = plan(library_map, usage_of(replace(usage, images=(image,))))
 
@@ -167,7 +159,7 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
         "_Z6calledf",
         "__cuda_sm3x_div_rn_noftz_f32_slowpath",
     }
-    image = replace(image, data=(replace(looked_up, name="_Z4gonef"),))
+    image = replace(image, functions=("_Z4gonef",))
     found = plan(library_map, usage_of(replace(usage, images=(image,))))
     assert found.trimmed == () and "a kernel that was used is not in them" in found.notes[0]
 

@@ -27,7 +27,6 @@ from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_tr
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import write_record
 from tests.support.compacting import needs_compiler, read
 from tests.support.libraries import PLAIN
@@ -368,7 +367,7 @@ class TestLock:
         warnings: Sequence[UsageWarning] = (),
     ) -> Path:
         one, two, plain = (planned_of(path) for path in (site.one, site.two, PLAIN))
-        save_map(one.library_map, folder / "map" / "0.json")
+        write_record(folder / "map" / "0.json", one.library_map)
         write_record(folder / "plan" / "0.json", one.plan)
         write_record(folder / "verdict.json", verdict_of(one))
         lack = UsageWarning(code="gap", text="the detector was off", process=0)
