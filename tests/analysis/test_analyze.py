@@ -253,7 +253,7 @@ def test_progress(tmp_path: Path) -> None:
     usage = used(MULTIARCH, PLAIN)
     analyze(usage, settings(tmp_path), on_done=lambda done, total: seen.append((done, total)))
     total = MULTIARCH.stat().st_size + PLAIN.stat().st_size
-    assert len(seen) == 2 and seen[-1] == (total, total)
+    assert len(seen) == 3 and seen[0] == (0, total) and seen[-1] == (total, total)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import report_image, wrong_arch_bytes
 from pytest_negativa.images.suite import Suite, suite_of_run
-from pytest_negativa.images.tree import Question, Tree, is_host, read_tree
+from pytest_negativa.images.tree import Tree, read_tree
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
@@ -77,7 +77,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def walk(root: Path) -> Tree:
-    return read_tree(root, Question(is_host, lambda size: MapRequest(Scope()), with_lists=True))
+    return read_tree(root, MapRequest(Scope()), by_package=True)
 
 
 def put(source: Path, target: Path) -> Path:
