@@ -74,8 +74,8 @@ def reconstruct(**flags: Any) -> None:
         if library.not_compacted is not None:
             state += f" instead of compacted: {library.not_compacted}"
         click.echo(f"{printable(library.copy)}: {printable(state)}")
-    for refused in made.refused:
-        print_error(refused.reason)
+    for reason in made.refused.values():
+        print_error(reason)
     if made.refused:
         click.get_current_context().exit(EXIT_FAILED)
     say_next(run)
