@@ -34,7 +34,7 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
 
@@ -112,7 +112,7 @@ def trace(
 def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
     run = RunsFolder(Path(settings.directory)).new_run()
-    variables = attach_environment(run, Sampling(one_of, seconds, files))
+    variables = attach_environment(run, one_of, seconds, files)
     print_variables(variables, as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)

@@ -6,6 +6,7 @@ the content of the libraries differs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,6 @@ from pytest_negativa.models.measurement import (
 )
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
-    RedirectTable,
     copy_path,
     make_table,
     read_logs,
@@ -99,9 +99,9 @@ def measure(request: MeasureRequest, say: Say) -> Measurement:
     if (reason := why_unsupported()) is not None:
         raise MeasureError(f"copies can't take the place of libraries here: {reason}")
     created = time.time_ns()
-    return _Experiment(request, make_table(request.copies, find_copies(request.copies)), say).run(
-        created
-    )
+    originals = find_copies(request.copies)
+    table = make_table(request.copies, originals)
+    return _Experiment(request, originals, say).run(table, created)
 
 
 def find_copies(root: Path) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
                 f"{path}: the copy of {original}, which does not exist; expected the copy of "
                 "/a/b.so at ROOT/a/b.so"
             )
-        found.append(str(original))
+        found.append(os.path.realpath(original))
     if not found:
         raise OptionError(
             f"{root}: no copies of libraries here; make some with negativa reconstruct"
@@ -130,14 +130,15 @@ def find_copies(root: Path) -> tuple[str, ...]:
 
 
 class _Experiment:
-    def __init__(self, request: MeasureRequest, table: RedirectTable, say: Say) -> None:
+    def __init__(self, request: MeasureRequest, originals: tuple[str, ...], say: Say) -> None:
         self._request = request
+        self._root = os.path.realpath(request.copies)
+        self._originals = originals
         self._say = say
-        self._table = table
         self._gpus = Gpus()
         self._files = {
-            Variant.ORIGINAL: [Path(path) for path in table.rows],
-            Variant.SLIM: [Path(copy_path(table.root, path)) for path in table.rows],
+            Variant.ORIGINAL: [Path(path) for path in originals],
+            Variant.SLIM: [Path(copy_path(self._root, path)) for path in originals],
         }
         self._tables = {
             Variant.ORIGINAL: request.folder / "original.table",
@@ -146,9 +147,9 @@ class _Experiment:
         self._runs: list[RunFigures] = []
         self._has_outlived = False
 
-    def run(self, created: int) -> Measurement:
-        write_table(RedirectTable(self._table.root, {}), self._tables[Variant.ORIGINAL])
-        write_table(self._table, self._tables[Variant.SLIM])
+    def run(self, table: str, created: int) -> Measurement:
+        write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
+        write_table(table, self._tables[Variant.SLIM])
         adopts = adopt_orphans()
         results = tuple(map(self._run_all, self._request.loadings))
         if all(result.failure is not None for result in results):
@@ -158,8 +159,8 @@ class _Experiment:
         return Measurement(
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
-            copies_root=self._table.root,
-            libraries=tuple(self._table.rows),
+            copies_root=self._root,
+            libraries=self._originals,
             created_ns=created,
             pairs=self._request.pairs,
             cold=self._request.cold,
@@ -188,8 +189,7 @@ class _Experiment:
         return [run for run in self._runs if run.loading is loading]
 
     def _sizes(self, variant: Variant) -> FileSizes:
-        names = [*self._table.rows]
-        return measure_sizes(tuple(zip(names, self._files[variant], strict=True)))
+        return measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
 
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
         warm_up = pair == 0
@@ -271,7 +271,7 @@ class _Experiment:
         if not copies:
             raise MeasureError(
                 f"{name}: no process of the command loaded any of the {len(self._files[variant])} "
-                f"copies in {self._table.root}: the run measures nothing; exit status {status}, "
+                f"copies in {self._root}: the run measures nothing; exit status {status}, "
                 f"output in {output}, its end:\n{_tail(output)}"
             )
         return len(copies)
