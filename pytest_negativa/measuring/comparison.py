@@ -23,17 +23,11 @@ FIGURES = (
 
 def summarize(values: Sequence[float]) -> Summary:
     """Median and spread of at least one value."""
-    if len(values) == 1:
-        first = third = values[0]
-    else:
-        first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return Summary(
         runs=len(values),
         median=statistics.median(values),
         minimum=min(values),
         maximum=max(values),
-        first_quartile=first,
-        third_quartile=third,
     )
 
 
