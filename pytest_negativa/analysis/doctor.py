@@ -6,7 +6,6 @@ Each probe does what a session does, so that a fault shows here as it would show
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import platform
 import subprocess
@@ -35,8 +34,6 @@ _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_INJECTION64_PATH", "LD_AUDIT"),
     *("LD_PRELOAD", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"),
 )
-# madvise(2); processes/pages/watched.h
-_GUARD_INSTALL = 102
 
 Finding = tuple[str, str, str]
 """A name, what was found, and why tracing can't work with it (empty if it can)."""
@@ -60,7 +57,6 @@ def examine(runs: Path) -> Iterator[Finding]:
         yield from _driver()
         problem = _why_no_proofs(Path(folder))
     yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
-    yield "guard pages", "yes" if _has_guard_pages() else "no; mprotect does their work", ""
     for path in (runs.absolute(), Path(tempfile.gettempdir()), Path(sys.prefix)):
         yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
 
@@ -102,13 +98,6 @@ def _why_no_proofs(folder: Path) -> str | None:
     return "; ".join(text for log in logs for text in log.problems) or (
         None if logs else "ld.so loaded no auditor"
     )
-
-
-def _has_guard_pages() -> bool:
-    with Path(sys.executable).open("rb") as file, suppress(OSError):
-        mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_COPY).madvise(_GUARD_INSTALL)
-        return True
-    return False
 
 
 def _traits(folder: Path) -> Iterator[str]:

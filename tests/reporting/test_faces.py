@@ -113,7 +113,8 @@ def test_annotations() -> None:
         "void multiply<32>() of libours.so: no test used this kernel",
         "::warning file=src/b.cu,line=3,title=1 unused kernel::"
         "blur of libours.so: no test used this kernel",
-        "::notice title=GPU code::1.6 kB of 1.8 kB GPU code (94.3%25) is unused",
+        "::notice title=GPU code::1.6 kB of 1.8 kB GPU code (94.3%25) in 1 library is unused "
+        "on NVIDIA H200 (9.0).",
     ]
 
 
