@@ -27,9 +27,9 @@ class Sampling(NamedTuple):
         files: no process starts a trace if the folder has this many files.
     """
 
-    one_of: int
-    seconds: int
-    files: int
+    one_of: int = 1
+    seconds: int = 600
+    files: int = 1000
 
 
 def attach_environment(
