@@ -203,7 +203,7 @@ def inspect(
         demangled=demangle,
         required=required,
     )
-    cache = None if no_cache else open_cache(settings_of().cache)
+    cache = None if no_cache else open_cache(settings_of().cache_dir)
     texts: dict[Path, bytes] = {}
     take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
@@ -235,8 +235,8 @@ def inspect(
     errors += too_much_code(inspected, max_size) if max_size is not None else ()
     fail_for(errors)
     # An answer about one library or to a question needs no next step.
-    about_folders = any(has_libraries) and all(map(os.path.isdir, libraries))
-    if about_folders and not (as_json or required):
+    has_code = any(m.summary and m.summary.sections for one in inspected for m in one.mapped)
+    if has_code and all(map(os.path.isdir, libraries)) and not (as_json or required):
         say_next(_next(libraries, devices))
 
 
@@ -283,7 +283,7 @@ def show_packages(
             folder,
             suite,
             devices,
-            None if no_cache else open_cache(settings.cache),
+            None if no_cache else open_cache(settings.cache_dir),
             workers,
             progress.update,
         )

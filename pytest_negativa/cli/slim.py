@@ -435,7 +435,7 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
         if is_wheel:
             report = slim_wheel(request, progress.update)
-            _show_wheel(request, report)
+            _show_wheel(request)
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
@@ -481,36 +481,24 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
     undo = f"negativa slim undo {printable(typed(request.paths))}"
-    if (aside := request.options.keep_originals) is not None:
+    aside, spare = request.options.keep_originals, request.options.spare
+    if aside is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    if (spare := request.options.spare) is None:
-        return
-    # Of other libraries, too.
-    size = sum(path.lstat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
-    if size == 0:
-        return
-    click.echo(
-        f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
-        f"{format_bytes(size)} on disk); {undo} puts it back",
-        err=True,
-    )
-    if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
-        click.echo(f"negativa: {cost}", err=True)
+    if spare is not None and any(spare.folder.glob("*.spare")):
+        click.echo(
+            f"negativa: {printable(str(spare.folder))} has what was removed; {undo} puts it back",
+            err=True,
+        )
+        if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
+            click.echo(f"negativa: {cost}", err=True)
 
 
-def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
+def _show_wheel(request: SlimRequest) -> None:
     assert request.target is not None
     [wheel] = request.paths
-    new = request.target / wheel.name
-    if not new.exists():
-        return
-    if all(row.status is not SlimStatus.SLIMMED for row in report.rows):
-        click.echo(
-            f"negativa: {printable(str(new))} is a copy: nothing was slimmed in the wheel", err=True
-        )
-    else:
+    if (new := request.target / wheel.name).exists():
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
         click.echo(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "

@@ -6,19 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.measurement import Comparison, RunFigures, Summary, Variant
-
-FIGURES = (
-    "wall_s",
-    "first_result_s",
-    "peak_rss_bytes",
-    "peak_pss_bytes",
-    "root_max_rss_bytes",
-    "gpu_process_bytes",
-    "gpu_device_bytes",
-    "energy_mj",
-    "cached_bytes",
-)
-"""The compared figures, in the order of the report."""
+from pytest_negativa.reporting.measurement import FIGURES
 
 
 def summarize(values: Sequence[float]) -> Summary:

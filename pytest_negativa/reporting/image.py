@@ -139,19 +139,15 @@ def _name(package: Package | None) -> str:
 
 
 def _summary(report: ImageReport) -> Iterator[str]:
-    lines = []
     never = [row for row in report.libraries if row.suite is SuiteUse.NEVER_LOADED]
     if report.run_id is not None:
-        lines.append(
+        yield (
             f"Never loaded by run {printable(report.run_id)}: "
             f"{format_items(len(never), 'file', 'files')} of "
             f"{format_bytes(sum(row.size for row in never))}."
         )
-    by_arch = [row for row in report.libraries if row.slimmable_by is not None]
-    if by_arch and report.devices:
-        lines.append(
+    if report.devices and any(row.slimmable_by is not None for row in report.libraries):
+        yield (
             "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other GPUs "
             f"than {', '.join(report.devices)}."
         )
-    if lines:
-        yield "\n".join(lines)

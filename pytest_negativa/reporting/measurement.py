@@ -29,7 +29,7 @@ def _joules(value: float) -> str:
     return f"{value / 1000:,.1f} J"
 
 
-_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "wall_s": ("wall time", _seconds),
     "first_result_s": ("first GPU result", _seconds),
     "peak_rss_bytes": ("peak RSS, all processes", _bytes),
@@ -40,6 +40,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "energy_mj": ("energy of the GPUs", _joules),
     "cached_bytes": ("libraries in page cache", _bytes),
 }
+"""Title and format of each compared figure of ``RunFigures``, in the order of the report."""
 
 _SIZES = (
     ("apparent size", "apparent_bytes"),
@@ -105,7 +106,7 @@ def _result_table(result: LoadingResult) -> str:
 
 
 def _row(comparison: Comparison) -> list[str]:
-    name, spell = _FIGURES[comparison.figure]
+    name, spell = FIGURES[comparison.figure]
     before, after = comparison.original, comparison.slim
     pairs = comparison.pair_ratios
     return [

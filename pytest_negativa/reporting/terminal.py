@@ -55,10 +55,10 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels and row.path not in listed:
-            title = f"Unused kernels of {printable(row.name)}"
-            names = (cut_middle(printable(spell(n)), width - 2) for n in row.unused_kernels)
-            title = wrap(f"{title}, {len(row.unused_kernels)} of {row.kernels}:", width)
-            yield "\n".join([title, *(f"  {name}" for name in names)])
+            count = f"{len(row.unused_kernels)} of {row.kernels}"
+            title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
+            names = map(printable, map(spell, row.unused_kernels))
+            yield itemize(title, (cut_middle(name, width - 2) for name in names))
     if report.compiled_kernels:
         yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
     yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))

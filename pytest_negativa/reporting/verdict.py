@@ -51,7 +51,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
                 allowed = f", which proves nothing: {tolerance.value}" if tolerance else ""
                 yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
     if verdict.healing is not None:
-        yield _healing(verdict.healing, options)
+        yield from _healing(verdict.healing, options)
     yield _conclusion(verdict)
 
 
@@ -127,19 +127,18 @@ def _outcome(outcome: Outcome | None) -> str:
     return "did not run" if outcome is None else outcome.value
 
 
-def _healing(healing: Healing, options: Reports) -> str:
+def _healing(healing: Healing, options: Reports) -> Iterator[str]:
     spell = demangle if options.demangle else str
-    lines = []
     if healing.needed:
-        lines.append("Healing kept, from now on:")
-    for span in healing.needed:
-        what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
-        lines.append(
-            f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.detail)}"
+        lines = (
+            f"{Path(span.library).name} "
+            f"{spell(span.function) if span.function else f'[{span.start:#x}, {span.end:#x})'}: "
+            f"{span.detail}"
+            for span in healing.needed
         )
+        yield itemize("Healing kept, from now on:", lines)
     if healing.reason is not None:
-        lines.append(f"Healing ended: {printable(healing.reason)}")
-    return "\n".join(lines)
+        yield f"Healing ended: {printable(healing.reason)}"
 
 
 def _conclusion(verdict: Verdict) -> str:

@@ -30,7 +30,7 @@ def test_all_types(project: Project) -> None:
     headline = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused"
     assert headline in done.stdout
     assert "libquickstart.so: 4 of 13 kernels looked up (30.8%)\n  without line info" in done.stdout
-    assert "\n::notice title=GPU code::60.2 kB of 67.2 kB GPU code (89.6%25) is" in done.stdout
+    assert "\n::notice title=GPU code::60.2 kB of 67.2 kB GPU code (89.6%25) in 1" in done.stdout
     shown = done.stdout.partition("= GPU code (pytest-negativa) =")[2].splitlines()
     # An annotation is one line.
     assert max(len(line) for line in shown if not line.startswith("::")) <= 80
