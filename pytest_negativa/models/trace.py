@@ -23,13 +23,13 @@ from pytest_negativa.models.spans import Span
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 7
+USAGE_VERSION = 8
 """Of the usage file.
 
-History: 7 has images without their use beside them; 6 groups launches by kernel, and names NVTX
-ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes;
-3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1
-is the first.
+History: 8 has no gaps, whose warnings say the same, and of variables the names alone; 7 has images
+without their use beside them; 6 groups launches by kernel, and names NVTX ranges once; 5 adds
+``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to
+``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 2
@@ -416,14 +416,6 @@ class FirstUse(Record, frozen=True, kw_only=True):
     time_ns: int
 
 
-class UsedData(Record, frozen=True, kw_only=True):
-    """A variable that was looked up."""
-
-    name: str
-    kind: DataKind
-    first: FirstUse
-
-
 class Refusal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A driver call that failed.
 
@@ -449,6 +441,8 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
         form: see there.
         calls: the driver functions it was handed to.
         kernels: those that were looked up, by mangled name.
+        data: mangled names of the variables that were looked up.
+        functions: mangled names of device functions whose address was looked up.
         enumerated_by: driver functions by which a program took hold of all of it.
         processes: indices into ``Usage.processes``.
         offset, prelinked: see ``ImageRecord``; of one in a library. In memory, -1 and none.
@@ -458,7 +452,8 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
     form: ImageForm
     calls: tuple[str, ...]
     kernels: Mapping[str, FirstUse]
-    data: tuple[UsedData, ...]
+    data: tuple[str, ...]
+    functions: tuple[str, ...] = ()
     enumerated_by: tuple[str, ...]
     first: FirstUse
     processes: tuple[NonNegative, ...]
@@ -530,16 +525,6 @@ class LaunchRow(Row, frozen=True):
     ranges: NonNegative | None = None
 
 
-class Gap(Record, frozen=True, kw_only=True):
-    """A time in which a process was not traced; ``end_ns`` None: until its end."""
-
-    process: NonNegative
-    context: Context
-    reason: str
-    start_ns: int
-    end_ns: int | None
-
-
 class UsageWarning(Record, frozen=True, kw_only=True):
     """A warning of one process; ``process`` is None if it concerns the whole run."""
 
@@ -574,7 +559,6 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
     processes: tuple[UsageProcess, ...]
     launches: Mapping[str, tuple[LaunchRow, ...]]
     ranges: tuple[tuple[str, ...], ...]
-    gaps: tuple[Gap, ...]
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
     replay: Replay | None = None

@@ -27,7 +27,6 @@ from pytest_negativa.models.trace import (
     EndRecord,
     EnumerationRecord,
     FirstUse,
-    Gap,
     GapEndRecord,
     GapRecord,
     Header,
@@ -47,7 +46,6 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageProcess,
     UsageWarning,
-    UsedData,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import load_digests
@@ -147,7 +145,7 @@ class _Image:
     forms: dict[ImageForm, _When] = field(default_factory=dict)
     calls: dict[str, _When] = field(default_factory=dict)
     kernels: dict[str, _When] = field(default_factory=dict)
-    data: dict[tuple[str, DataKind], _When] = field(default_factory=dict)
+    data: set[tuple[str, DataKind]] = field(default_factory=set)
     enumerations: dict[str, _When] = field(default_factory=dict)
     processes: int = 0
     prelinked: set[int] = field(default_factory=set)
@@ -180,7 +178,6 @@ class _Merger:
         self._launches = defaultdict(dict)
         self._ranges: dict[tuple[str, ...], int] = {(): 0}
         self._refusals: dict[tuple[_Place, str, str | None], tuple[_When, int]] = {}
-        self._gaps: list[Gap] = []
         self._warnings: list[UsageWarning] = []
         self._incomplete: list[UsageWarning] = []
         self._headers: list[Header] = []
@@ -265,12 +262,6 @@ class _Merger:
         key = (place, record.call, record.name)
         self._refusals[key] = min(self._refusals.get(key, (when, record.code)), (when, record.code))
 
-    def gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        what = "was off" if gap.end_ns is not None else "went off and stayed so"
-        where = gap.context.nodeid or gap.context.phase.value
-        self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.reason}", gap.process)
-
     def warn(self, warning: WarningRecord, process: int) -> None:
         if warning.code == _GONE:
             # It matters only if GPU code came from the file, see ``usage``.
@@ -342,7 +333,6 @@ class _Merger:
             processes=tuple(self._processes),
             launches=self._kernel_launches(),
             ranges=tuple(sorted(filter(None, self._ranges))),
-            gaps=tuple(self._gaps),
             warnings=_distinct(self._warnings),
             incomplete=_distinct(map(self._scoped, self._incomplete)),
             replay=next((h.replay for h in self._headers if h.replay), None),
@@ -385,16 +375,15 @@ class _Merger:
             form=min(image.forms, key=lambda form: form.value),
             calls=tuple(sorted(image.calls)),
             kernels={name: _first(when) for name, when in sorted(image.kernels.items())},
-            data=tuple(
-                UsedData(name=name, kind=kind, first=_first(when))
-                for (name, kind), when in sorted(image.data.items())
-            ),
+            data=tuple(sorted(name for name, kind in image.data if kind is not _FUNCTION)),
+            functions=tuple(sorted(name for name, kind in image.data if kind is _FUNCTION)),
             enumerated_by=tuple(sorted(image.enumerations)),
             first=_first(min(image.calls.values())),
             processes=_members(image.processes),
         )
 
 
+_FUNCTION = DataKind.UNIFIED_FUNCTION
 _Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | RefusalRecord | LaunchRecord
 _USES = frozenset(get_args(_Use))
 
@@ -414,7 +403,7 @@ class _TraceMerger:
         self._places: dict[int | None, _Place] = {}
         self._early: list[tuple[int, _Use]] = []
         self._gaps: list[GapRecord] = []
-        self._gap_ends: dict[int, int] = {}
+        self._ended_gaps: set[int] = set()
         self._dangling: set[str] = set()
         self._unknown: dict[int, set[str]] = {}
         self._ended = False
@@ -478,7 +467,7 @@ class _TraceMerger:
         elif isinstance(record, GapRecord):
             self._gaps.append(record)
         elif isinstance(record, GapEndRecord):
-            self._gap_ends[record.id] = record.time_ns
+            self._ended_gaps.add(record.id)
         elif isinstance(record, EndRecord):
             self._ended = True
 
@@ -536,26 +525,19 @@ class _TraceMerger:
         if isinstance(record, KernelRecord):
             _note(image.kernels, record.name, when)
         elif isinstance(record, DataRecord):
-            _note(image.data, (record.name, record.kind), when)
+            image.data.add((record.name, record.kind))
         else:
             _note(image.enumerations, record.call, when)
 
     def _add_gaps(self) -> None:
         for record in self._gaps:
-            index = self._contexts.get(record.context)
-            self._merger.gap(
-                Gap(
-                    process=self._process,
-                    context=(
-                        Context(phase=Phase.PROCESS)
-                        if index is None
-                        else self._merger.context_at(index[1])
-                    ),
-                    reason=record.reason,
-                    start_ns=record.time_ns,
-                    end_ns=self._gap_ends.get(record.id),
-                )
-            )
+            where = Phase.PROCESS.value
+            if (index := self._contexts.get(record.context)) is not None:
+                context = self._merger.context_at(index[1])
+                where = context.nodeid or context.phase.value
+            what = "was off" if record.id in self._ended_gaps else "went off and stayed so"
+            text = f"{where}: the detector {what}: {record.reason}"
+            self._merger.mark_incomplete("gap", text, self._process)
 
     def _report(self) -> None:
         for uses in self._unknown.values():
