@@ -393,10 +393,18 @@ def test_what_only_a_flaky_test_used_is_not_asked_for(tmp_path: Path) -> None:
     "A flaky test is the first to use a kernel. A later test that is not flaky needs it, too, and "
     "falls back to the CPU on the copies.",
     says="used when traced, but not on the copies: _ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii of "
-    "lib.so, first used in test_a.py::test_checked (call)",
+    "lib.so, first used in test_a.py::test_falls_back (call)",
 )
 def test_a_flaky_test_hides_no_fallback(tmp_path: Path, fault: PlantedFault) -> None:
-    project = VerifiedProject(tmp_path / "project", FLAKY_FIRST + HEALTH_CHECK).trace()
+    falls_back = f"""
+def test_falls_back():
+    try:
+        need(LIB, {HIDDEN})
+        use(LIB, 1)
+    except RuntimeError:
+        pass
+"""
+    project = VerifiedProject(tmp_path / "project", FLAKY_FIRST + falls_back).trace()
     fault.check(project.verify(status=1))
     assert project.statuses()["lib.so"][0] == "not proved"
     assert any(t["flaky"] for t in project.verdict["tests"])
