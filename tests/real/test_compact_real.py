@@ -241,7 +241,7 @@ def test_cuobjdump_lists_what_is_kept(real_libs: Path, cuobjdump: Path, tmp_path
     # Of one run of elements at the end of the section's last region, so that the section is whole.
     path = real_libs / LIBRARIES["curand"]
     library_map = map_of(path)
-    numbers = list(library_map.iter_elements())
+    numbers = list(library_map.iter_code())
     last = next(library_map.iter_regions()).elements
     target = tmp_path / path.name
     # All of the first region is kept, all else removed: what is left of the section begins there.

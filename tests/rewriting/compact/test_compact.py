@@ -252,7 +252,7 @@ def test_result_can_be_read_again(library: Path, tmp_path: Path) -> None:
     compact(library, target, library_map, plan)
     again = read_library(target, Scope(headers_only=True))
     assert again.library.build_id == library_map.library.build_id
-    assert len(list(again.iter_elements())) == 1
+    assert len(list(again.iter_code())) == 1
     assert again.problems == ()
 
 
