@@ -214,7 +214,7 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = open_cache(self._settings.cache)
+        cache = open_cache(self._settings.cache_dir)
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)

@@ -19,6 +19,8 @@ from pytest_negativa.images.layers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
+from pytest_negativa.reporting import inspection
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.storage.records import encode_hook, utf8
 
 if TYPE_CHECKING:
@@ -194,10 +196,6 @@ def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
-    from pytest_negativa.reporting import inspection
-    from pytest_negativa.reporting.inspection import render_loadable
-    from pytest_negativa.reporting.text import printable
-
     if request.required:
         maps = [
             m.library_map
@@ -205,7 +203,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             for m in s.mapped
             if m.library_map is not None and is_checked(s.libraries, m)
         ]
-        yield from render_loadable(
+        yield from inspection.render_loadable(
             {m.library.path: what_devices_load(m, request.required) for m in maps}
         )
     for one in inspected:

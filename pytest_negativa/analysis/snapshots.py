@@ -38,7 +38,8 @@ from pytest_negativa.planning.snapshot import (
     snapshot_lock,
     snapshot_map,
 )
-from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
+from pytest_negativa.reporting.difference import describe_change
+from pytest_negativa.reporting.units import format_bytes, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
@@ -343,7 +344,4 @@ def _describe(change: Change) -> str:
         return f"appeared with {format_bytes(change.after or 0)}"
     if change.after is None:
         return f"went, {format_bytes(change.before)}"
-    return (
-        f"{format_bytes(change.before)} -> {format_bytes(change.after)} "
-        f"({format_growth(change.before, change.after)})"
-    )
+    return describe_change(change)

@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import zstandard
@@ -32,9 +31,6 @@ from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 
-if TYPE_CHECKING:
-    from pytest_negativa.models.settings import Cache
-
 # A change in what the reader finds raises it, so that old entries are not found.
 _READER_VERSION = 9
 _SUFFIX = ".map"
@@ -44,11 +40,11 @@ _LIMIT = 1 << 30
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
-def open_cache(settings: Cache) -> MapCache | None:
-    """The cache that the settings name; None for a user without a home."""
-    if settings.dir is None:
+def open_cache(folder: str | None) -> MapCache | None:
+    """The cache in the folder of the settings; None for a user without a home."""
+    if folder is None:
         return None
-    cache = MapCache(Path(settings.dir), _LIMIT)
+    cache = MapCache(Path(folder), _LIMIT)
     cache.keep_limit()
     return cache
 

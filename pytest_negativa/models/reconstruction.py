@@ -69,13 +69,11 @@ class Compaction(Record, frozen=True, kw_only=True):
 
     Attributes:
         size: of the copy's file.
-        load_segments: number of its ``PT_LOAD`` headers.
         notes: what a reader of the report should know.
         kept: what of the original lies where in the copy, by offset.
     """
 
     size: NonNegative
-    load_segments: NonNegative
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]
 

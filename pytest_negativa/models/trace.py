@@ -403,26 +403,6 @@ AnyTraceRecord = (
 )
 
 
-class ProcessTrace(Record, frozen=True, kw_only=True):
-    """A trace file as read.
-
-    Attributes:
-        path: the file.
-        header: None where the first line could not be read.
-        records: all other lines that could be read, in order.
-        torn: the last line was cut off, as happens when a process is killed in its write.
-        is_running: the process held its lock when the file was read.
-        problems: lines that could not be read; what they said is lost.
-    """
-
-    path: str
-    header: Header | None
-    records: tuple[AnyTraceRecord, ...]
-    torn: bool = False
-    is_running: bool = False
-    problems: tuple[str, ...] = ()
-
-
 class FirstUse(Record, frozen=True, kw_only=True):
     """Where something was first seen.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
@@ -71,24 +73,16 @@ def render_missing(
     spell = demangle if options.demangle else str
     for library in coverage:
         run, kernels = library.run_kernels, len(library.kernels)
-        name = printable(Path(library.path).name)
-        lines = [
-            f"{name}: {run:,} of {kernels:,} kernels {library.word} ({format_share(run, kernels)})"
-        ]
+        name = Path(library.path).name
+        share = format_share(run, kernels)
+        lines = [f"{name}: {run:,} of {kernels:,} kernels {library.word} ({share})"]
         missing = sorted((k for k in library.kernels if not k.is_run), key=_place)
-        top = options.top or len(missing)
-        file: str | None = ""
-        for kernel in missing[:top]:
-            if kernel.file != file:
-                file = kernel.file
-                lines.append(
-                    f"  {cut_middle(printable(file or 'without line information'), width - 2)}"
-                )
-            line = f"{kernel.line:>6}  " if kernel.line else " " * 4
-            lines.append(line + cut_middle(printable(spell(kernel.name)), width - len(line)))
-        if len(missing) > top:
-            lines.append(f"    and {len(missing) - top:,} more")
-        yield "\n".join(lines)
+        for file, found in groupby(missing[: options.top or None], attrgetter("file")):
+            lines.append(f"  {file or 'without line information'}")
+            lines += [f"{kernel.line or '':>6}  {spell(kernel.name)}" for kernel in found]
+        if options.top and len(missing) > options.top:
+            lines.append(f"    and {len(missing) - options.top:,} more")
+        yield "\n".join(cut_middle(printable(line), width) for line in lines)
 
 
 def _place(kernel: KernelCoverage) -> tuple[str, int, str]:

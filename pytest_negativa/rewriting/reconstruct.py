@@ -52,7 +52,7 @@ from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
-_WRITER_VERSION = 3
+_WRITER_VERSION = 4
 
 
 def reconstruct(
@@ -170,7 +170,7 @@ class _Reconstructor:
         plan = planned.plan
         library = plan.library
         edits = overwrite(planned.library_map, plan, self._fill)
-        recipe = _recipe(library, edits, plan, self._fill, self._compact)
+        recipe = _recipe(plan, self._fill, self._compact)
         target = self._target(library.path)
         if (made := self._reusable(library, target, recipe)) is None:
             remove_abandoned(target)
@@ -201,7 +201,6 @@ class _Reconstructor:
                 sha256, state = made.sha256, state_of(target)
                 compaction = Compaction(
                     size=made.size_after,
-                    load_segments=made.load_segments,
                     notes=made.notes,
                     kept=made.kept,
                 )
@@ -301,14 +300,8 @@ class _Reconstructor:
         write_atomically(self._root / MANIFEST_NAME, data)
 
 
-def _recipe(
-    library: LibraryIdentity,
-    edits: Edits,
-    plan: LibraryPlan,
-    fill: int,
-    compact: CompactOptions | None,
-) -> str:
-    # The plan stands for the edits inside cubins: these are known only after unpacking.
-    trimmed = msgspec.json.encode(plan.trimmed).decode()
-    text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def _recipe(plan: LibraryPlan, fill: int, compact: CompactOptions | None) -> str:
+    # The edits follow from it. Those inside cubins are known only after unpacking.
+    unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
+    what = (_WRITER_VERSION, plan.library.sha256, unused, plan.trimmed, fill, repr(compact))
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()

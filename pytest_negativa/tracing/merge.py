@@ -167,10 +167,10 @@ class _Merger:
         self._run_ids: set[str] = set()
         self._devices: set[Device] = set()
         # Processes that loaded images, and those that named their devices.
-        self._loading: set[int] = set()
+        self.loading: set[int] = set()
         self._with_devices: set[int] = set()
         self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
-        self._memory: defaultdict[str, _Image] = defaultdict(_Image)
+        self.memory: defaultdict[str, _Image] = defaultdict(_Image)
         self._processes: list[UsageProcess] = []
         self._contexts: dict[Context, int] = {}
         # Count and nanoseconds by context and number of the ranges, by name.
@@ -246,16 +246,10 @@ class _Merger:
         self._devices.add(device)
         self._with_devices.add(process)
 
-    def loads(self, process: int) -> None:
-        self._loading.add(process)
-
     def library(self, library: TracedLibrary, process: int) -> _Library:
         found = self._libraries[self.digests.get(library, library)]
         found.processes |= 1 << process
         return found
-
-    def memory_image(self, sha256: str) -> _Image:
-        return self._memory[sha256]
 
     def launches(self, record: LaunchRecord, context: int) -> None:
         key = (context, self._ranges.setdefault(record.ranges, len(self._ranges)))
@@ -310,7 +304,7 @@ class _Merger:
                     None,
                 )
         if self._devices:
-            for process in sorted(self._loading - self._with_devices):
+            for process in sorted(self.loading - self._with_devices):
                 self.mark_incomplete("devices-unknown", "nothing tells its devices", process)
         whole = {n for n, head in enumerate(self._headers) if head.role is not Role.SAMPLE}
         if self._devices and whole and not whole & self._with_devices:
@@ -318,12 +312,12 @@ class _Merger:
             self.mark_incomplete("devices-unknown", "samples alone tell their devices", None)
         compiled = {
             sha256
-            for sha256, image in self._memory.items()
+            for sha256, image in self.memory.items()
             if image.forms.keys() & {ImageForm.PTX, ImageForm.LINKED}
         }
         memory = {
             sha256: self._use(image, sha256=sha256, size=image.size)
-            for sha256, image in sorted(self._memory.items())
+            for sha256, image in sorted(self.memory.items())
         }
         return Usage(
             format_version=USAGE_VERSION,
@@ -497,7 +491,7 @@ class _TraceMerger:
         return (time_ns, self._process, place, index)
 
     def _add_image(self, record: ImageRecord, place: int) -> None:
-        self._merger.loads(self._process)
+        self._merger.loading.add(self._process)
         self._places[record.id] = self._paths.get(record.library), record.offset
         when = self._when(record.context, place)
         if record.offset is not None:
@@ -507,7 +501,7 @@ class _TraceMerger:
                 return
             image = library.images[record.offset]
         elif record.sha256 is not None:
-            image = self._merger.memory_image(record.sha256)
+            image = self._merger.memory[record.sha256]
             image.size = record.size or image.size
         else:
             self._unknown[record.id] = {record.call}

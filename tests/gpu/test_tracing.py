@@ -16,7 +16,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
@@ -199,7 +199,7 @@ def test_a_service_is_traced_for_a_while(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = Run(tmp_path / "run")
     # Long enough for the first kernel, while other tests start processes on the GPU, too.
-    variables = attach_environment(run, Sampling(one_of=1, seconds=8, files=10))
+    variables = attach_environment(run, one_of=1, seconds=8, files=10)
     code = """
 import os, sys, time, torch
 print(torch.sin(torch.ones(8, device="cuda")).sum().item())

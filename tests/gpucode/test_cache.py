@@ -19,7 +19,6 @@ from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libra
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.settings import Cache
 from tests.support.libraries import BIN, MULTIARCH, make_large, without_build_id
 
 ALL = MapRequest(scope=Scope(), with_map=True)
@@ -350,10 +349,10 @@ class TestFolder:
 
 
 def test_the_settings_name_the_cache(tmp_path: Path, library: Path) -> None:
-    cache = open_cache(Cache(dir=str(tmp_path / "maps")))
+    cache = open_cache(str(tmp_path / "maps"))
     one(library, ALL, cache)
     assert entry(tmp_path / "maps").is_file()
-    assert open_cache(Cache(dir=None)) is None
+    assert open_cache(None) is None
 
 
 def test_what_killed_writers_left_is_dropped(cache: MapCache, folder: Path) -> None:

@@ -56,18 +56,6 @@ class TestEdits:
         assert edits.filled == (Span(0, 20), Span(30, 1000))
         assert edits and not Edits(SIZE)
 
-    def test_digest_tells_edits_apart(self) -> None:
-        different = [
-            Edits(SIZE),
-            Edits(SIZE + 1),
-            Edits(SIZE, (Fill(0, 10, 1),)),
-            Edits(SIZE, (Fill(0, 10, 2),)),
-            Edits(SIZE, (Fill(0, 5, 1), Fill(5, 10, 1))),
-            Edits(SIZE, (Patch(0, b"ab"),)),
-            Edits(SIZE, (Patch(0, b"a"), Patch(1, b"b"))),
-        ]
-        assert len({edits.digest() for edits in different}) == len(different)
-
     def test_merge_of_other_sizes(self) -> None:
         with pytest.raises(ValueError, match="1000 and 1001"):
             merge_edits(Edits(SIZE), Edits(SIZE + 1))
