@@ -16,7 +16,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.installed.libraries import LibrarySet, find_libraries, size_of
+from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
 from pytest_negativa.reporting import inspection
@@ -123,10 +123,9 @@ def _inspect_archive(
     path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
-    from pytest_negativa.images.tree import Question, may_hold_code, read_tree
+    from pytest_negativa.images.tree import read_tree
 
-    question = Question(may_hold_code, lambda size: request)
-    tree = read_tree(path, question, None, workers, on_done)
+    tree = read_tree(path, request, None, workers, on_done)
     mapped = tuple(tree.libraries[name] for name in sorted(tree.libraries))
     libraries = LibrarySet(
         str(path),
@@ -146,16 +145,9 @@ def _inspect_files(
     on_done: OnDone | None,
     take: Take,
 ) -> tuple[InspectedSet, ...]:
-    sizes = {path: size_of(path) for s in sets for path in s.paths}
-    total, done = sum(sizes.values()), 0
-    if on_done is not None:
-        on_done(0, total)
-    mapped: dict[object, MappedLibrary] = {}
-    for library in map_libraries(tuple(sizes), request, cache, workers):
-        mapped[library.path] = take(library)
-        done += sizes[library.path]
-        if on_done is not None:
-            on_done(done, total)
+    paths = dict.fromkeys(path for s in sets for path in s.paths)
+    found = map_libraries(tuple(paths), request, cache, workers, on_done)
+    mapped = {library.path: take(library) for library in found}
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
 
 

@@ -201,9 +201,9 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
     images += [(place, image) for place, used in libraries for image in used.images]
     for place, image in images:
         where = place, image.offset, image.sha256
-        data = ((one.kind, one.name) for one in image.data)
         whole = [True] if image.whole else []
-        parts = (*whole, *data, *image.enumerated_by, *image.prelinked)
+        named = (*image.data, *image.functions, *image.enumerated_by)
+        parts = (*whole, *named, *image.prelinked)
         yield from ((place, (where, part)) for part in parts)
         for kernel, first in image.kernels.items():
             yield f"kernel {kernel} ({usage.context_of(first)})", (where, "kernel", kernel)

@@ -176,8 +176,7 @@ def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
         and found.problems
         and not (found.sections or found.library.file_kind.is_link_time)
     ):
-        first = found.problems[0]
-        return FormatError(mapped.path, first.offset, first.text)
+        return FormatError(mapped.path, None, found.problems[0])
     return mapped.error
 
 

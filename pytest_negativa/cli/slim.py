@@ -394,18 +394,18 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             strip=not flags.no_strip,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else absolute(aside),
-            spare=None if flags.spare is None else _spare(flags, by_arch=not by_lock),
+            spare=None if flags.spare is None else _spare(flags),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
 
 
-def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SpareTarget:
+def _spare(flags: SimpleNamespace) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SpareTarget.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
+    policy = SpareTarget.of(absolute(flags.spare), usage, most_gaps=most_gaps)
     return policy.with_misses(read_misses(flags.logs))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,8 +33,11 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+
+# Of samples, see ``attach_environment``.
+_LIMITS = ("one_of", "seconds", "files")
 
 
 @click.command(context_settings=PASS_ON)
@@ -76,7 +79,7 @@ def trace(
     tests.
     """
     settings = settings_of(flags)
-    limits = {name: flags[name] for name in Sampling._fields if flags[name] is not None}
+    limits = {name: flags[name] for name in _LIMITS if flags[name] is not None}
     check_usage(
         (
             (limits or as_json) and not attach,
@@ -86,7 +89,7 @@ def trace(
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        _attach(settings, Sampling(**limits), as_json=as_json)
+        _attach(settings, limits, as_json=as_json)
         return
     run, status = trace_command(command, settings)
     # What "negativa locate" takes.
@@ -105,10 +108,10 @@ def trace(
     click.get_current_context().exit(status)
 
 
-def _attach(settings: Settings, sampling: Sampling, *, as_json: bool) -> None:
+def _attach(settings: Settings, limits: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
     run = RunsFolder(Path(settings.directory)).new_run()
-    print_variables(attach_environment(run, sampling), as_json=as_json)
+    print_variables(attach_environment(run, **limits), as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 

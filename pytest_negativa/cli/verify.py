@@ -74,7 +74,7 @@ def reconstruct(**flags: Any) -> None:
         if library.not_compacted is not None:
             state += f" instead of compacted: {library.not_compacted}"
         click.echo(f"{printable(library.copy)}: {printable(state)}")
-    fail_for(refused.reason for refused in made.refused)
+    fail_for(made.refused.values())
     say_next(run)
 
 

@@ -6,6 +6,7 @@ the content of the libraries differs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +34,6 @@ from pytest_negativa.models.measurement import (
 )
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
-    RedirectTable,
     copy_path,
     make_table,
     read_logs,
@@ -96,9 +96,9 @@ def measure(request: MeasureRequest, say: Say) -> Measurement:
     if (reason := why_unsupported()) is not None:
         raise MeasureError(f"copies can't take the place of libraries here: {reason}")
     created = time.time_ns()
-    return _Experiment(request, make_table(request.copies, find_copies(request.copies)), say).run(
-        created
-    )
+    originals = find_copies(request.copies)
+    table = make_table(request.copies, originals)
+    return _Experiment(request, originals, say).run(table, created)
 
 
 def find_copies(root: Path) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
                 f"{path}: the copy of {original}, which does not exist; expected the copy of "
                 "/a/b.so at ROOT/a/b.so"
             )
-        found.append(str(original))
+        found.append(os.path.realpath(original))
     if not found:
         raise OptionError(
             f"{root}: no copies of libraries here; make some with negativa reconstruct"
@@ -127,14 +127,15 @@ def find_copies(root: Path) -> tuple[str, ...]:
 
 
 class _Experiment:
-    def __init__(self, request: MeasureRequest, table: RedirectTable, say: Say) -> None:
+    def __init__(self, request: MeasureRequest, originals: tuple[str, ...], say: Say) -> None:
         self._request = request
+        self._root = os.path.realpath(request.copies)
+        self._originals = originals
         self._say = say
-        self._table = table
         self._gpus = Gpus()
         self._files = {
-            Variant.ORIGINAL: [Path(path) for path in table.rows],
-            Variant.SLIM: [Path(copy_path(table.root, path)) for path in table.rows],
+            Variant.ORIGINAL: [Path(path) for path in originals],
+            Variant.SLIM: [Path(copy_path(self._root, path)) for path in originals],
         }
         self._tables = {
             Variant.ORIGINAL: request.folder / "original.table",
@@ -142,23 +143,23 @@ class _Experiment:
         }
         self._runs: list[RunFigures] = []
 
-    def run(self, created: int) -> Measurement:
-        write_table(RedirectTable(self._table.root, {}), self._tables[Variant.ORIGINAL])
-        write_table(self._table, self._tables[Variant.SLIM])
+    def run(self, table: str, created: int) -> Measurement:
+        write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
+        write_table(table, self._tables[Variant.SLIM])
         adopts = adopt_orphans()
         results = tuple(map(self._run_all, self._request.loadings))
         if all(result.failure is not None for result in results):
             raise MeasureError("\n".join(dict.fromkeys(r.failure or "" for r in results)))
         self._say("negativa: measuring sizes")
         original, slim = (
-            measure_sizes(tuple(zip(self._table.rows, self._files[variant], strict=True)))
+            measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
             for variant in (Variant.ORIGINAL, Variant.SLIM)
         )
         return Measurement(
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
-            copies_root=self._table.root,
-            libraries=tuple(self._table.rows),
+            copies_root=self._root,
+            libraries=self._originals,
             created_ns=created,
             pairs=self._request.pairs,
             cold=self._request.cold,
@@ -252,7 +253,7 @@ class _Experiment:
         if not copies:
             raise MeasureError(
                 f"{name}: no process of the command loaded any of the {len(self._files[variant])} "
-                f"copies in {self._table.root}: the run measures nothing; exit status {status}, "
+                f"copies in {self._root}: the run measures nothing; exit status {status}, "
                 f"output in {output}, its end:\n{_tail(output)}"
             )
         return len(copies)

@@ -8,12 +8,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.coverage import KernelCoverage, KernelGroup, LibraryCoverage
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, printable
 from pytest_negativa.reporting.units import format_share
 
+_Group = tuple[str, list[KernelCoverage]]
 # What a narrow terminal does without: templates, tests.
 _DROP = (4, 5, 1)
 
@@ -29,7 +30,7 @@ def render_coverage(
     for library in covered:
         name = Path(library.path).name
         rows.append(_row(name, library.kernels))
-        rows += first_rows(list(library.groups()), options.top, _group_name, _group_row)
+        rows += first_rows(list(library.groups().items()), options.top, _group_name, _group_row)
     word = "run" if all(library.counted for library in covered) else "looked up"
     headers = ("kernel coverage", "kernels", word, "share", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
@@ -43,12 +44,12 @@ def render_coverage(
     )
 
 
-def _group_name(group: KernelGroup) -> str:
-    return group.name or "(no namespace)"
+def _group_name(group: _Group) -> str:
+    return group[0] or "(no namespace)"
 
 
-def _group_row(name: str, groups: Sequence[KernelGroup]) -> list[str]:
-    return _row(f"- {name}", [kernel for group in groups for kernel in group.kernels])
+def _group_row(name: str, groups: Sequence[_Group]) -> list[str]:
+    return _row(f"- {name}", [kernel for _, kernels in groups for kernel in kernels])
 
 
 def _row(name: str, kernels: Sequence[KernelCoverage]) -> list[str]:

@@ -53,10 +53,10 @@ def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | ---: |"
     for library in coverage:
         name = _name(library.path, in_table=True)
-        for group in library.groups():
-            run, kernels = sum(k.is_run for k in group.kernels), len(group.kernels)
-            shown = markdown_code(group.name, in_table=True) if group.name else ""
-            yield f"| {name} | {shown} | {kernels:,} | {run:,} | {format_share(run, kernels)} |"
+        for group, kernels in library.groups().items():
+            run, count = sum(kernel.is_run for kernel in kernels), len(kernels)
+            shown = markdown_code(group, in_table=True) if group else ""
+            yield f"| {name} | {shown} | {count:,} | {run:,} | {format_share(run, count)} |"
 
 
 def _name(path: str, *, in_table: bool = False) -> str:
