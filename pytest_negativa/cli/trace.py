@@ -36,8 +36,8 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
 
-# Of samples, see ``attach_environment``.
-_LIMITS = ("one_of", "seconds", "files")
+# Of samples if no flag says otherwise, see ``attach_environment``.
+_LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}
 
 
 @click.command(context_settings=PASS_ON)
@@ -89,7 +89,7 @@ def trace(
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        _attach(settings, limits, as_json=as_json)
+        _attach(settings, {**_LIMITS, **limits}, as_json=as_json)
         return
     run, status = trace_command(command, settings)
     # What "negativa locate" takes.
@@ -111,7 +111,8 @@ def trace(
 def _attach(settings: Settings, limits: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
     run = RunsFolder(Path(settings.directory)).new_run()
-    print_variables(attach_environment(run, **limits), as_json=as_json)
+    variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
+    print_variables(variables, as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 

@@ -18,11 +18,7 @@ from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE
 
 
 def attach_environment(
-    run: Run,
-    one_of: int = 1,
-    seconds: int = 600,
-    files: int = 1000,
-    environ: Mapping[str, str] = os.environ,
+    run: Run, one_of: int, seconds: int, files: int, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The variables to set for a service so that its processes are traced into a run.
 
