@@ -156,8 +156,10 @@ Records = Mapping[str, Path]
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
-    infos = [Path(os.path.normpath(root / row.record)).parent for row in entry.rows]
-    return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
+    records = [Path(os.path.normpath(root / row.record)) for row in entry.rows]
+    # conda removes the file, pip the folder.
+    gone = [one if one.suffix else one.parent for one in records]
+    return any(not one.exists() and any(one.parent.glob(f"*{one.suffix}")) for one in gone)
 
 
 def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
