@@ -23,10 +23,8 @@ CONDA_META = "conda-meta"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # An entry of ``paths_data`` has no other objects in it.
 _ENTRY = re.compile(r'\{[^{}]*"_path"[^{}]*\}')
-_FIELDS = (
-    re.compile(r'("sha256_in_prefix"\s*:\s*")[^"]*'),
-    re.compile(r'("size_in_bytes"\s*:\s*)\d+'),
-)
+_DIGEST = re.compile(r'("sha256_in_prefix"\s*:\s*")[^"]*')
+_SIZE = re.compile(r'("size_in_bytes"\s*:\s*)\d+')
 
 
 class _CondaPath(msgspec.Struct, rename={"path": "_path"}):
@@ -94,15 +92,14 @@ def update_entries(text: str, prefix: Path, changes: Mapping[str, RecordLine]) -
 
     def update(match: re.Match[str]) -> str:
         entry = msgspec.json.decode(match[0], type=_CondaPath)
-        real = os.path.realpath(prefix / entry.path) if _is_listed(entry.path) else ""
+        path = os.path.join(prefix, entry.path)
+        real = os.path.realpath(path) if _is_listed(entry.path) else ""
         if real not in before.keys() & changes:
             return match[0]
         part, new = match[0], changes[real]
-        values = hex_digest(new.digest), new.size
-        # The size of a link may be its own.
-        for field, was, now, value in zip(_FIELDS, before[real], entry.line, values, strict=True):
-            if was == now:
-                part = field.sub(rf"\g<1>{value}", part)
-        return part
+        if entry.line.digest == before[real].digest:
+            part = _DIGEST.sub(rf"\g<1>{hex_digest(new.digest)}", part)
+        # Of a link, it may be its own.
+        return part if path != real else _SIZE.sub(rf"\g<1>{new.size}", part)
 
     return _ENTRY.sub(update, text)

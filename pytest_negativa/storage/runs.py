@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
+from pytest_negativa.storage.flock import lock, open_to_lock
 from pytest_negativa.storage.handover import find_handover
-from pytest_negativa.storage.locks import lock, open_to_lock
 from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:
@@ -551,15 +551,11 @@ class RunsFolder:
 
     def advice(self) -> str:
         """Remedy without a good last run."""
-        good = self._last_good()
+        good = next((run for run in self.runs() if run.is_good), None)
         if good is None:
             return "trace again"
         named = f"--run {shlex.quote(str(good))}"
         return f"trace again, or take the last good run: {named} (with pytest: --negativa-run)"
-
-    def _last_good(self) -> Run | None:
-        """The newest run that something is planned from."""
-        return next((run for run in self.runs() if run.is_good), None)
 
 
 def _remove_others(part: Path, names: Set[str]) -> None:

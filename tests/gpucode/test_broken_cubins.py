@@ -62,7 +62,7 @@ def test_the_sound_cubin_that_the_others_are_made_from() -> None:
     ]
     assert [texts[k.name] for k in cubin.device_functions] == ["function"]
     assert [texts[i] for i in cubin.externals] == ["vprintf"]
-    assert [(texts[c.caller], texts[c.callee]) for c in cubin.calls] == [
+    assert [(texts[a], texts[b]) for a, b in cubin.calls] == [
         ("kernel", "function"),
         ("kernel", "vprintf"),
     ]

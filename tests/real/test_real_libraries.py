@@ -106,7 +106,7 @@ def test_library_of_cuda_9(real_libs: Path) -> None:
     assert not summarize(library_map).problems
     kernels = Counter(
         (str(e.arch), e.kind.value)
-        for e in library_map.iter_elements()
+        for e in library_map.iter_code()
         for _ in library_map.kernels_of(e.content)
     )
     assert kernels == {
@@ -148,7 +148,7 @@ def assert_equals_walk(library_map: LibraryMap, walked: dict[str, Walked]) -> No
 def test_totals(real_libs: Path, expected: Expected) -> None:
     library_map = read_library(real_libs / expected.path, HEADERS)
     summary = summarize(library_map)
-    stored = sum(e.payload.size for e in library_map.iter_elements())
+    stored = sum(e.payload.size for e in library_map.iter_code() if e.region is not None)
     framed = sum(f.span.size for f in library_map.iter_frames())
     assert (summary.regions, summary.elements, stored) == (
         expected.regions,
@@ -161,7 +161,7 @@ def test_totals(real_libs: Path, expected: Expected) -> None:
 
 def test_cublas_by_kind(real_libs: Path) -> None:
     library_map = read_library(real_libs / LIBRARIES["cublas"].path, HEADERS)
-    kinds = Counter(e.kind for e in library_map.iter_elements())
+    kinds = Counter(e.kind for e in library_map.iter_code())
     assert kinds == {ElementKind.CUBIN: 1_069, ElementKind.PTX: 188}
 
 

@@ -98,7 +98,6 @@ def usage_of(
         processes=(PROCESS,),
         launches={},
         ranges=(),
-        gaps=(),
         warnings=(),
         incomplete=tuple(incomplete),
     )
