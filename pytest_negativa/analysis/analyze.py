@@ -300,7 +300,7 @@ class _Analyzer:
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
-        yield from self._unmatched("libraries.include", names)
+        yield from unmatched_libraries(self._settings, "libraries.include", names)
         wanted = self._settings.libraries
         if names and not any(is_selected(wanted, one) for one in names):
             left_out = dict.fromkeys(Path(one.path).name for one in names)
@@ -310,16 +310,12 @@ class _Analyzer:
         if not names and any(used.images for used in self._usage.libraries):
             yield "no library whose GPU code was used is here to look at"
 
-    def _unmatched(self, option: str, names: Sequence[LibraryNames]) -> tuple[str, ...]:
-        globs = globs_of(self._settings, option)
-        matched = {g for g in globs if any(matches_library(g, n) for n in names)}
-        return unmatched_globs(self._settings, option, matched, library_candidates(names))
-
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
         for option in ("libraries.exclude", "keep.libraries"):
-            yield from self._unmatched(option, [*self._names, *self._files])
+            names = [*self._names, *self._files]
+            yield from unmatched_libraries(self._settings, option, names)
         # The kernels of files that are GPU code are not known, so nothing covers them.
-        yield from self._unmatched("coverage.libraries", self._names)
+        yield from unmatched_libraries(self._settings, "coverage.libraries", self._names)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
             if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
@@ -334,7 +330,16 @@ def _below(roots: Iterable[str], file: str) -> str:
     return str(path if root is None else path.relative_to(root))
 
 
-def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
+def unmatched_libraries(
+    settings: Settings, option: str, names: Sequence[LibraryNames]
+) -> tuple[str, ...]:
+    """A warning for each glob of an option on libraries that matches none of these."""
+    globs = globs_of(settings, option)
+    matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
+    return unmatched_globs(settings, option, matched, _candidates(names))
+
+
+def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
     """The names that a glob on libraries could have matched, those of distributions anyway."""
     places = Places()
     for library in names:

@@ -17,7 +17,7 @@ from pytest_negativa.analysis.analyze import (
     LIMIT_OPTIONS,
     Hooks,
     analyze,
-    library_candidates,
+    unmatched_libraries,
 )
 from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.analysis.snapshots import (
@@ -44,10 +44,7 @@ from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import (
     LibraryNames,
-    globs_of,
     limit_of,
-    matches_library,
-    unmatched_globs,
 )
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
@@ -396,9 +393,7 @@ def _limits_of_nothing(
     covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
     for option in (*LIMIT_OPTIONS, *covers):
         names = libraries if option in _OF_KERNELS else all_names
-        globs = globs_of(settings, option)
-        matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
-        yield from unmatched_globs(settings, option, matched, library_candidates(names))
+        yield from unmatched_libraries(settings, option, names)
 
 
 def load_contents(run: Run) -> ReportContents:

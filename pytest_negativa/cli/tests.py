@@ -426,16 +426,17 @@ def needs(
     then: Run | str = "the same command with --plan" if usage.replay is None else run
     if new is not None:
         warn_of_hooks([run])
-        words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
+        selected = [
+            *nodeids,
+            *(("-m", markers) if markers else ()),
+            *(("-k", keywords) if keywords else ()),
+        ]
         of_tests = (
             f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
         )
         write_results(new, part, settings, part=of_tests)
         copy_outcomes(run.outcomes_file, new.outcomes_file, names)
-        words += nodeids
-        words += ["-m", markers] if markers else []
-        words += ["-k", keywords] if keywords else []
-        then = shlex.join(words)
+        then = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *selected])
     answer(listing, render_needs(listing), as_json=as_json, then=then)
 
 

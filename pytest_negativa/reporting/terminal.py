@@ -20,20 +20,6 @@ from pytest_negativa.reporting.units import (
     format_share,
 )
 
-_HEADERS = (
-    "library",
-    "size",
-    "GPU code",
-    "unused",
-    "share",
-    "for other GPUs",
-    "no used kernel",
-    "elements kept",
-    "kernels used",
-)
-_ALIGN = "lrrrrrrrr"
-# What a narrow terminal does without, in this order: elements, size, the two reasons, kernels.
-_DROP = (7, 1, (5, 6), 8)
 _MAX_COMPILED = 5
 
 
@@ -82,13 +68,25 @@ def render_nothing(report: RunReport) -> str | None:
 
 
 def _library_table(report: RunReport, top: int, width: int) -> str:
+    headers = (
+        "library",
+        "size",
+        "GPU code",
+        "unused",
+        "share",
+        "for other GPUs",
+        "no used kernel",
+        "elements kept",
+        "kernels used",
+    )
     return format_table(
-        _ALIGN,
-        _HEADERS,
+        "lrrrrrrrr",
+        headers,
         first_rows(report.libraries, top, attrgetter("name"), _cells),
         total=_cells("total", report.libraries),
         width=width,
-        drop=_DROP,
+        # A narrow terminal does without elements, size, the two reasons, kernels, in this order.
+        drop=(7, 1, (5, 6), 8),
     )
 
 

@@ -110,7 +110,7 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     if group is None or group.size != entry.size:
         return False
     # A copy of a tree may have other times.
-    return group.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
+    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:

@@ -79,10 +79,6 @@ class FileGroup:
         """Bytes."""
         return self.state.size
 
-    @property
-    def mtime_ns(self) -> int:
-        return self.state.mtime_ns
-
 
 @dataclass
 class Tree:

@@ -448,7 +448,7 @@ class TestSlim:
 def test_manifest_is_json_for_others(site: Made) -> None:
     negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
     document = json.loads((site.folder / "negativa-slim.json").read_text())
-    assert document["format_version"] == 6
+    assert document["format_version"] == 7
     assert set(document["slimmed"]) == {ONE, TWO}
     assert msgspec.json.decode(msgspec.json.encode(document)) == document
 

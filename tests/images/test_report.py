@@ -377,7 +377,7 @@ def test_the_file_of_settings_names_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
+    (tmp_path / "negativa.yaml").write_text("cache_dir: maps")
     (tmp_path / "image").mkdir()
     make_large(MULTIARCH, tmp_path / "image" / "large.so")
     result = CliRunner().invoke(main, ["inspect", "--packages", "image"])
