@@ -97,14 +97,6 @@ def test_map_of_everything_does_not_answer_for_less(library: Path, cache: MapCac
         assert same(found, one(library, request, None))
 
 
-def test_map_for_a_device_does_not_answer_for_another(library: Path, cache: MapCache) -> None:
-    one(library, for_device("9.0"), cache)
-    for request in (for_device("8.0"), ALL):
-        found = one(library, request, cache)
-        assert not found.cached
-        assert same(found, one(library, request, None))
-
-
 def test_headers_of_one_device_are_not_shown_for_another(library: Path, cache: MapCache) -> None:
     one(library, for_device("9.0", headers_only=True), cache)
     for request in (for_device("8.6", headers_only=True), HEADERS):
@@ -349,17 +341,6 @@ class TestFolder:
         folder.write_bytes(b"mine")
         assert same(one(library, ALL, MapCache(folder, LIMIT)), one(library, ALL, None))
         assert folder.read_bytes() == b"mine"
-
-    def test_cannot_be_made(self, library: Path, tmp_path: Path) -> None:
-        (tmp_path / "file").write_bytes(b"")
-        cache = MapCache(tmp_path / "file" / "cache", LIMIT)
-        assert same(one(library, ALL, cache), one(library, ALL, None))
-
-    @pytest.mark.skipif(IS_ROOT, reason="root may write anywhere")
-    def test_may_not_be_written(self, library: Path, folder: Path) -> None:
-        folder.mkdir(mode=0o500)
-        assert same(one(library, ALL, MapCache(folder, LIMIT)), one(library, ALL, None))
-        assert list(folder.iterdir()) == []
 
     @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
     def test_may_not_be_read(self, library: Path, folder: Path) -> None:
