@@ -306,15 +306,6 @@ def test_bad_runs_by_failure_mode(shards: Project) -> None:
 
 
 @pytest.mark.slow
-def test_recordings_of_several_processes(project: Project) -> None:
-    folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
-    project.negativa("combine", *folders)
-    found = usage(project)
-    assert len(found["processes"]) == 8
-    assert len(found["run_ids"]) == 2
-
-
-@pytest.mark.slow
 def test_a_pipe_among_the_traces(shards: Project) -> None:
     os.mkfifo(shards.folder / "second" / "pipe.jsonl")
     done = shards.negativa("combine", "first", "second", status=1)

@@ -32,7 +32,7 @@ from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region, zstd_frame
+from tests.support.builders import CubinSpec, build_cubin, zstd_frame
 from tests.support.compacting import (
     COMPACTABLE,
     SHAPES,
@@ -177,24 +177,6 @@ class TestHoles:
         assert removed.gone_bytes == span_size(done.gaps) > 40_000
         code = sum(decision.size for decision in plan.decisions)
         assert removed.stored_bytes == code - removed.gone_bytes
-
-    def test_section_that_is_gone_as_a_whole(self, tmp_path: Path) -> None:
-        """It has no bytes in the file, and begins and ends with a page."""
-        region = build_region([ElementSpec(content=content(5 * 4096 - 80, 5))])
-        (tmp_path / "built").mkdir()
-        (tmp_path / "built" / "relocatable.bin").write_bytes(region)
-        assert len(region) == 5 * 4096
-        library = build(
-            tmp_path / "built",
-            extra='    .section __nv_relfatbin, "a", @progbits\n    .balign 4096\n'
-            '    .incbin "relocatable.bin"\n',
-        )
-        before = read(library)
-        done = compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
-        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
-        assert rows(after) == {}
-        assert removed.gone_bytes == span_size(done.gaps) > 5 * 4096
-        assert removed.stored_bytes == 0
 
     @needs_stub
     @pytest.mark.parametrize("kept", range(3))

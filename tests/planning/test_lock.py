@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError, ReconstructError, StoreError
+from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.lock import LOCK_VERSION, Lock, LockedLibrary, Place, seal
+from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import FoundBy, LibraryStatus, NeededSpan, Verdict
 from pytest_negativa.planning.keep_needed import functions_of, iter_parts, keep_needed_spans
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
-from pytest_negativa.storage.lockfile import decode_lock, encode_lock, load_lock, save_lock
+from pytest_negativa.storage.lockfile import decode_lock, encode_lock
 from pytest_negativa.storage.schema import schema_text
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH
@@ -354,17 +354,6 @@ def with_first(library: LockedLibrary, **change: object) -> LockedLibrary:
 
 
 class TestFile:
-    def test_round_trip(self, tmp_path: Path) -> None:
-        made = lock(planned(), trimmed_of(), planned(BIN / "libframes.so"))
-        save_lock(made, tmp_path / "negativa.lock")
-        assert load_lock(tmp_path / "negativa.lock") == made
-        assert encode_lock(made) == encode_lock(load_lock(tmp_path / "negativa.lock"))
-
-    def test_other_readers_read_the_same(self) -> None:
-        made = lock(planned(), trimmed_of())
-        document = yaml.safe_load(encode_lock(made))
-        assert msgspec.convert(document, Lock, dec_hook=_arch) == made
-
     def test_fits_its_schema(self) -> None:
         document = yaml.safe_load(encode_lock(lock(planned(), trimmed_of())))
         schema = json.loads(schema_text("lock"))
@@ -388,21 +377,11 @@ class TestFile:
         made = seal(msgspec.structs.replace(made, libraries=(library,)))
         assert decode_lock(encode_lock(made), "lock") == made
 
-    def test_another_format(self) -> None:
-        for version in (LOCK_VERSION + 1, LOCK_VERSION - 1):
-            text = encode_lock(LOCK).replace(
-                b"format_version: %d" % LOCK_VERSION, b"format_version: %d" % version
-            )
-            problem = rf"lock:3: .*format_version {version}, .*make it again with negativa lock"
-            with pytest.raises(StoreError, match=problem):
-                decode_lock(text, "lock")
-
     @pytest.mark.parametrize(
         ("old", "new", "problem"),
         [
             (b"size: ", b"size: x", r"lock:\d+: .*\S+size: expected a whole number, found text;"),
             (b"size: ", b"length: ", r"lock:(\d+): .*libraries\[0\]: unknown key 'length';"),
-            (b"  sha256: ", b"  sha256: 0", r"lock:\d+: .*sha256"),
             (
                 b"reason: loaded",
                 b"reason: because",
@@ -413,7 +392,6 @@ class TestFile:
                 b"arch: sm_",
                 r"lock:\d+: .*libraries\[0\].kept\[0\].arch: .*no SM arch",
             ),
-            (b"offset: 0x", b"offset: -0x", r"lock:\d+: .*expected a whole number"),
             (
                 b"  elements: ",
                 b"  elements: 0 # ",
@@ -428,13 +406,11 @@ class TestFile:
             (b"  run: ", b"  run: *x # ", r"lock:\d+: .*an alias"),
             (b"  run: ", b"  run: !!python/name:os.system ", r"lock:\d+: .*the tag"),
             (b"  run: ", b"  run: [[[[[[[[[[[1]]]]]]]]]]] # ", r"lock:\d+: .*nested too deep"),
-            (b"  run: ", b"  [a]: ", r"lock:\d+: .*expected a key"),
             (
                 b"  run: ",
                 b"  run: [",
                 r"lock:\d+: not a lock file of this release: did not find expected",
             ),
-            (b"  run: ", b"  run: \x00", r"lock:\d+: not a lock file of this release: "),
             (b"  run: ", b"  run: \xff", r"lock:\d+: not a lock file of this release: "),
         ],
     )
@@ -481,25 +457,6 @@ class TestFile:
             )
             with pytest.raises(StoreError, match="not sorted by offset"):
                 decode_lock(yaml.safe_dump(document).encode(), "lock")
-
-    @given(st.data())
-    def test_damaged_files_give_errors_or_the_same_lock(self, data: st.DataObject) -> None:
-        text = bytearray(encode_lock(LOCK))
-        for _ in range(data.draw(st.integers(1, 4))):
-            at = data.draw(st.integers(0, len(text) - 1))
-            text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-        try:
-            found = decode_lock(bytes(text), "lock")
-        except NegativaError as e:
-            assert str(e).startswith("lock:")
-        else:
-            assert found == LOCK
-
-
-def _arch(wanted: type, value: object) -> object:
-    from pytest_negativa.storage.records import decode_hook
-
-    return decode_hook(wanted, value)
 
 
 LOCK = lock(planned())

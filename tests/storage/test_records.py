@@ -108,34 +108,3 @@ def test_write_makes_folders_and_honours_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert target.read_bytes() == b"x"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_failed_write_leaves_everything_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    target = tmp_path / "file"
-    target.write_bytes(b"old")
-
-    def fail(self: Path, target: Path) -> None:
-        raise error
-
-    monkeypatch.setattr(Path, "replace", fail)
-    expected = StoreError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
-        write_atomically(target, b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert target.read_bytes() == b"old"
-
-
-def test_write_over_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StoreError, match="folder: cannot be written: Is a directory"):
-        write_atomically(tmp_path / "folder", b"x")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
-def test_write_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="cannot be written"):
-        write_atomically(tmp_path / "file" / "x", b"x")

@@ -31,11 +31,11 @@ def test_only_the_configuration_has_a_file() -> None:
     assert [file.name for file in files] == ["negativa.schema.json"]
 
 
-@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
-def test_map_files_fit(library: Path, tmp_path: Path) -> None:
-    save_map(read_library(library, Scope()), tmp_path / "map.json")
-    document = json.loads((tmp_path / "map.json").read_bytes())
-    jsonschema.validate(document, json.loads(schema_text("library-map")))
+def test_map_files_fit(tmp_path: Path) -> None:
+    schema = jsonschema.Draft202012Validator(json.loads(schema_text("library-map")))
+    for library in SHARED_OBJECTS:
+        save_map(read_library(library, Scope()), tmp_path / "map.json")
+        schema.validate(json.loads((tmp_path / "map.json").read_bytes()))
 
 
 @pytest.mark.parametrize(
