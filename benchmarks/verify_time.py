@@ -5,7 +5,7 @@ that fail at random, half of the time. Each row gives the wall time of the whole
 to that of plain pytest, the CPU time of all its processes, and the verdict. With a folder, the rows
 are those of its suite, on this machine's GPU.
 
-Run: python -m benchmarks.verify_time [SUITE_FOLDER] [--workers 0,4] [--times 1]
+Run: python -m benchmarks.verify_time [SUITE_FOLDER] [--workers 0,4] [--times 1] [--more 1]
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def test_flaky(number):
     time.sleep({seconds})
     assert random.random() < 0.5
 """
-_SUITES = {"30 of 2 s": (30, 2.0), "100 of 10 ms": (100, 0.01)}
+# Tests, and seconds of each.
+_SUITES = ((30, 2.0), (100, 0.01))
 _COMMANDS = {
     "plain": (),
     "traced": ("--negativa",),
@@ -54,13 +55,14 @@ class _Suite:
     environ: Mapping[str, str]
 
 
-def _stand_ins(folder: Path) -> Iterator[_Suite]:
-    for name, (count, seconds) in _SUITES.items():
+def _stand_ins(folder: Path, more: int) -> Iterator[_Suite]:
+    for tests, seconds in _SUITES:
+        count = more * tests
         for flaky in (False, True):
             text = _SLEEPING + _FLAKY if flaky else _SLEEPING
             text = text.format(count=count, seconds=seconds)
             project = VerifiedProject(folder / f"{count}-{flaky}", text)
-            label = f"{name}, {'3 flaky' if flaky else 'none flaky'}"
+            label = f"{count} of {seconds:g} s, {'3 flaky' if flaky else 'none flaky'}"
             yield _Suite(label, project.folder, project.environ)
 
 
@@ -90,10 +92,11 @@ def main() -> None:
     parser.add_argument("suite", type=Path, nargs="?")
     parser.add_argument("--workers", default="0,4")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--more", type=int, default=1, help="times as many tests, for workers")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         given: Path | None = arguments.suite
-        suites = [*_stand_ins(Path(name))]
+        suites = [*_stand_ins(Path(name), arguments.more)]
         if given is not None:
             suites = [_Suite(given.name, given, {**os.environ, "NEGATIVA_DIR": f"{name}/runs"})]
         print(f"{'suite':28} {'-n':>3} {'command':18} {'wall':>8} {'ratio':>6} {'CPU':>8}  verdict")

@@ -16,7 +16,7 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.rewriting.copies import state_at
-from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
+from pytest_negativa.storage.flock import find_holders, lock, open_to_lock
 
 WRITING_NAME = ".negativa-lock"
 IN_USE_NAME = ".negativa-in-use"

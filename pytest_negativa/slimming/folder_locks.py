@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming.tree import MANIFEST_NAME
-from pytest_negativa.storage.locks import find_holders, lock, open_to_lock
+from pytest_negativa.storage.flock import find_holders, lock, open_to_lock
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY

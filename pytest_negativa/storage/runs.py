@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
+from pytest_negativa.storage.flock import lock, open_to_lock
 from pytest_negativa.storage.handover import find_handover
-from pytest_negativa.storage.locks import lock, open_to_lock
 from pytest_negativa.storage.urls import Url, is_url
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from pytest_negativa.tracing.drivercalls import (
     DriverCall,
 )
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.images import (
+from pytest_negativa.tracing.gpu_images import (
     UNKNOWN_IMAGE,
     FoundImage,
     ImageResolver,

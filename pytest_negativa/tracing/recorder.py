@@ -37,7 +37,7 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
+from pytest_negativa.tracing.gpu_images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
     MappedFile,

@@ -16,7 +16,7 @@ from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.children import Children, outer_sockets
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.images import FoundImage
+from pytest_negativa.tracing.gpu_images import FoundImage
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder

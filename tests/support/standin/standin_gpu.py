@@ -22,7 +22,7 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.detector import TracerBusy
 from pytest_negativa.tracing.files import TraceWriter
-from pytest_negativa.tracing.images import ImageResolver
+from pytest_negativa.tracing.gpu_images import ImageResolver
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.locks import lock, open_to_lock
+from pytest_negativa.storage.flock import lock, open_to_lock
 
 FILE = os.O_RDWR | os.O_CREAT
 
