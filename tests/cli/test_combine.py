@@ -19,13 +19,10 @@ from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
-from tests.support.libraries import ROOT
 from tests.support.recordings import Lines, rewrite
 from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
-
-TRACES = ROOT / "tests" / "data" / "traces"
 
 
 def without(*names: str) -> Callable[[Lines], Lines]:

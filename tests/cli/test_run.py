@@ -12,8 +12,6 @@ from pytest_negativa.storage.runs import Run
 from tests.support.recordings import rewrite
 from tests.support.sessions import FIRST_USES, HEADLINE, KERNELS, LOADED, Project, used_kernels
 
-NOTHING = "negativa: no GPU code was loaded from any library that is looked at\n"
-
 
 @pytest.fixture
 def recorded(project: Project) -> Project:

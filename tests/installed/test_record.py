@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import random
-import stat
 from pathlib import Path
 
 import pytest
@@ -75,32 +74,6 @@ def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
     after = update(record, text, "a,b.so", 'say "x".so', "ü.so")
     expected = '"a,b.so",sha256=new,7\n"say ""x"".so",sha256=new,7\nü.so,sha256=new,7\nz.so,o,5\n'
     assert after == expected.encode()
-
-
-def test_files_outside_of_the_site(record: Path) -> None:
-    assert update(record, b"../../bin/tool,o,5\n", "../../bin/tool") == (
-        b"../../bin/tool,sha256=new,7\n"
-    )
-
-
-def test_lines_are_read(record: Path) -> None:
-    record.write_bytes(b"x.so,sha256=old,5\ny.so,,\nz.so\nmodule.py,,\n")
-    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
-    site = record.parents[1]
-    [installed] = Site(site).installed()
-    assert installed.libraries == {
-        str(site / "x.so"): RecordLine("sha256=old", "5"),
-        str(site / "y.so"): RecordLine("", ""),
-        str(site / "z.so"): RecordLine("", ""),
-    }
-
-
-def test_mode_stays(record: Path) -> None:
-    record.write_bytes(b"x.so,o,5\n")
-    record.chmod(0o640)
-    update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
-    assert stat.S_IMODE(record.stat().st_mode) == 0o640
-    assert [path.name for path in record.parent.iterdir()] == ["RECORD"]
 
 
 def test_no_record(record: Path) -> None:

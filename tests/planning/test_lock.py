@@ -76,15 +76,6 @@ class TestMaking:
             assert code.region == regions[code.offset].span.start
             assert code.arch.major == 9
 
-    def test_proof(self) -> None:
-        proof = lock(planned()).proof
-        assert proof.proved
-        assert proof.date == "2026-01-01T00:00:00Z"
-        assert proof.tests == {"passed": 1, "skipped": 1}
-        assert proof.devices[0].driver == "580.1"
-        assert proof.granularity == "element"
-        assert proof.copies == "overwritten"
-
     def test_unproved_run_is_refused_unless_asked_for(self) -> None:
         one = planned()
         verdict = verdict_of(one, status=LibraryStatus.NOT_PROVED)
@@ -200,15 +191,6 @@ class TestMaking:
             names = functions_of(one.library_map, cubin.start, spared)
             assert names and set(names) <= set(library.kept[0].functions or ())
             assert set(cubin.kept) < set(library.kept[0].functions or ())
-
-    def test_no_code_in_a_cubin_was_taken(self) -> None:
-        """As verdicts of before say nothing of it."""
-        one = trimmed_of()
-        for verdict in (with_trimmed(one, ()), with_trimmed(one, None)):
-            made = make_lock("run", [one], verdict, place)
-            for library in made.libraries:
-                assert all(code.functions is None for code in library.kept)
-            assert made.libraries or "nothing that is unused" in made.left_out[0].reason
 
     def test_code_that_was_given_back_is_kept(self) -> None:
         one = trimmed_of()
@@ -361,13 +343,6 @@ class TestFile:
         jsonschema.validate(document, schema)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**document, "more": 1}, schema)
-
-    def test_a_line_for_each_element(self) -> None:
-        made = lock(planned())
-        lines = encode_lock(made).decode().splitlines()
-        kept = [line for line in lines if line.startswith("  - {offset: 0x")]
-        assert len(kept) == len(made.libraries[0].kept)
-        assert all("arch: sm_90" in line and "region: 0x" in line for line in kept)
 
     @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
     def test_any_text_survives(self, text: str) -> None:

@@ -270,11 +270,6 @@ def test_archs_may_be_numbers(tmp_path: Path) -> None:
     jsonschema.validate(yaml.safe_load(text.replace(", 9.0a", "")), config_schema())
 
 
-def test_gpus_stand_for_their_archs(tmp_path: Path) -> None:
-    text = "keep: {archs: [rtx-4090, H100, 'H200, sm_75', sm_90a]}"
-    assert load(tmp_path, text).keep.archs == ("sm_89", "sm_90", "sm_75", "sm_90a")
-
-
 def test_the_gpus_of_a_machine_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
@@ -309,14 +304,6 @@ def test_every_value_remembers_its_place(tmp_path: Path) -> None:
     assert found.sources["reports.formats"] == f"{path}:5:12"
 
 
-@pytest.mark.parametrize("word", ["off", "newest", "all"])
-@pytest.mark.parametrize("quote", ["", "'", '"'])
-def test_off_is_a_word_of_ours_though_yaml_reads_false(
-    tmp_path: Path, word: str, quote: str
-) -> None:
-    assert load(tmp_path, f"keep: {{ptx: {quote}{word}{quote}}}").keep.ptx.value == word
-
-
 @pytest.mark.parametrize(
     ("text", "formats"),
     [
@@ -338,11 +325,6 @@ def test_a_report_and_a_baseline_at_urls(tmp_path: Path) -> None:
     found = load(tmp_path, text)
     assert found.reports.formats[0].path == "s3://bucket/a.json"
     assert found.compare.baseline == "gs://bucket/b"
-
-
-@pytest.mark.parametrize("word", ["true", "True", "1", "'true'"])
-def test_words_for_true(tmp_path: Path, word: str) -> None:
-    assert load(tmp_path, f"trace: {{children: {word}}}").trace.children is True
 
 
 # Mistakes

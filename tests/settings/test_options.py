@@ -381,16 +381,6 @@ def test_switches_have_an_opposite(option: Option) -> None:
     assert get(found, option.name) is False
 
 
-def test_opposite_on_the_command_line_of_negativa() -> None:
-    @click.command()
-    @click_options("trace.children", "reports.demangle")
-    def command(**parsed: Any) -> None:
-        assert pick_flags(parsed) == {"trace.children": False, "reports.demangle": True}
-
-    result = CliRunner().invoke(command, ["--no-children", "--demangle"])
-    assert result.exit_code == 0, result.output
-
-
 def test_command_line_help_names_every_option_in_order() -> None:
     names = [option.name for option in OPTIONS if option.in_file]
     command = click.command()(click_options(*names)(lambda: None))
@@ -575,13 +565,6 @@ def test_an_empty_flag_empties_a_list(file_of: Any) -> None:
 
 def size_of(text: str) -> float | None:
     return run({"thresholds.max_gpu_code": text}, {}, None).thresholds.max_gpu_code.overall
-
-
-@given(size=st.integers(0, 2**63 - 1))
-def test_a_size_in_bytes_is_exact(size: int) -> None:
-    text = str(size)
-    if len(text) <= 18:
-        assert size_of(text) == size
 
 
 @given(

@@ -232,21 +232,6 @@ def test_each_key_with_each_type(fault: PlantedFault) -> None:
     fault.check(last)
 
 
-def test_each_key_that_is_lost() -> None:
-    for place in places(PLAIN):
-        if not place:
-            continue
-        plain = json.loads(json.dumps(PLAIN))
-        parent = plain
-        for step in place[:-1]:
-            parent = parent[step]
-        del parent[place[-1]]
-        try:
-            assert decode_lock(json.dumps(plain).encode(), "lock") == LOCK, place
-        except StoreError as e:
-            assert str(e).startswith("lock:1: ")
-
-
 def test_digests_can_be_computed_by_others() -> None:
     """With the standard library, as the reference says."""
     plain = yaml.safe_load(TEXT)

@@ -53,13 +53,6 @@ def test_output_fits(options: list[str], tmp_path: Path) -> None:
     assert len(document["errors"]) == 1
 
 
-def test_schema_rejects_other_documents() -> None:
-    schema = json.loads(schema_text("inspection"))
-    for document in ({}, {"format_version": 1, "libraries": [{}], "errors": []}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document, schema)
-
-
 def test_command_prints_them() -> None:
     listed = CliRunner().invoke(main, ["schema"])
     assert listed.stdout.split() == list(SCHEMA_NAMES)

@@ -87,13 +87,6 @@ def flip(data: bytes, offset: int) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :]
 
 
-def offset_of(data: bytes, vaddr: int) -> int:
-    for _, row in rows(data):
-        if row[0] == PT_LOAD and row[3] <= vaddr < row[3] + row[5]:
-            return int(row[2] + vaddr - row[3])
-    raise AssertionError(hex(vaddr))
-
-
 def first_hole(data: bytes) -> int:
     loads = [row for _, row in rows(data) if row[0] == PT_LOAD]
     return next(i for i, row in enumerate(loads) if row[6] > row[5] > 0)
