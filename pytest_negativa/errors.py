@@ -6,9 +6,10 @@ what to do. A bug of ours is not one of these: it stays a ``ValueError`` or the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 SYSTEM_REFUSALS = frozenset(
     {
@@ -118,27 +119,19 @@ class Stopped(KeyboardInterrupt):
         super().__init__(number)
 
 
-class refusing:
-    """Makes an error of the system within a ``with`` block one of ours.
+@contextlib.contextmanager
+def refusing(path: object, done: str, kind: type[NegativaError] = StoreError) -> Iterator[None]:
+    """Make an error of the system within a ``with`` block one of ours.
 
     Args:
         path: what the error is about.
         done: what can't be done: ``read``, ``written``.
         kind: the error's type.
     """
-
-    def __init__(self, path: object, done: str, kind: type[NegativaError] = StoreError) -> None:
-        self._path = path
-        self._done = done
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, OSError):
-            problem = f"cannot be {self._done}: {error.strerror}"
-            raise self._kind(problem, self._path) from error
+    try:
+        yield
+    except OSError as e:
+        raise kind(f"cannot be {done}: {e.strerror}", path) from e
 
 
 def describe_fault(error: BaseException) -> str:

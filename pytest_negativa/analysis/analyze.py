@@ -214,18 +214,13 @@ class _Analyzer:
             if devices
             else Scope(headers_only=True)
         )
-        cache = open_cache(self._settings.cache)
+        cache = open_cache(self._settings.cache_dir)
         states = {p: s for p in paths if Path(p).is_file() and (s := state_of(p)) is not None}
         # The kernel's own object in memory, a deleted file, a library of another machine.
         unreadable.extend(f"{p}: not found" for p in paths if p not in states)
-        sizes = {p: state[2] or 0 for p, state in states.items()}
-        done = 0
         request = MapRequest(scope=scope, with_map=True, with_summary=False, with_digest=True)
-        for mapped in map_libraries([Path(p) for p in states], request, cache, workers):
+        for mapped in map_libraries([*map(Path, states)], request, cache, workers, on_done):
             path = str(mapped.path)
-            done += sizes[path]
-            if on_done is not None:
-                on_done(done, sum(sizes.values()))
             if mapped.library_map is not None:
                 yield mapped.library_map, _present(path, states[path], mapped.library_map)
             elif (kind := _bare_kind(path)) is not None:

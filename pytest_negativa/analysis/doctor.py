@@ -5,8 +5,6 @@ Each probe does what a session does, so that a fault shows here as it would show
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import platform
 import subprocess
@@ -21,7 +19,6 @@ from pytest_negativa.devices import start_driver
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.trace import Role
 from pytest_negativa.processes import redirect
-from pytest_negativa.rewriting.layout import FICLONE
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import find_cupti
 from pytest_negativa.tracing.start import start_tracing
@@ -35,8 +32,6 @@ _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_INJECTION64_PATH", "LD_AUDIT"),
     *("LD_PRELOAD", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"),
 )
-# madvise(2); processes/pages/watched.h
-_GUARD_INSTALL = 102
 
 Finding = tuple[str, str, str]
 """A name, what was found, and why tracing can't work with it (empty if it can)."""
@@ -60,7 +55,6 @@ def examine(runs: Path) -> Iterator[Finding]:
         yield from _driver()
         problem = _why_no_proofs(Path(folder))
     yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
-    yield "guard pages", "yes" if _has_guard_pages() else "no; mprotect does their work", ""
     for path in (runs.absolute(), Path(tempfile.gettempdir()), Path(sys.prefix)):
         yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
 
@@ -104,20 +98,8 @@ def _why_no_proofs(folder: Path) -> str | None:
     )
 
 
-def _has_guard_pages() -> bool:
-    with Path(sys.executable).open("rb") as file, suppress(OSError):
-        mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_COPY).madvise(_GUARD_INSTALL)
-        return True
-    return False
-
-
 def _traits(folder: Path) -> Iterator[str]:
     """Traits of a folder's file system that matter to copies and to slimming."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         yield "noexec: no library can be loaded from here"
-    try:
-        with tempfile.TemporaryFile(dir=folder) as old, tempfile.TemporaryFile(dir=folder) as new:
-            fcntl.ioctl(new, FICLONE, old.fileno())
-        yield "reflink"
-    except OSError as e:
-        yield "not writable" if isinstance(e, PermissionError) else "no reflink"
+    yield "writable" if os.access(folder, os.W_OK) else "not writable"

@@ -16,9 +16,11 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.installed.libraries import LibrarySet, find_libraries, size_of
+from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.summary import InspectedLibrary, Inspection
+from pytest_negativa.reporting import inspection
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.storage.records import encode_hook, utf8
 
 if TYPE_CHECKING:
@@ -121,10 +123,9 @@ def _inspect_archive(
     path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
-    from pytest_negativa.images.tree import Question, may_hold_code, read_tree
+    from pytest_negativa.images.tree import read_tree
 
-    question = Question(may_hold_code, lambda size: request)
-    tree = read_tree(path, question, None, workers, on_done)
+    tree = read_tree(path, request, None, workers, on_done)
     mapped = tuple(tree.libraries[name] for name in sorted(tree.libraries))
     libraries = LibrarySet(
         str(path),
@@ -144,16 +145,9 @@ def _inspect_files(
     on_done: OnDone | None,
     take: Take,
 ) -> tuple[InspectedSet, ...]:
-    sizes = {path: size_of(path) for s in sets for path in s.paths}
-    total, done = sum(sizes.values()), 0
-    if on_done is not None:
-        on_done(0, total)
-    mapped: dict[object, MappedLibrary] = {}
-    for library in map_libraries(tuple(sizes), request, cache, workers):
-        mapped[library.path] = take(library)
-        done += sizes[library.path]
-        if on_done is not None:
-            on_done(done, total)
+    paths = dict.fromkeys(path for s in sets for path in s.paths)
+    found = map_libraries(tuple(paths), request, cache, workers, on_done)
+    mapped = {library.path: take(library) for library in found}
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
 
 
@@ -202,10 +196,6 @@ def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
     """The tables, a text for each library or set."""
-    from pytest_negativa.reporting import inspection
-    from pytest_negativa.reporting.inspection import render_loadable
-    from pytest_negativa.reporting.text import printable
-
     if request.required:
         maps = [
             m.library_map
@@ -213,7 +203,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
             for m in s.mapped
             if m.library_map is not None and is_checked(s.libraries, m)
         ]
-        yield from render_loadable(
+        yield from inspection.render_loadable(
             {m.library.path: what_devices_load(m, request.required) for m in maps}
         )
     for one in inspected:

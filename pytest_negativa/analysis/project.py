@@ -25,7 +25,6 @@ _INSTALLED = (
     ("setup.py", "-e . "),
 )
 _NOT_OURS = ("site-packages", "node_modules", "build", "dist")
-_MOST_TEXT = 1 << 20
 
 
 class Project(NamedTuple):
@@ -50,9 +49,9 @@ def look(root: Path) -> Project:
     libraries: set[str] = set()
     for path in _iter_files(root):
         if path.suffix == ".py":
-            packages.update(_IMPORT.findall(_text_of(path)))
+            packages.update(_IMPORT.findall(path.read_text(errors="replace")))
         elif path.name == "pyproject.toml" or path.match("*requirements*.txt"):
-            packages.update(_REQUIREMENT.findall(_text_of(path)))
+            packages.update(_REQUIREMENT.findall(path.read_text(errors="replace")))
         elif ".so" in path.suffixes and _has_code(path):
             libraries.add(f"{path.name.partition('.')[0]}.*")
     return Project(
@@ -101,14 +100,6 @@ def _iter_files(root: Path) -> Iterator[Path]:
             and not (Path(folder) / name / "pyvenv.cfg").exists()
         ]
         yield from (path for name in files if (path := Path(folder) / name).is_file())
-
-
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_TEXT).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _has_code(path: Path) -> bool:

@@ -65,8 +65,6 @@ from pytest_negativa.storage.results import (
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.urls import Url
 
-_NOT_PLANNED = "nothing is planned from this run: {failure}"
-
 
 def plan_run(
     usage: Usage,
@@ -106,7 +104,7 @@ def plan_run(
         workers=workers,
         on_done=on_done,
     )
-    warnings = [] if failure is None else [_NOT_PLANNED.format(failure=failure)]
+    warnings = [] if failure is None else [f"nothing is planned from this run: {failure}"]
     if (partial := run.partial_reason) is not None:
         warnings.append(f"{partial}; these plans make nothing smaller")
     analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
@@ -206,9 +204,9 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
     images += [(place, image) for place, used in libraries for image in used.images]
     for place, image in images:
         where = place, image.offset, image.sha256
-        data = ((one.kind, one.name) for one in image.data)
         whole = [True] if image.whole else []
-        parts = (*whole, *data, *image.enumerated_by, *image.prelinked)
+        named = (*image.data, *image.functions, *image.enumerated_by)
+        parts = (*whole, *named, *image.prelinked)
         yield from ((place, (where, part)) for part in parts)
         for kernel, first in image.kernels.items():
             yield f"kernel {kernel} ({usage.context_of(first)})", (where, "kernel", kernel)
@@ -388,9 +386,6 @@ def _limits_of_nothing(
         yield from unmatched_globs(settings, option, matched, library_candidates(names))
 
 
-_NO_PLAN = "the limits can't be checked: this run has no plan"
-
-
 def load_contents(run: Run) -> ReportContents:
     """Contents of a run's reports. Rows are of the plans, which healing may have changed.
 
@@ -432,7 +427,10 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
     if not settings.has_limits:
         return contents
     if contents.report.libraries and not contents.libraries:
-        crossed = (*contents.report.crossed, _NO_PLAN)
+        crossed = (
+            *contents.report.crossed,
+            "the limits can't be checked: this run has no plan",
+        )
         return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
     places = Places()
     libraries = []

@@ -38,7 +38,8 @@ from pytest_negativa.planning.snapshot import (
     snapshot_lock,
     snapshot_map,
 )
-from pytest_negativa.reporting.units import format_bytes, format_growth, format_items, format_names
+from pytest_negativa.reporting.difference import describe_change
+from pytest_negativa.reporting.units import format_bytes, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
@@ -175,8 +176,7 @@ def _why_unread(mapped: MappedLibrary) -> NegativaError | None:
         and found.problems
         and not (found.sections or found.library.file_kind.is_link_time)
     ):
-        first = found.problems[0]
-        return FormatError(mapped.path, first.offset, first.text)
+        return FormatError(mapped.path, None, found.problems[0])
     return mapped.error
 
 
@@ -344,7 +344,4 @@ def _describe(change: Change) -> str:
         return f"appeared with {format_bytes(change.after or 0)}"
     if change.after is None:
         return f"went, {format_bytes(change.before)}"
-    return (
-        f"{format_bytes(change.before)} -> {format_bytes(change.after)} "
-        f"({format_growth(change.before, change.after)})"
-    )
+    return describe_change(change)

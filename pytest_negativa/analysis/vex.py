@@ -26,8 +26,14 @@ from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.library import LibraryMap, LtoIr, Scope
-from pytest_negativa.models.vex import OPENVEX, Vulnerability, VulnerableCode
+from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.vex import (
+    OPENVEX,
+    VULNERABILITIES_VERSION,
+    Vulnerabilities,
+    Vulnerability,
+    VulnerableCode,
+)
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
@@ -35,6 +41,8 @@ from pytest_negativa.slimming.slim import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.note import Note
+from pytest_negativa.storage.urls import read_input
+from pytest_negativa.storage.yaml_records import decode_yaml
 
 _LACKS = "The file has none of the code that the list names."
 _BASIS = (
@@ -42,6 +50,27 @@ _BASIS = (
     "vulnerability. Code that a compiler copied into other functions counts only if the list names "
     "these functions."
 )
+# Of a list of vulnerabilities: bytes, and commas and line breaks.
+_MAX_BYTES = 16 << 20
+_MAX_ITEMS = 200_000
+
+
+def load_vulnerabilities(path: Path) -> Vulnerabilities:
+    """Read a list of vulnerabilities, in YAML or JSON.
+
+    Raises:
+        StoreError: it can't be read, or is no such list.
+    """
+    found, _ = decode_yaml(
+        read_input(path, _MAX_BYTES),
+        Vulnerabilities,
+        VULNERABILITIES_VERSION,
+        origin=path,
+        max_items=_MAX_ITEMS,
+        what="a list of vulnerabilities",
+        remedy="negativa schema vulnerabilities describes one",
+    )
+    return found
 
 
 class Finding(NamedTuple):
@@ -243,11 +272,11 @@ def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
 def _why_unknown(left: LibraryMap) -> str | None:
     """The reason that a map may lack names of kernels."""
     if left.problems:
-        return f"a part of its GPU code can't be read: {left.problems[0].text}"
+        return f"a part of its GPU code can't be read: {left.problems[0]}"
     for block in left.iter_code():
         if block.unreadable is not None:
             return f"a part of its GPU code can't be read: {block.unreadable}"
-        if block.content is None or isinstance(block.content, LtoIr):
+        if block.content is None:
             return f"it has {block.kind.value}, which doesn't tell its kernels"
     return None
 

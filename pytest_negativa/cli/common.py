@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +23,8 @@ from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.reporting.text import fit, print_warning, printable
+from pytest_negativa.reporting.next_command import next_line
+from pytest_negativa.reporting.text import fit, print_error, print_warning, printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import find_variables, pick_flags
 from pytest_negativa.settings.resolve import load_settings
@@ -161,11 +162,8 @@ def check_usage(*rules: tuple[object, str]) -> None:
 
 def print_variables(variables: Mapping[str, str], *, as_json: bool) -> None:
     """Print variables of the environment for a shell, or as a JSON object."""
-    if as_json:
-        click.echo(json.dumps(variables, indent=1))
-        return
-    for name, value in variables.items():
-        click.echo(f"export {name}={shlex.quote(value)}")
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    click.echo(encode_json(variables) if as_json else "".join(lines), nl=False)
 
 
 def encode_json(record: object) -> bytes:
@@ -179,7 +177,6 @@ def encode_json(record: object) -> bytes:
 
 
 def _escaped(value: Any) -> Any:
-
     if isinstance(value, dict):
         return {_escaped(key): _escaped(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -256,8 +253,6 @@ def answer(
 
 def say_next(after: Run | str) -> None:
     """End a report with the next command, on standard error: no part of what a pipe reads."""
-    from pytest_negativa.reporting.next_command import next_line
-
     click.echo(printable(next_line(after)), err=True)
 
 
@@ -272,6 +267,24 @@ def note_unopened(folder: Path) -> None:
         were = format_items(count, "archive was", "archives were")
         note = f"{printable(str(folder))}: {were} not opened: name them"
         click.echo(f"negativa: note: {note}", err=True)
+
+
+YES = click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal, unless ``--yes`` is given: a script gave its options on purpose."""
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm(f"negativa: {question}?", abort=True, err=True)
+
+
+def fail_for(errors: Iterable[object]) -> None:
+    """Print the errors; end the command with 1 if there are any."""
+    found = list(errors)
+    for error in found:
+        print_error(error)
+    if found:
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:

@@ -68,7 +68,7 @@ def diff(
     Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
     settings = settings_of(flags)
-    runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache)
+    runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache_dir)
     if before is None or after is None:
         before, after = _saved(before, runs)
     unread: list[NegativaError] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pytest_negativa.analysis.doctor import examine
-from pytest_negativa.cli.common import EXIT_FAILED, runs_of, say_next, settings_of
+from pytest_negativa.cli.common import EXIT_FAILED, runs_of, say_next, settings_of, show
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
@@ -24,6 +24,6 @@ def doctor() -> None:
     click.echo(format_table("ll", ("what", "found"), rows, width=0))
     obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
     verdict = f"\nGPU code {'cannot' if obstacles else 'can'} be traced here"
-    click.echo("\n".join((verdict, *obstacles)))
+    show("\n".join((verdict, *obstacles)))
     say_next("negativa inspect" if obstacles else "pytest --negativa")
     click.get_current_context().exit(EXIT_FAILED if obstacles else 0)

@@ -27,7 +27,6 @@ from pytest_negativa.analysis.inspect import (
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     EXECUTOR,
-    EXIT_FAILED,
     JOBS,
     LOCK_FILE,
     MATCH,
@@ -37,6 +36,7 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     check_usage,
+    fail_for,
     note_unopened,
     parsed,
     runs_of,
@@ -52,7 +52,6 @@ from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import load_suite, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
@@ -204,7 +203,7 @@ def inspect(
         demangled=demangle,
         required=required,
     )
-    cache = None if no_cache else open_cache(settings_of().cache)
+    cache = None if no_cache else open_cache(settings_of().cache_dir)
     texts: dict[Path, bytes] = {}
     take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
@@ -234,13 +233,10 @@ def inspect(
     errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()
     errors += other_code(inspected, only) if only else ()
     errors += too_much_code(inspected, max_size) if max_size is not None else ()
-    for error in errors:
-        print_error(error)
-    if errors:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_for(errors)
     # An answer about one library or to a question needs no next step.
-    about_folders = any(has_libraries) and all(map(os.path.isdir, libraries))
-    if about_folders and not (as_json or required):
+    has_code = any(m.summary and m.summary.sections for one in inspected for m in one.mapped)
+    if has_code and all(map(os.path.isdir, libraries)) and not (as_json or required):
         say_next(_next(libraries, devices))
 
 
@@ -277,7 +273,7 @@ def show_packages(
     settings = settings_of()
     suite = None
     if run is not None:
-        then = f"negativa report {shlex.quote(run)}"
+        then = f"negativa report --run {shlex.quote(run)}"
         suite = load_suite(runs_of(settings).find(run))
     elif lock is not None:
         then = slim_by(lock)
@@ -287,7 +283,7 @@ def show_packages(
             folder,
             suite,
             devices,
-            None if no_cache else open_cache(settings.cache),
+            None if no_cache else open_cache(settings.cache_dir),
             workers,
             progress.update,
         )
@@ -295,10 +291,6 @@ def show_packages(
     answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
-    for error in report.unreadable[:_MOST_ERRORS]:
-        print_error(error)
-    if len(report.unreadable) > _MOST_ERRORS:
-        more = len(report.unreadable) - _MOST_ERRORS
-        print_error(f"{more:,} more files could not be read (see --json)")
-    if report.unreadable:
-        click.get_current_context().exit(EXIT_FAILED)
+    more = len(report.unreadable) - _MOST_ERRORS
+    rest = [f"{more:,} more files could not be read (see --json)"] if more > 0 else []
+    fail_for([*report.unreadable[:_MOST_ERRORS], *rest])

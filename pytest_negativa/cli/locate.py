@@ -211,7 +211,14 @@ def combine(
             fetched = fetch_parts((*names, *older), Path(stack.enter_context(temporary)))
         parts = [read_part(name, fetched.get(name)) for name in names]
         parts += [read_part(name, fetched.get(name), carried=True) for name in older]
-        count = len({part.run.folder.resolve() for part in parts})
+        # A run may be here twice, as a copy.
+        count = len(
+            {
+                tuple((path.name, path.stat().st_size) for path in part.traces)
+                or part.run.folder.resolve()
+                for part in parts
+            }
+        )
         if expected not in (None, count):
             runs_are = format_items(count, "run is", "runs are")
             raise StoreError(f"{runs_are} here, expected {expected}; name the run of each shard")

@@ -38,15 +38,6 @@ from pytest_negativa.measuring import session as measured
 @click.option(
     "--cold", is_flag=True, help="Evict the libraries from the page cache before each run."
 )
-@click.option(
-    "--first-result/--no-first-result",
-    default=True,
-    help="Measure the time to the first GPU result. (default: true)",
-)
-@click.option(
-    "--interval", type=click.FloatRange(min=0.001, max=10), default=0.02,
-    metavar="SECONDS", help="Sample memory at this interval. (default: 0.02)",
-)  # fmt: skip
 @as_json_option("measurement")
 @COMMAND
 def measure(
@@ -55,8 +46,6 @@ def measure(
     pairs: int,
     loading: str | None,
     cold: bool,
-    first_result: bool,
-    interval: float,
     as_json: bool,
 ) -> None:
     """Compare COMMAND on original and on slim libraries.
@@ -74,8 +63,6 @@ def measure(
         loading=loading,
         pairs=pairs,
         cold=cold,
-        first_result=first_result,
-        interval=interval,
         environ=os.environ,
     )
     measurement = measured.measure_and_write(request)

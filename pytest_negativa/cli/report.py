@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,23 +11,15 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     fail_for_limits,
-    run_of,
-    runs_of,
     say_next,
     settings_and_run,
-    settings_of,
 )
-from pytest_negativa.errors import did_you_mean
 from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.pages import render_host_report
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.options import (
-    BY_NAME,
-    REPORT_FORMATS,
-)
-from pytest_negativa.storage.urls import is_url
+from pytest_negativa.settings.options import BY_NAME
 
 LIMITS = (
     "coverage.fail_under",
@@ -40,17 +31,14 @@ LIMITS = (
 )
 """The options that fail a command for what a run found."""
 
-_FORMATS = BY_NAME["reports.formats"]
-
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="[RUN] [TYPE[:PATH]]...")
+@click.argument("types", nargs=-1, metavar="[TYPE[:PATH]]...")
 @click_options("run", "reports.top", "reports.demangle", *LIMITS)
-def report(words: tuple[str, ...], **flags: Any) -> None:
+def report(types: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 
-    RUN is an id that runs list prints, a folder or a URL; by default, the last run. Without a TYPE,
-    the reports are those of negativa.yaml. A TYPE is:
+    Without a TYPE, the reports are those of negativa.yaml. A TYPE is:
 
     \b
     terminal, terminal-missing, github   printed
@@ -66,15 +54,9 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
     Limits are those of flags and negativa.yaml, whatever the run was made with. Exit status: 0, or
     1 if one of them is crossed, the run can't be read, or a report can't be written.
     """
-    named = words[:1] if words and not _is_type(words[0]) else ()
-    if types := words[len(named) :]:
-        flags[_FORMATS.dest] = types
-    settings = settings_of(flags)
-    if named:
-        near = did_you_mean(named[0], REPORT_FORMATS) or f" ({', '.join(REPORT_FORMATS)})"
-        run = runs_of(settings).find(named[0], f", and no such type of report{near}")
-    else:
-        run = run_of(settings)
+    if types:
+        flags[BY_NAME["reports.formats"].dest] = types
+    settings, run = settings_and_run(flags)
     contents = with_limits(load_contents(run), settings)
     write_reports(contents, settings.reports, run)
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
@@ -82,14 +64,6 @@ def report(words: tuple[str, ...], **flags: Any) -> None:
         say_next(run)
     if settings.has_limits:
         fail_for_limits(contents.report.crossed)
-
-
-def _is_type(word: str) -> bool:
-    if is_url(word):
-        return False
-    name = word.partition(":")[0]
-    # A wrong type is no run, unless there is such a folder.
-    return name in REPORT_FORMATS or (":" in word and not Path(word).exists())
 
 
 @click.command()

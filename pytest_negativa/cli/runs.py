@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pytest_negativa.cli.common import answer, as_json_option, run_of, runs_of, settings_of
+from pytest_negativa.cli.common import (
+    answer,
+    as_json_option,
+    runs_of,
+    settings_and_run,
+    settings_of,
+)
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION, RunRow
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.urls import Url
@@ -75,7 +83,12 @@ def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
         run.delete()
         click.echo(printable(f"deleted {run}"))
     if copies:
-        _delete_copies(folder.copies)
+        # Nothing else of this module needs what writes libraries.
+        from pytest_negativa.rewriting.reconstruct import reconstruct
+
+        if folder.copies.is_dir():
+            reconstruct((), folder.copies)
+        click.echo(printable(f"no copies are left in {folder.copies}"))
 
 
 def _row(run: Run) -> RunRow:
@@ -92,7 +105,7 @@ def _row(run: Run) -> RunRow:
 def _state(run: Run) -> str:
     """State of a run, and whether it is a replay; the error of one that can't be read."""
     try:
-        return f"{_readable_state(run)} (replay)" if _is_replay(run) else _readable_state(run)
+        return _readable_state(run) + (" (replay)" if _is_replay(run) else "")
     except (StoreError, OSError) as e:
         return f"can't be read: {e}"
 
@@ -113,11 +126,7 @@ def _readable_state(run: Run) -> str:
             return f"{word}: {reason}"
     if run.has_samples:
         return "samples"
-    try:
-        verdict = load_verdict(run)
-    except StoreError:
-        return "its verdict can't be read"
-    if verdict is not None:
+    if (verdict := load_verdict(run)) is not None:
         return "proved" if verdict.proved else "not proved"
     if run.plan_files():
         return "planned"
@@ -129,37 +138,21 @@ def _size(folder: Path) -> int:
     return sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
 
 
-def _delete_copies(root: Path) -> None:
-    """Delete what the manifest of copies names; the rest of the folder stays."""
-    # Nothing else of this module needs what writes libraries.
-    from pytest_negativa.rewriting.reconstruct import reconstruct
-
-    if root.is_dir():
-        reconstruct((), root)
-        click.echo(printable(f"deleted the copies in {root}"))
-    else:
-        click.echo(printable(f"no copies in {root}"))
-
-
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="[RUN] URL")
-def push(words: tuple[str, ...]) -> None:
+@click.argument("url")
+@click_options("run")
+def push(url: str, **flags: Any) -> None:
     """Send a run to a URL.
 
     \b
     negativa push s3://bucket/build-7/shard-1
 
-    RUN is an id that runs list prints, or a folder; without it, the last run. Files that are at the
-    URL, or at that of another run in its folder, are not sent again. Another run that lies at the
-    URL is replaced. URLs need the extra urls, and the driver of the store.
+    Files that are at the URL, or at that of another run in its folder, are not sent again. Another
+    run that lies at the URL is replaced. URLs need the extra urls, and the driver of the store.
 
     Exit status: 0; 1 if the run can't be read or sent; 128 + N if signal N interrupted it.
     """
-    *named, url = words
-    if len(named) > 1:
-        raise click.UsageError("expected at most one RUN, and the URL")
-    settings = settings_of()
-    run = runs_of(settings).find(named[0]) if named else run_of(settings)
+    _settings, run = settings_and_run(flags)
     require_ended(run.trace_files())
     sent, known = run.publish(Url(url))
     sizes = f"{format_bytes(sent)} sent, {format_bytes(known)} there"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +13,17 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
+    EXIT_FAILED,
     LOCK,
     LOCK_FILE,
     PATHS,
+    YES,
     active_paths,
     as_json_option,
     check_usage,
+    confirm,
     encode_json,
+    fail_for,
     interruptible,
     parse_devices,
     say_next,
@@ -33,12 +36,13 @@ from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
-from pytest_negativa.models.listing import LISTING_VERSION, SlimList
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
-from pytest_negativa.reporting.text import print_error, print_warning, printable
+from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
@@ -159,7 +163,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help=f"Leave at most N gaps in all libraries. (default: {MOST_GAPS:,})",
 )
 @click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
-@click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
+@YES
 @click.option(
     "--cpu-pages",
     metavar="RUN",
@@ -242,23 +246,27 @@ def slim(as_json: bool, **flags: Any) -> None:
 
 @slim.command("undo")
 @PATHS
+@YES
 @_dry_run
 @as_json_option("slim")
 @click_options("reports.top")
-def slim_undo(paths: tuple[Path, ...], dry_run: bool, as_json: bool, **flags: Any) -> None:
+def slim_undo(
+    paths: tuple[Path, ...], yes: bool, dry_run: bool, as_json: bool, **flags: Any
+) -> None:
     """Put back the originals.
 
     --keep-originals kept them, or the libraries and their spares give them back (--spare). The
     spares go afterwards: a copy of the folder needs a copy of its spares.
 
     PATH is a folder or a library that was slimmed; by default, the active environment, if
-    one is active.
+    one is active. On a terminal, undo asks before it changes PATH.
 
     Exit status: 0; 1 if an original is gone; 2 wrong usage; 128 + N if
     signal N interrupted it.
     """
     top = settings_of(flags).reports.top
     paths = paths or active_paths(or_own=False)
+    confirm(f"put the originals back in {places(*paths)}", yes=yes or dry_run)
     with (
         interruptible(NOTHING if dry_run else GOES_ON),
         Progress("putting originals back") as progress,
@@ -309,7 +317,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
         top=top,
         as_json=as_json,
         require=require,
-        nothing_done=reason,
+        failure=reason,
         then=then,
     )
 
@@ -386,23 +394,23 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             strip=not flags.no_strip,
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else absolute(aside),
-            spare=None if flags.spare is None else _spare(flags, by_arch=not by_lock),
+            spare=None if flags.spare is None else _spare(flags),
             jobs=flags.jobs or len(os.sched_getaffinity(0)),
         ),
     )
 
 
-def _spare(flags: SimpleNamespace, *, by_arch: bool) -> SpareTarget:
+def _spare(flags: SimpleNamespace) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SpareTarget.of(absolute(flags.spare), usage, by_arch=by_arch, most_gaps=most_gaps)
+    policy = SpareTarget.of(absolute(flags.spare), usage, most_gaps=most_gaps)
     return policy.with_misses(read_misses(flags.logs))
 
 
 def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
-    """Require a way back, and ask: a script has no terminal, and gave its options on purpose."""
+    """Require a way back, and ask."""
     roots_of(request.paths)  # A path that is not there is told of first.
     options = request.options
     # A spare has nothing of the libraries that are stripped alone.
@@ -413,9 +421,7 @@ def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None
             f"give {or_spare}--keep-originals DIR, so that what is removed can come back, or "
             "--no-way-back"
         )
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        where = places(*request.paths)
-        click.confirm(f"negativa: slim the libraries in {where}?", abort=True, err=True)
+    confirm(f"slim the libraries in {places(*request.paths)}", yes=yes)
 
 
 def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
@@ -429,12 +435,11 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
         if is_wheel:
             report = slim_wheel(request, progress.update)
-            _show_wheel(request, report)
+            _show_wheel(request)
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
-    # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
-    reason = None if is_wheel or report.stopped else _why_nothing(request, report)
+    reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     then: str | None = f"negativa slim check {typed(request.paths)}"
     if not any(row.status in _CHANGED for row in report.rows):
@@ -449,8 +454,7 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         nothing_to_do,
         top=top,
         as_json=as_json,
-        stopped=report.stopped,
-        nothing_done=reason,
+        failure=reason,
         then=then,
     )
 
@@ -458,6 +462,11 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     """The reason that no library was slimmed, for an error; None if there was work."""
     where = places(*request.paths)
+    if report.stopped:
+        return "nothing was done: libraries of the lock are missing"
+    # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
+    if any(path.suffix == WHEEL_SUFFIX for path in request.paths):
+        return None
     if request.lock is not None and _is_foreign(request.lock, report):
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
@@ -472,36 +481,24 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
     undo = f"negativa slim undo {printable(typed(request.paths))}"
-    if (aside := request.options.keep_originals) is not None:
+    aside, spare = request.options.keep_originals, request.options.spare
+    if aside is not None:
         click.echo(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
-    if (spare := request.options.spare) is None:
-        return
-    # Of other libraries, too.
-    size = sum(path.lstat().st_blocks * 512 for path in spare.folder.glob("*.spare"))
-    if size == 0:
-        return
-    click.echo(
-        f"negativa: {printable(str(spare.folder))} has what was removed (all spares there: "
-        f"{format_bytes(size)} on disk); {undo} puts it back",
-        err=True,
-    )
-    if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
-        click.echo(f"negativa: {cost}", err=True)
+    if spare is not None and any(spare.folder.glob("*.spare")):
+        click.echo(
+            f"negativa: {printable(str(spare.folder))} has what was removed; {undo} puts it back",
+            err=True,
+        )
+        if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
+            click.echo(f"negativa: {cost}", err=True)
 
 
-def _show_wheel(request: SlimRequest, report: SlimReport) -> None:
+def _show_wheel(request: SlimRequest) -> None:
     assert request.target is not None
     [wheel] = request.paths
-    new = request.target / wheel.name
-    if not new.exists():
-        return
-    if all(row.status is not SlimStatus.SLIMMED for row in report.rows):
-        click.echo(
-            f"negativa: {printable(str(new))} is a copy: nothing was slimmed in the wheel", err=True
-        )
-    else:
+    if (new := request.target / wheel.name).exists():
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
         click.echo(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
@@ -551,9 +548,8 @@ def finish(
     *,
     top: int,
     as_json: bool = False,
-    stopped: bool = False,
     require: bool = False,
-    nothing_done: str | None = None,
+    failure: str | None = None,
     then: str | None = None,
 ) -> None:
     """Print, and leave with the status that follows.
@@ -563,24 +559,18 @@ def finish(
         nothing: the text if there are no rows.
         top: rows of each table; 0 for all.
         as_json: print JSON.
-        stopped: nothing was done.
         require: a library that is not what was wanted is an error, too.
-        nothing_done: why there was nothing to work on, which is an error.
+        failure: why nothing was done, which is an error.
         then: the next command, if all went well.
     """
     if as_json:
-        listing = SlimList(format_version=LISTING_VERSION, libraries=tuple(rows), stopped=stopped)
+        listing = Listing(format_version=LISTING_VERSION, rows=tuple(rows))
         click.echo(encode_json(listing), nl=False)
     elif text := render_rows(rows, nothing, top=top):
         show(text)
-    for line in render_problems(rows):
-        print_error(line)
-    if stopped:
-        print_error("nothing was done: libraries of the lock are missing")
-    if nothing_done is not None:
-        print_error(nothing_done)
-    problems = PROBLEMS | UNMET if require else PROBLEMS
-    if stopped or nothing_done is not None or any(row.status in problems for row in rows):
-        click.get_current_context().exit(1)
+    errors = [*render_problems(rows), *([] if failure is None else [failure])]
+    if require and not errors and any(row.status in UNMET for row in rows):
+        click.get_current_context().exit(EXIT_FAILED)
+    fail_for(errors)
     if then is not None and rows and not as_json:
         say_next(then)

@@ -132,11 +132,10 @@ def kernels(
     libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
-    if as_json:
-        click.echo(encode_json(listing), nl=False)
-        return
-    for line in render_kernels(listing.rows, listed, demangled=settings.reports.demangle):
-        click.echo(line)
+    lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
+    click.echo(
+        encode_json(listing) if as_json else "".join(f"{line}\n" for line in lines), nl=False
+    )
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:

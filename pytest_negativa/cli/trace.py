@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
 from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.cli.common import (
@@ -34,8 +33,11 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+
+# Of samples if no flag says otherwise, see ``attach_environment``.
+_LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}
 
 
 @click.command(context_settings=PASS_ON)
@@ -47,15 +49,15 @@ from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run
     help="Print variables to set for a service, so that its processes are traced.",
 )
 @click.option(
-    "--one-of", type=click.IntRange(min=1), default=1, metavar="N",
+    "--one-of", type=click.IntRange(min=1), metavar="N",
     help="Trace one in N of these processes, by chance. (default: 1)",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.IntRange(min=0), default=600, metavar="S",
+    "--seconds", type=click.IntRange(min=0), metavar="S",
     help="Trace each of these processes for S seconds; 0: to its end. (default: 600)",
 )  # fmt: skip
 @click.option(
-    "--files", type=click.IntRange(min=1), default=1000, metavar="N",
+    "--files", type=click.IntRange(min=1), metavar="N",
     help="Start no trace if there are N files. (default: 1000)",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print these variables as a JSON object.")
@@ -63,9 +65,6 @@ from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run
 def trace(
     command: tuple[str, ...],
     attach: bool,
-    one_of: int,
-    seconds: int,
-    files: int,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -79,19 +78,19 @@ def trace(
     nothing: widen a lock by their run (negativa lock --add-uses), or combine it with that of the
     tests.
     """
-    given = click.get_current_context().get_parameter_source
     settings = settings_of(flags)
+    limits = {name: flags[name] for name in _LIMITS if flags[name] is not None}
     check_usage(
+        (
+            (limits or as_json) and not attach,
+            "--one-of, --seconds, --files and --json go with --attach-env",
+        ),
         (attach and (command or settings.cpu), "--attach-env goes without COMMAND and --cpu"),
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        _attach(settings, one_of, seconds, files, as_json=as_json)
+        _attach(settings, {**_LIMITS, **limits}, as_json=as_json)
         return
-    for name in ("one_of", "seconds", "files", "as_json"):
-        if given(name) is ParameterSource.COMMANDLINE:
-            flag = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} goes with --attach-env")
     run, status = trace_command(command, settings)
     # What "negativa locate" takes.
     if not run.trace_files() and not settings.cpu:
@@ -109,10 +108,10 @@ def trace(
     click.get_current_context().exit(status)
 
 
-def _attach(settings: Settings, one_of: int, seconds: int, files: int, *, as_json: bool) -> None:
+def _attach(settings: Settings, limits: Mapping[str, int], *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
     run = RunsFolder(Path(settings.directory)).new_run()
-    variables = attach_environment(run, Sampling(one_of, seconds, files))
+    variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
     print_variables(variables, as_json=as_json)
     later = f"negativa lock --add-uses {shlex.quote(str(run))}"
     click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)

@@ -10,14 +10,14 @@ import click
 
 from pytest_negativa.analysis.report import crossed_limits, report_verified
 from pytest_negativa.cli.common import (
-    EXIT_FAILED,
     PASS_ON,
+    fail_for,
     fail_for_limits,
     say_next,
     settings_and_run,
 )
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.text import print_error, printable
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
@@ -74,10 +74,7 @@ def reconstruct(**flags: Any) -> None:
         if library.not_compacted is not None:
             state += f" instead of compacted: {library.not_compacted}"
         click.echo(f"{printable(library.copy)}: {printable(state)}")
-    for refused in made.refused:
-        print_error(refused.reason)
-    if made.refused:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_for(made.refused.values())
     say_next(run)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.analysis.vex import Libraries, make_document
+from pytest_negativa.analysis.vex import Libraries, load_vulnerabilities, make_document
 from pytest_negativa.cli.common import active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
@@ -18,7 +18,6 @@ from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.slimming.wheel import unpacked_wheel
 from pytest_negativa.storage.output import write_output
-from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 
 _EXISTING = click.Path(exists=True, path_type=Path)
 

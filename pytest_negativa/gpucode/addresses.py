@@ -92,13 +92,13 @@ class AddressSpace:
     def read(self, offset: int, length: int) -> bytes:
         """Read from the address ``offset``; see ``Readable``."""
         end = offset + length
-        if length < 0 or not self.is_mapped(offset, end):
+        if length < 0 or not covers(self._mapped, offset, end):
             raise FormatError(
                 self.path, None, f"{length:#x} bytes wanted at address {offset:#x}: in no segment"
             )
         parts = []
         position = offset
-        for start, stop, shift in self._parts(offset, end):
+        for start, stop, shift in self.parts(offset, end):
             parts += [self._zeros(start - position), self._source.read(start + shift, stop - start)]
             position = stop
         parts.append(self._zeros(end - position))
@@ -114,19 +114,9 @@ class AddressSpace:
 
     def stored_size(self, start: int, end: int) -> int:
         """Count of bytes of ``[start, end)`` that lie in the file."""
-        return sum(stop - first for first, stop, _ in self._parts(start, end))
+        return sum(stop - first for first, stop, _ in self.parts(start, end))
 
-    def is_mapped(self, start: int, end: int) -> bool:
-        """Whether all of ``[start, end)`` is in segments."""
-        return start <= end and covers(self._mapped, start, end)
-
-    def offset_of(self, address: int) -> int | None:
-        """The file offset of an address; None if the file doesn't hold its byte."""
-        for _, _, shift in self._parts(address, address + 1):
-            return address + shift
-        return None
-
-    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The parts of ``[start, end)`` that lie in the file: start, end, shift to the offset."""
         at = bisect.bisect_right(self._stored, start, key=itemgetter(1))
         while at < len(self._stored) and self._stored[at][0] < end:
@@ -176,15 +166,15 @@ def _end_of(section: HostSection) -> int:
 
 def _check_place(space: AddressSpace, piece: HostSection) -> None:
     """Check that the segments map a section's bytes to its address; two may share the work."""
-    position, end = piece.vaddr, piece.vaddr + piece.size
-    while position < end:
-        stored = space.next_stored(position)
-        offset = piece.offset + position - piece.vaddr
-        if stored is None or stored[0] != position or space.offset_of(position) != offset:
-            raise FormatError(
-                space.path,
-                offset,
-                f"section {piece.name}: its bytes are not those at address {position:#x}; damaged, "
-                "or changed by a tool that can't handle such a file",
-            )
-        position = stored[1]
+    shift, position = piece.offset - piece.vaddr, piece.vaddr
+    for start, end, found in space.parts(piece.vaddr, _end_of(piece)):
+        if (start, found) != (position, shift):
+            break
+        position = end
+    if position < _end_of(piece):
+        raise FormatError(
+            space.path,
+            position + shift,
+            f"section {piece.name}: its bytes are not those at address {position:#x}; damaged, "
+            "or changed by a tool that can't handle such a file",
+        )

@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import zstandard
@@ -32,27 +31,22 @@ from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 
-if TYPE_CHECKING:
-    from pytest_negativa.models.settings import Cache
-
 # A change in what the reader finds raises it, so that old entries are not found.
 _READER_VERSION = 9
 _SUFFIX = ".map"
-# Bytes of all entries: above it, those go that were used longest ago.
+# Bytes of all entries when a cache is opened: above it, those go that were used longest ago.
 _LIMIT = 1 << 30
-# Of the limit: what is dropped beyond it, so that a full folder has room for many entries again.
-_MARGIN = 1 / 8
-# So many processes may fill a folder at a time without passing its limit.
-_WRITERS = 64
-# By folder and limit: bytes that this process may add before it looks at all entries again.
-_ROOM: dict[tuple[Path, int], int] = {}
 # No write takes this long (24 h): its process was killed.
 _ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
-def open_cache(settings: Cache) -> MapCache | None:
-    """The cache that the settings name; None for a user without a home."""
-    return None if settings.dir is None else MapCache(Path(settings.dir), _LIMIT)
+def open_cache(folder: str | None) -> MapCache | None:
+    """The cache in the folder of the settings; None for a user without a home."""
+    if folder is None:
+        return None
+    cache = MapCache(Path(folder), _LIMIT)
+    cache.keep_limit()
+    return cache
 
 
 class MapCache:
@@ -60,7 +54,7 @@ class MapCache:
 
     Args:
         directory: the folder; it need not exist.
-        limit: bytes; above it, the least recently used entries are deleted, down to seven eighths.
+        limit: bytes that ``keep_limit`` leaves.
         reader_version: entries of a reader with another version are not found.
     """
 
@@ -96,13 +90,14 @@ class MapCache:
         # A scope of headers serves every device, so it does not name the summary's devices.
         return summary if summary.devices == tuple(map(str, devices)) else None
 
-    def load_map(self, key: str, scope: Scope) -> LibraryMap | None:
+    def load_map(self, key: str, scope: Scope, *, with_digest: bool = False) -> LibraryMap | None:
         """Load the map for exactly this scope, if there is one.
 
         A map of a larger scope would not do: the output of a command must not depend on earlier
         commands.
         """
-        if (data := _read_frame(path := self._path(key, scope), 1)) is None:
+        path = self._path(key, scope, with_digest=with_digest)
+        if (data := _read_frame(path, 1)) is None:
             return None
         try:
             library_map = decode_map(data, str(path))
@@ -110,15 +105,21 @@ class MapCache:
             return None
         return library_map if library_map.scope == scope else None
 
-    def save(self, key: str, library_map: LibraryMap, summary: LibrarySummary) -> None:
-        """Save a map and its summary, and delete the oldest entries of a folder above its limit."""
+    def save(
+        self,
+        key: str,
+        library_map: LibraryMap,
+        summary: LibrarySummary,
+        *,
+        with_digest: bool = False,
+    ) -> None:
+        """Save a map and its summary; ``with_digest`` says whether the digest was asked for."""
         parts = (msgspec.json.encode(summary), encode_map(library_map))
         data = b"".join(map(zstandard.ZstdCompressor(level=1, write_checksum=True).compress, parts))
         with contextlib.suppress(NegativaError):
-            write_atomically(self._path(key, library_map.scope), data)
-            self._keep_limit(len(data))
+            write_atomically(self._path(key, library_map.scope, with_digest=with_digest), data)
 
-    def _path(self, key: str, scope: Scope) -> Path:
+    def _path(self, key: str, scope: Scope, *, with_digest: bool = False) -> Path:
         if scope.headers_only:
             name = "headers"
         elif scope.devices is None:
@@ -126,39 +127,18 @@ class MapCache:
         else:
             name = "+".join(sorted(scope.devices))
         name += "" if scope.calls else ".no-calls"
+        name += ".digest" if with_digest else ""
         return self._directory / f"{key}.{name}{_SUFFIX}"
 
-    def _keep_limit(self, added: int) -> None:
-        """Look at the folder if this process may have filled its share of the room in it.
-
-        Looking at each save would take time that grows with the square of the entries.
-        """
-        folder = self._directory, self._limit
-        left = _ROOM.get(folder, 0) - added
-        if left <= 0:
-            left = (self._limit - self._drop_oldest()) // _WRITERS
-        _ROOM[folder] = left
-
-    def _drop_oldest(self) -> int:
-        """If the entries exceed the limit, delete the oldest ones, and a margin more.
-
-        Files that killed writers left go, too.
-
-        Returns:
-            The bytes of the entries that stay.
-        """
-        entries = sorted(self._iter_entries(), reverse=True)
-        total = sum(size for _used, size, _path in entries)
-        if total <= self._limit:
-            return total
-        left = int(self._limit * (1 - _MARGIN))
-        for _used, size, path in entries:
+    def keep_limit(self) -> None:
+        """Delete the entries that were used longest ago, and what killed writers left."""
+        left = self._limit
+        for _used, size, path in sorted(self._iter_entries(), reverse=True):
             left -= size
             if left < 0:
-                # Another process may have dropped it already.
+                # Another process may have deleted it already.
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
-        return int(self._limit * (1 - _MARGIN))
 
     def _iter_entries(self) -> Iterator[tuple[int, int, str]]:
         """Time of the last use, ns; size, bytes; path."""

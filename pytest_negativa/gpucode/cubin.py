@@ -34,7 +34,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
-from pytest_negativa.models.library import Call, Cubin, DataSymbol, Function, Signature
+from pytest_negativa.models.library import Cubin, Edge, Function
 
 _CALL = struct.Struct("<II")
 # Of a section header: its name, type and offset; and where the type lies.
@@ -183,12 +183,12 @@ class _Tables:
         self.kernels: list[Function] = []
         self.device_functions: list[Function] = []
         self.externals: list[int] = []
-        self.global_data: list[DataSymbol] = []
-        self.constant_data: list[DataSymbol] = []
-        self.calls: list[Call] = []
-        self.references: list[Call] = []
-        self.address_taken: list[Signature] = []
-        self.indirect_calls: list[Signature] = []
+        self.global_data: list[int] = []
+        self.constant_data: list[int] = []
+        self.calls: list[Edge] = []
+        self.references: list[Edge] = []
+        self.address_taken: list[Edge] = []
+        self.indirect_calls: list[Edge] = []
         self._symbols = b""
         self._strings = b""
         self._index_at: dict[int, int] = {}
@@ -255,9 +255,9 @@ class _Tables:
                     self.device_functions.append(function)
                 continue
             if section_names.startswith(b".nv.global", sh_name):
-                self.global_data.append(DataSymbol(name, st_size))
+                self.global_data.append(name)
             elif section_names.startswith(b".nv.constant", sh_name):
-                self.constant_data.append(DataSymbol(name, st_size))
+                self.constant_data.append(name)
 
     def _sections_of(self, sh_type: int) -> Iterator[int]:
         """The sections of a type. To unpack all 140,000 of libcublas.so would take long."""
@@ -280,17 +280,13 @@ class _Tables:
             if first == 0 and second in _PARTS:
                 part = second
             elif part == _PART_CALLS:
-                self.calls.append(Call(symbol(first), symbol(second)))
+                self.calls.append((symbol(first), symbol(second)))
             elif part == _PART_REFERENCES:
-                self.references.append(Call(symbol(first), symbol(second)))
+                self.references.append((symbol(first), symbol(second)))
             elif part == _PART_ADDRESS_TAKEN:
-                self.address_taken.append(
-                    Signature(symbol(first), self._string(second, "prototype"))
-                )
+                self.address_taken.append((symbol(first), self._string(second, "prototype")))
             elif part == _PART_INDIRECT_CALLS:
-                self.indirect_calls.append(
-                    Signature(symbol(first), self._string(second, "prototype"))
-                )
+                self.indirect_calls.append((symbol(first), self._string(second, "prototype")))
             else:
                 # A wrong guess could make a function unreachable that is not.
                 raise PayloadError(

@@ -104,7 +104,7 @@ _FLAG_CUDA = 0x4
 _FLAG_LINUX = 0x10
 _FLAG_LZ4 = 0x2000
 _FLAG_ZSTD = 0x8000
-FLAG_SCRAMBLED = 0x10000
+_FLAG_SCRAMBLED = 0x10000  # LTO-IR that nvcc compresses; the header has a seed
 _FLAG_ARCH_SPECIFIC = 0x100000
 _FLAG_FAMILY_SPECIFIC = 0x200000
 # Set for sm_100 and later. Its meaning is not known; the driver's choice is the same without it.
@@ -116,7 +116,7 @@ _KNOWN_FLAGS = (
     | _FLAG_LINUX
     | _FLAG_LZ4
     | _FLAG_ZSTD
-    | FLAG_SCRAMBLED
+    | _FLAG_SCRAMBLED
     | _FLAG_ARCH_SPECIFIC
     | _FLAG_FAMILY_SPECIFIC
     | _FLAG_BLACKWELL

@@ -15,7 +15,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
-from pytest_negativa.gpucode.fatbin import FLAG_SCRAMBLED, is_removed
+from pytest_negativa.gpucode.fatbin import is_removed
 from pytest_negativa.gpucode.files import read_bare_code
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
@@ -32,7 +32,6 @@ from pytest_negativa.models.library import (
     ForeignCode,
     LibraryIdentity,
     LibraryMap,
-    LtoIr,
     Region,
     Removed,
     Scope,
@@ -205,7 +204,7 @@ class _Reader:
             ),
             scope=self._scope,
             sections=sections,
-            problems=self.problems.found(),
+            problems=tuple(self.problems),
             names=self.names.names(),
             foreign=tuple(
                 ForeignCode(section=section.name, vendor=vendor, size=section.size)
@@ -263,9 +262,8 @@ class _Reader:
         return found
 
     def _read_element(self, element: Element, *, digest: bool = False) -> Element:
-        if element.unreadable is not None or element.kind.is_opaque:
-            return element
-        if not self._is_whole(element.payload):
+        is_silent = element.kind.is_opaque or element.kind is ElementKind.LTO_IR
+        if element.unreadable is not None or is_silent or not self._is_whole(element.payload):
             return element
         try:
             return replace(element, content=self._read_content(element, digest=digest))
@@ -273,8 +271,6 @@ class _Reader:
             return replace(element, unreadable=str(e))
 
     def _read_content(self, element: Element, *, digest: bool) -> Content:
-        if element.kind is ElementKind.LTO_IR:
-            return LtoIr(obscured=bool(element.flags & FLAG_SCRAMBLED))
         content = self._unpack(
             Span(element.payload.start, element.payload.start + element.stored_size),
             element.compression,
@@ -303,7 +299,7 @@ class _Reader:
     def read_frame(self, frame: Element) -> Element:
         """Read a frame, if the scope unpacks it."""
         is_wanted = self._devices is None or any(map(frame.runs_on, self._devices))
-        if self._scope.headers_only or not is_wanted or frame.kind is ElementKind.LTO_IR:
+        if self._scope.headers_only or not is_wanted:
             return frame
         if self._scope.starts is not None and frame.span.start not in self._scope.starts:
             return frame

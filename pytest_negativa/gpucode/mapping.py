@@ -10,7 +10,7 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,8 @@ class MapRequest:
         devices: the devices that the ``loaded`` figures of the summaries are for.
         with_map: whether the results have maps.
         with_summary: whether results from the cache have summaries; others always have.
-        with_digest: whether the maps of libraries with GPU code hold the digest of the file.
+        with_digest: whether the maps of libraries with GPU code hold the digest of the file; or the
+            sizes in bytes of the files for which they do.
         slimmed: whether to read slimmed libraries, too, whose maps have addresses for offsets.
             Otherwise such a library is an error, unless no GPU code is left.
         any_file: whether to read archives and files that are GPU code themselves, too. Otherwise
@@ -77,10 +78,20 @@ class MapRequest:
     devices: tuple[ComputeCapability, ...] = ()
     with_map: bool = False
     with_summary: bool = True
-    with_digest: bool = False
+    with_digest: bool | frozenset[int] = False
     slimmed: bool = False
     left_scope: Scope | None = None
     any_file: bool = False
+
+    def wants_digest(self, size: int) -> bool:
+        """Whether the map of a file of so many bytes is to hold its digest."""
+        if isinstance(self.with_digest, bool):
+            return self.with_digest
+        return size in self.with_digest
+
+
+OnDone = Callable[[int, int], None]
+"""Called with the bytes of the libraries that are done, and of all."""
 
 
 class MappedLibrary(NamedTuple):
@@ -118,6 +129,7 @@ def map_libraries(
     request: MapRequest,
     cache: MapCache | None = None,
     workers: Workers | None = None,
+    on_done: OnDone | None = None,
     *,
     min_parallel_size: int = _MIN_PARALLEL_SIZE,
 ) -> Iterator[MappedLibrary]:
@@ -134,8 +146,25 @@ def map_libraries(
     Raises:
         WorkerError: a cluster can't be reached, or one of its workers can't do its part.
     """
-    workers = workers or LocalProcesses()
     files = _Files(paths)
+    sizes = {_path_of(where): files.size(where) for where in files.seen}
+    total, done = sum(sizes.values()), 0
+    if on_done is not None:
+        on_done(0, total)
+    for mapped in _map_files(files, request, cache, workers or LocalProcesses(), min_parallel_size):
+        done += sizes[mapped.path]
+        if on_done is not None:
+            on_done(done, total)
+        yield mapped
+
+
+def _map_files(
+    files: _Files,
+    request: MapRequest,
+    cache: MapCache | None,
+    workers: Workers,
+    min_parallel_size: int,
+) -> Iterator[MappedLibrary]:
     known: dict[Path | Member, _Tables | None] = dict.fromkeys(files.largest_first)
     if files.are_worth(known, min_parallel_size):
         for path in filter(files.is_large, files.largest_first):
@@ -302,10 +331,11 @@ def _look_up(
     summary = None if request.with_map else cache.load_summary(key, request.scope, request.devices)
     library_map = None
     if summary is None:
-        library_map = cache.load_map(key, request.scope)
-        if library_map is None or _lacks_digest(library_map, request):
+        with_digest = request.wants_digest(source.size)
+        library_map = cache.load_map(key, request.scope, with_digest=with_digest)
+        if library_map is None:
             return None
-        library_map = _as_wanted(_at_file(library_map, source.path, source.mtime_ns), request)
+        library_map = _at_file(library_map, source.path, source.mtime_ns)
         if request.with_summary:
             summary = summarize(library_map, request.devices)
     return MappedLibrary(
@@ -329,18 +359,6 @@ def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
     """The map with path and time of a file with the same content; it may have moved, too."""
     library = replace(library_map.library, path=path, mtime_ns=mtime_ns)
     return replace(library_map, library=library)
-
-
-def _lacks_digest(library_map: LibraryMap, request: MapRequest) -> bool:
-    missing = library_map.library.sha256 is None and bool(library_map.sections)
-    return request.with_digest and missing
-
-
-def _as_wanted(library_map: LibraryMap, request: MapRequest) -> LibraryMap:
-    """The map without its digest if only an earlier request asked for one."""
-    if request.with_digest or library_map.library.sha256 is None:
-        return library_map
-    return _with_digest(library_map, None)
 
 
 def _map(
@@ -393,28 +411,23 @@ def _read(
     request: MapRequest,
     cache: MapCache | None,
 ) -> MappedLibrary:
-    library_map = None
-    if cache is not None and tables.key is not None and request.with_digest:
-        # An earlier request may have asked for the same without the digest.
-        library_map = cache.load_map(tables.key, request.scope)
-    cached = library_map is not None
-    if library_map is None:
-        library_map = map_library(source, tables.host, request.scope)
-    library_map = _at_file(library_map, source.path, source.mtime_ns)
-    if library_map.sections:
-        sha256 = source.sha256() if request.with_digest else None
-        # If it changed while it was read, the digest may be of another file than the map.
-        library_map = _with_digest(library_map, sha256 if source.is_unchanged() else None)
+    library_map = _with_digest(map_library(source, tables.host, request.scope), source, request)
     summary = summarize(library_map, request.devices)
     # Not if it changed while it was read: the map may be of neither file.
     if cache is not None and tables.key is not None and source.is_unchanged():
-        cache.save(tables.key, library_map, summary)
-    library_map = _as_wanted(library_map, request)
-    return MappedLibrary(path, summary, library_map if request.with_map else None, cached=cached)
+        with_digest = request.wants_digest(source.size)
+        cache.save(tables.key, library_map, summary, with_digest=with_digest)
+    return MappedLibrary(path, summary, library_map if request.with_map else None)
 
 
-def _with_digest(library_map: LibraryMap, sha256: str | None) -> LibraryMap:
-    return replace(library_map, library=replace(library_map.library, sha256=sha256))
+def _with_digest(library_map: LibraryMap, source: ByteSource, request: MapRequest) -> LibraryMap:
+    """The map with the digest of a library that has GPU code, if the request asks for it."""
+    if not request.wants_digest(source.size) or not library_map.sections:
+        return library_map
+    sha256 = source.sha256()
+    # If it changed while it was read, the digest may be of another file than the map.
+    found = sha256 if source.is_unchanged() else None
+    return replace(library_map, library=replace(library_map.library, sha256=found))
 
 
 def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
@@ -422,10 +435,7 @@ def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> Mapped
     library_map, removed = map_slimmed(source, request.left_scope or request.scope)
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
-    if _lacks_digest(library_map, request):
-        sha256 = source.sha256()
-        if source.is_unchanged():
-            library_map = _with_digest(library_map, sha256)
+    library_map = _with_digest(library_map, source, request)
     summary = summarize(library_map, request.devices)
     return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 

@@ -10,7 +10,7 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.search import any_of, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Problem, Region
+from pytest_negativa.models.library import LINKED, RELOCATABLE, Element, Region
 
 # Sections that hold nothing but regions. Other bytes in them are damage, and reported. In other
 # sections they are other data.
@@ -33,22 +33,15 @@ _FIND_REGION = load_search("region", any_of(REGION_MAGICS))
 _FIND_CONTAINER = load_search("container", any_of(ALL_MAGICS))
 
 
-class Problems:
-    """Collects places of a library that are not understood, up to a limit."""
-
-    def __init__(self) -> None:
-        self._found: list[Problem] = []
+class Problems(list[str]):
+    """Places of a library that are not understood, up to a limit."""
 
     def add(self, offset: int, text: str) -> None:
         """Note a problem at a file offset, unless the limit is reached."""
-        if len(self._found) < _MAX_PROBLEMS:
-            self._found.append(Problem(offset=offset, text=text))
-        elif len(self._found) == _MAX_PROBLEMS:
-            self._found.append(Problem(offset=offset, text="further problems are not listed"))
-
-    def found(self) -> tuple[Problem, ...]:
-        """All problems up to the limit, in the order of their finding."""
-        return tuple(self._found)
+        if len(self) < _MAX_PROBLEMS:
+            self.append(f"at offset {offset:#x}: {text}")
+        elif len(self) == _MAX_PROBLEMS:
+            self.append(f"from offset {offset:#x} on: further problems are not listed")
 
 
 def iter_containers(

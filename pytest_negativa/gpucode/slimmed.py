@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, ElfHeader, SectionHeader
+from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, SectionHeader
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import UNDECODABLE, NonNegative
 
@@ -40,9 +40,9 @@ def is_slimmed(path: str | os.PathLike[str]) -> bool:
 
 
 def has_marker(source: ByteSource) -> bool:
-    """Whether the names of the sections have the marker; False if they can't be read."""
+    """Whether the file has the section of the marker; False if its tables can't be read."""
     try:
-        return source.size >= EHDR.size and b"\0" + MARKER + b"\0" in _names(source)
+        return _find_marker(source) is not None
     except FormatError:
         return False
 
@@ -67,12 +67,9 @@ def read_marker(source: ByteSource) -> Marker:
     Raises:
         FormatError: the marker is damaged, or of another release.
     """
-    header = _header(source)
-    names = _names(source)
-    for index in range(header.e_shnum):
-        section = _section(source, header, index)
-        if names.startswith(MARKER + b"\0", section.sh_name):
-            return _parse_marker(source, section.sh_offset, section.sh_size)
+    section = _find_marker(source)
+    if section is not None:
+        return _parse_marker(source, section.sh_offset, section.sh_size)
     raise FormatError(
         source.path,
         None,
@@ -80,21 +77,15 @@ def read_marker(source: ByteSource) -> Marker:
     )
 
 
-def _names(source: ByteSource) -> bytes:
-    """The names of all sections; empty if the file is no ELF file with section headers."""
-    header = _header(source)
-    if not header.e_ident.startswith(ELF_MAGIC) or header.e_shentsize != SHDR.size:
-        return b""
-    names = _section(source, header, header.e_shstrndx)
-    return source.read(names.sh_offset, min(names.sh_size, _MAX_NAMES))
-
-
-def _header(source: ByteSource) -> ElfHeader:
-    return EHDR.unpack_from(source.read(0, EHDR.size))
-
-
-def _section(source: ByteSource, header: ElfHeader, index: int) -> SectionHeader:
-    return SHDR.unpack_from(source.read(header.e_shoff + index * SHDR.size, SHDR.size))
+def _find_marker(source: ByteSource) -> SectionHeader | None:
+    header = EHDR.unpack_from(source.read(0, EHDR.size))
+    is_elf = header.e_ident.startswith(ELF_MAGIC) and header.e_shentsize == SHDR.size
+    if not is_elf or header.e_shstrndx >= header.e_shnum:
+        return None
+    rows = list(SHDR.iter_unpack(source.read(header.e_shoff, header.e_shnum * SHDR.size)))
+    names = rows[header.e_shstrndx]
+    strings = source.read(names.sh_offset, min(names.sh_size, _MAX_NAMES))
+    return next((row for row in rows if strings.startswith(MARKER + b"\0", row.sh_name)), None)
 
 
 def _parse_marker(source: ByteSource, offset: int, size: int) -> Marker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -16,9 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
-
-from msgspec.structs import replace
+from typing import IO, BinaryIO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.archive import Member
@@ -35,12 +34,8 @@ _FILE_TYPES = {
 # Bytes. A step that fits a processor's cache is hashed fastest.
 _HASH_STEP = 256 << 10
 
-MAX_IN_MEMORY = 4 << 30
-"""The most bytes that are unpacked to memory at a time."""
-
-# Two bits of deflated data stand for 258 bytes at most (RFC 1951).
-_MAX_DEFLATE_RATIO = 1032
-_INFLATE_STEP = 16 << 10
+# The most bytes that are unpacked to memory at a time.
+_MAX_IN_MEMORY = 4 << 30
 
 # Bytes. A region's header with the headers of its first elements, or one with its names.
 _AHEAD = 512
@@ -101,6 +96,10 @@ class ReadAhead:
 class ByteSource:
     """A regular file, open for reading.
 
+    Args:
+        path: the file.
+        descriptor: of the file if it is open, and ``path`` is for messages. It gets closed.
+
     Attributes:
         path: real path.
         size: bytes.
@@ -113,13 +112,16 @@ class ByteSource:
 
     _start = 0
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+        self.path, self._opened = os.fspath(path), f"/proc/self/fd/{descriptor}"
         try:
-            self.path = self._opened = os.path.realpath(path)
-            # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            if descriptor is None:
+                self.path = self._opened = os.path.realpath(path)
+                # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as e:
             raise FormatError(path, None, f"cannot be opened: {e.strerror}") from e
+        self._fd = descriptor
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             self.close()
@@ -191,8 +193,12 @@ class ByteSource:
     def window(self, start: int, size: int) -> ByteSource:
         """A part of the file, such as a member of an archive, with offsets of its own.
 
-        It shares the descriptor, which this source closes.
+        It shares the descriptor, which either closes.
+
+        Raises:
+            FormatError: it leaves the file.
         """
+        self._check_range(start, size)
         part = copy.copy(self)
         part.size, part._start = size, self._start + start
         return part
@@ -207,109 +213,30 @@ class ByteSource:
         self.close()
 
 
-class StoredMember(ByteSource):
-    """A file that is stored uncompressed in an archive; read in place.
-
-    Raises:
-        FormatError: the archive can't be opened, or it ends within the file.
-    """
-
-    def __init__(self, member: Member) -> None:
-        super().__init__(member.archive)
-        self._start = member.start
-        self.path = str(member.path)
-        if member.start + member.size > self.size:
-            problem = f"ends at {member.start + member.size:#x} of the archive"
-            self.close()
-            raise FormatError(self.path, None, f"{problem}, which has {self.size:#x} bytes")
-        self.size = member.size
-
-
-class MemorySource(ByteSource):
-    """Bytes of a library that lies in no file of its own.
+def unpack_stream(path: str, stream: io.BufferedIOBase | IO[bytes], size: int) -> ByteSource:
+    """A file of an archive, unpacked to a file without a name.
 
     Args:
         path: for messages.
-        data: the bytes.
-        mtime_ns: modification time of the archive that they come from, ns since the epoch.
-    """
-
-    def __init__(self, path: str, data: bytes | bytearray, mtime_ns: int) -> None:
-        self.path = path
-        self.size = len(data)
-        self.mtime_ns = mtime_ns
-        self.stamp = (self.size, mtime_ns, 0, 0)
-        self._data = memoryview(data)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See ``ByteSource.read``."""
-        self._check_range(offset, length)
-        return bytes(self._data[offset : offset + length])
-
-    def is_unchanged(self) -> bool:
-        """Always: no other process can write to this memory."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class DeflatedMember(ByteSource):
-    """A file that is deflated in an archive, unpacked once to a file without a name.
-
-    Args:
-        member: the file.
+        stream: its content.
+        size: bytes that there must be.
 
     Raises:
-        FormatError: the archive can't be opened or is damaged, or there is no room.
+        FormatError: it has another size, or there is no room.
     """
-
-    def __init__(self, member: Member) -> None:
-        self._packed = StoredMember(replace(member, size=member.packed_size, crc=None))
-        self.path = self._packed.path
-        self.size = member.size
-        self.mtime_ns = self._packed.mtime_ns
-        self.stamp = self._packed.stamp
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._packed.close)
-            if member.size > (member.packed_size + 1) * _MAX_DEFLATE_RATIO:
-                problem = f"{member.packed_size:,} bytes can't unpack to {member.size:,}; damaged"
-                raise FormatError(self.path, None, problem)
-            self._unpacked = closing.enter_context(_nameless_file(self.path, member.size))
-            self._fd = self._unpacked.fileno()
-            self._unpack(member.crc)
-            closing.pop_all()
-
-    def _unpack(self, wanted_crc: int | None) -> None:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        size = crc = 0
-        try:
-            for start in range(0, self._packed.size, _INFLATE_STEP):
-                step = min(_INFLATE_STEP, self._packed.size - start)
-                data = inflater.decompress(self._packed.read(start, step))
-                size += len(data)
-                if size > self.size:
-                    break
-                crc = zlib.crc32(data, crc)
-                self._unpacked.write(data)
-            self._unpacked.flush()
-        except zlib.error as e:
-            raise FormatError(self.path, None, f"cannot be unpacked: {e}; damaged") from e
-        except OSError as e:
-            problem = f"cannot be unpacked to the folder for temporary files: {e.strerror}"
-            raise FormatError(self.path, None, f"{problem}; set TMPDIR to another one") from e
-        if size != self.size:
-            raise FormatError(self.path, None, "has not the size that the archive says; damaged")
-        if crc != wanted_crc:
-            raise FormatError(self.path, None, "does not match the archive's checksum; damaged")
-
-    def is_unchanged(self) -> bool:
-        """See ``ByteSource.is_unchanged``; of the archive."""
-        return self._packed.is_unchanged()
-
-    def close(self) -> None:
-        self._unpacked.close()
-        self._packed.close()
+    with _nameless_file(path, size) as file:
+        while data := stream.read(_HASH_STEP):
+            try:
+                file.write(data)
+                file.flush()
+            except OSError as e:
+                problem = f"cannot be unpacked to the folder for temporary files: {e.strerror}"
+                raise FormatError(path, None, f"{problem}; set TMPDIR to another one") from e
+        if file.tell() != size:
+            raise FormatError(path, None, "has not the size that the archive says; damaged")
+        source = ByteSource(path, os.dup(file.fileno()))
+    source.mtime_ns = 0
+    return source
 
 
 def _nameless_file(path: str, size: int) -> BinaryIO:
@@ -324,7 +251,7 @@ def _nameless_file(path: str, size: int) -> BinaryIO:
             return tempfile.TemporaryFile()
     except OSError:
         pass
-    if size > (most := MAX_IN_MEMORY // len(os.sched_getaffinity(0))):
+    if size > (most := _MAX_IN_MEMORY // len(os.sched_getaffinity(0))):
         problem = f"{size:,} bytes are more than the {most:,} that are unpacked to memory"
         remedy = "set TMPDIR to a folder with four times the room"
         raise FormatError(path, None, f"{problem}; {remedy}")
@@ -332,14 +259,41 @@ def _nameless_file(path: str, size: int) -> BinaryIO:
 
 
 def open_source(where: Path | Member) -> ByteSource:
-    """Open a library for reading.
+    """Open a library for reading; in place, unless it is deflated in an archive.
 
     Raises:
-        FormatError: it can't be opened.
+        FormatError: it can't be opened, is damaged, or there is no room to unpack it.
     """
     if isinstance(where, Path):
         return ByteSource(where)
-    return StoredMember(where) if where.crc is None else DeflatedMember(where)
+    with contextlib.ExitStack() as closing:
+        archive = closing.enter_context(ByteSource(where.archive))
+        part = archive.window(where.start, where.packed_size)
+        part.path = str(where.path)
+        if where.crc is None:
+            closing.pop_all()
+            return part
+        unpacked = _inflate(part, where)
+    # Whether it changes, the archive tells.
+    unpacked.mtime_ns, unpacked.stamp = archive.mtime_ns, archive.stamp
+    unpacked._opened = archive._opened
+    return unpacked
+
+
+def _inflate(part: ByteSource, member: Member) -> ByteSource:
+    import zipfile  # It takes 5 ms.
+
+    info = zipfile.ZipInfo(member.name)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.compress_size, info.file_size = member.packed_size, member.size
+    info.CRC = member.crc or 0
+    try:
+        with open(part.fileno(), "rb", closefd=False) as packed:
+            packed.seek(member.start)
+            # It stops at the size that the archive says, and compares the checksum.
+            return unpack_stream(part.path, zipfile.ZipExtFile(packed, "r", info), member.size)
+    except (EOFError, zlib.error, zipfile.BadZipFile) as e:
+        raise FormatError(part.path, None, f"cannot be unpacked: {e}; damaged") from e
 
 
 _Fact = TypeVar("_Fact")

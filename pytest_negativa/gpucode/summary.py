@@ -21,7 +21,7 @@ def summarize(library_map: LibraryMap, devices: Sequence[ComputeCapability] = ()
     if library.file_kind.is_link_time:
         devices = ()
     loaded = library_map.needed_starts(devices)
-    problems = [f"at offset {p.offset:#x}: {p.text}; kept" for p in library_map.problems]
+    problems = [f"{problem}; kept" for problem in library_map.problems]
     sections = []
     for section in library_map.sections:
         code_bytes = 0

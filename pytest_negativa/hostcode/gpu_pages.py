@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.models.spans import PAGE_SIZE, Span, minus, union
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
 
@@ -31,19 +31,18 @@ def with_pages(usage: Usage, run: Run) -> Usage:
     logs = next((folder for folder in (run.page_logs, run.touch_logs) if folder.is_dir()), None)
     if logs is None:
         return usage
-    watched: dict[_File, list[set[Span]]] = defaultdict(list)
-    touched: dict[_File, list[Span]] = defaultdict(list)
-    processes: Counter[tuple[_File, int]] = Counter()
+    watched: dict[tuple[object, ...], list[set[Span]]] = defaultdict(list)
+    touched: dict[tuple[object, ...], list[Span]] = defaultdict(list)
+    processes: Counter[tuple[object, int]] = Counter()
     for process in read_page_logs(logs):
         for one in process.gpu_code:
-            key = one.path, one.device, one.inode, one.size, one.mtime_ns
-            touched[key] += (Span(page, page + PAGE_SIZE) for page in one.pages)
-            watched[key].append({Span(*r) for r in one.ranges} if one.watched else set())
-            processes[key, process.pid] += 1
+            touched[one.file] += (Span(page, page + PAGE_SIZE) for page in one.pages)
+            watched[one.file].append({Span(*r) for r in one.ranges} if one.watched else set())
+            processes[one.file, process.pid] += 1
     is_complete = not count_lost(logs)
 
     def add(used: LibraryUsage) -> LibraryUsage:
-        key = _file(used.library)
+        key = used.library.path, *used.library.state[:4]
         expected = Counter(usage.processes[number].header.pid for number in used.processes)
         seen = is_complete and all(processes[key, pid] >= n for pid, n in expected.items())
         in_all = set.intersection(*watched[key]) if seen and watched[key] else ()
@@ -51,14 +50,6 @@ def with_pages(usage: Usage, run: Run) -> Usage:
         return replace(used, touched=pages, untouched=tuple(minus(union(in_all), pages)))
 
     return replace(usage, libraries=tuple(map(add, usage.libraries)))
-
-
-_File = tuple[str, int | None, int | None, int | None, int | None]
-
-
-def _file(library: TracedLibrary) -> _File:
-    device, inode, size, mtime_ns, _ = library.state
-    return library.path, device, inode, size, mtime_ns
 
 
 def with_pages_of(usage: Usage, parts: Iterable[Run]) -> Usage:

@@ -46,6 +46,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_negativa.errors import NegativaError, StoreError, refusing
 from pytest_negativa.models.spans import PAGE_SIZE
@@ -65,23 +66,28 @@ _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedLibrary:
-    """A library that a process loaded.
-
-    Attributes:
-        path: real path; empty if it was not found.
-        device, inode, size, mtime_ns: of the file, as ``stat`` has them.
-        watched: whether touched pages were recorded; of constants, by all processes.
-        ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
-        pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
-    """
+class FileKey(NamedTuple):
+    """A file as it was when a process loaded it; ``path`` is empty if it was not found."""
 
     path: str
     device: int
     inode: int
     size: int
     mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLibrary:
+    """A library that a process loaded.
+
+    Attributes:
+        file: by its real path, and as ``stat`` has it.
+        watched: whether touched pages were recorded; of constants, by all processes.
+        ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
+        pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
+    """
+
+    file: FileKey
     watched: bool
     ranges: tuple[tuple[int, int], ...]
     pages: tuple[int, ...]
@@ -196,11 +202,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
             if bits * 8 + _count_pages(ranges) > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
             library = LoggedLibrary(
-                path=path,
-                device=os.makedev(major, minor),
-                inode=inode,
-                size=size,
-                mtime_ns=time_ns,
+                file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
                 watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
                 ranges=ranges,
                 pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),

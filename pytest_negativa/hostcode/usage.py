@@ -17,7 +17,7 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import LoggedLibrary, LoggedProcess
+from pytest_negativa.hostcode.page_logs import FileKey, LoggedLibrary, LoggedProcess
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
 from pytest_negativa.models.trace import FileState
@@ -25,16 +25,6 @@ from pytest_negativa.settings.globs import PathRules
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Reason for which a library could not be traced."""
-
-
-class FileKey(NamedTuple):
-    """A file as it was when a process loaded it."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
 
 
 class FilePages(NamedTuple):
@@ -59,9 +49,9 @@ def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
     constants: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
     for process in processes:
         for one in process.libraries:
-            logged[key_of(one)].append(one)
+            logged[one.file].append(one)
         for one in process.constants:
-            constants[key_of(one)].append(one)
+            constants[one.file].append(one)
     return {
         key: FilePages(
             frozenset().union(*(one.ranges for one in group)),
@@ -79,11 +69,6 @@ def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
         return ()
     read = union((page, page + PAGE_SIZE) for one in constants for page in one.pages)
     return tuple(minus(union(span for one in constants for span in one.ranges), read))
-
-
-def key_of(library: LoggedLibrary) -> FileKey:
-    """The file that a process loaded."""
-    return FileKey(library.path, library.device, library.inode, library.size, library.mtime_ns)
 
 
 def file_key(file: HostFile) -> FileKey:

@@ -27,7 +27,7 @@ import zstandard
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
-from pytest_negativa.gpucode.source import MAX_IN_MEMORY, ByteSource, MemorySource, open_source
+from pytest_negativa.gpucode.source import ByteSource, open_source, unpack_stream
 from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX, ArchiveKind, archive_kind
 from pytest_negativa.images.overlay import HardLink, Link
 from pytest_negativa.models.archive import Member
@@ -51,7 +51,6 @@ MAX_NAMES = 512 << 20
 _MAX_GLOBAL_HEADERS = 1000
 # No name has more digits in a row. tarfile takes hours for a million of them (CVE-2024-6232).
 _DIGITS = re.compile(rb"\d{256}")
-_STEP = 1 << 20
 _BUFFER = 128 << 10
 
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
@@ -79,7 +78,7 @@ class File:
     stream: BinaryIO | None = None
 
     def open(self, path: str) -> ByteSource:
-        """Open the file. One that can be read in passing alone is read into memory.
+        """Open the file. One that can be read in passing alone is unpacked.
 
         Args:
             path: for messages.
@@ -89,20 +88,8 @@ class File:
         """
         if self.place is not None:
             return open_source(self.place)
-        if self.size > MAX_IN_MEMORY:
-            raise FormatError(
-                path,
-                None,
-                f"would take {format_bytes(self.size)} of memory, the limit is "
-                f"{format_bytes(MAX_IN_MEMORY)}; unpack the archive and name the folder",
-            )
-        # Filled in place: parts that are joined later would take the memory twice.
-        data = bytearray(self.size)
-        if self.stream is not None:
-            with damage(path), memoryview(data) as view:
-                for start in range(0, self.size, _STEP):
-                    self.stream.readinto(view[start : start + _STEP])  # type: ignore[attr-defined]
-        return MemorySource(path, data, 0)
+        with damage(path):
+            return unpack_stream(path, self.stream or io.BytesIO(), self.size)
 
 
 Entry = tuple[str, File | Link | HardLink | None]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,14 +37,9 @@ _FOLDERS = ("*", "*/*", "blobs/*/*")
 _OCI_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class _Platform(msgspec.Struct):
-    architecture: str = ""
-    os: str = ""
-
-
 class _Descriptor(msgspec.Struct):
     digest: str
-    platform: _Platform | None = None
+    platform: dict[str, Any] | None = None
     annotations: dict[str, str] | None = None
 
 
@@ -173,24 +169,23 @@ def _oci_layers(image: Image, index: _Manifest) -> list[str]:
     found = list(_iter_manifests(image, index, set()))
     here = _OCI_MACHINES.get(platform.machine(), platform.machine())
     if len(found) > 1:
-        found = [one for one in found if one[0] and one[0].architecture == here] or found
-    names = [f"{p.os}/{p.architecture}" if p else "unknown" for p, _ in found]
+        found = [one for one in found if one[0] and one[0].get("architecture") == here] or found
+    names = [f"{p.get('os', '')}/{p.get('architecture', '')}" if p else "unknown" for p, _ in found]
     layers = [[_blob(image, layer) for layer in manifest.layers] for _, manifest in found]
     return _only(image, layers, names)
 
 
 def _iter_manifests(
     image: Image, index: _Manifest, seen: set[str]
-) -> Iterator[tuple[_Platform | None, _Manifest]]:
+) -> Iterator[tuple[dict[str, Any] | None, _Manifest]]:
     for one in index.manifests:
         # An image with several tags is listed several times. A crafted index may list itself.
         if one.digest in seen:
             continue
         seen.add(one.digest)
         # Attestations of BuildKit, which are no images.
-        if (one.platform and one.platform.os == "unknown") or "vnd.docker.reference.type" in (
-            one.annotations or ()
-        ):
+        is_unknown = one.platform is not None and one.platform.get("os") == "unknown"
+        if is_unknown or "vnd.docker.reference.type" in (one.annotations or ()):
             continue
         text = image.texts.get(_blob(image, one))
         # An index may name the images of other platforms, which were not saved.

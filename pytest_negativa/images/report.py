@@ -12,12 +12,12 @@ from pathlib import Path
 from pytest_negativa.arch import ComputeCapability, is_for_any
 from pytest_negativa.errors import OptionError
 from pytest_negativa.gpucode.cache import MapCache
-from pytest_negativa.gpucode.mapping import MapRequest
+from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import CodeFile, OnDone, Question, Tree, is_host, read_tree
+from pytest_negativa.images.tree import CodeFile, Tree, read_tree
 from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.models.code_files import name_of_files
@@ -74,12 +74,14 @@ def report_image(
             f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
             "--lock take an unpacked image, an environment or an archive of one"
         )
-    question = Question(
-        wants=is_host,
-        request=lambda size: _request(with_digest=matcher.wants_digest(size)),
-        with_lists=True,
+    request = MapRequest(
+        Scope(headers_only=True),
+        with_map=True,
+        with_summary=False,
+        with_digest=matcher.digest_sizes,
+        slimmed=True,
     )
-    tree = read_tree(folder, question, cache, workers, on_done)
+    tree = read_tree(folder, request, cache, workers, on_done, by_package=True)
     unreadable = list(map(str, tree.problems))
     foreign: list[ForeignCode] = []
     without = 0
@@ -183,19 +185,12 @@ def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[st
                     yield path, name not in (stays or ())
 
 
-def _request(*, with_digest: bool) -> MapRequest:
-    """Request to read a file; with a digest if the suite may have a plan for it."""
-    return MapRequest(
-        Scope(headers_only=True),
-        with_map=True,
-        with_summary=False,
-        with_digest=with_digest,
-        slimmed=True,
-    )
-
-
 class _Matcher:
-    """Matches libraries of the tree with those that the suite loaded."""
+    """Matches libraries of the tree with those that the suite loaded.
+
+    Attributes:
+        digest_sizes: of the libraries for which the suite may have a plan, bytes.
+    """
 
     def __init__(self, suite: Suite | None, devices: Sequence[ComputeCapability]) -> None:
         self._suite = suite
@@ -215,10 +210,8 @@ class _Matcher:
                 self._by_build_id[library.build_id].append(library)
             elif library.sha256 is None:
                 self._nameless_sizes.add(library.size)
-        self._digest_sizes = {library.size for library in self._by_digest.values()}
-
-    def wants_digest(self, size: int) -> bool:
-        return size in self._digest_sizes
+        sizes = (library.size for library in self._by_digest.values())
+        self.digest_sizes = frozenset(size for size in sizes if size is not None)
 
     def row(
         self,

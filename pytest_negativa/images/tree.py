@@ -11,8 +11,7 @@ import json
 import os
 import re
 import stat
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from pytest_negativa.gpucode.files import bare_arch
 from pytest_negativa.gpucode.mapping import (
     MappedLibrary,
     MapRequest,
+    OnDone,
     map_libraries,
     map_source,
 )
@@ -65,9 +65,6 @@ _CONDA_SUFFIXES, _CONDA_INDEX = (".conda", ".tar.bz2"), "info/index.json"
 _MAX_LIST = 64 << 20
 _MAX_LISTS = 1 << 30
 
-OnDone = Callable[[int, int], None]
-"""Called with the bytes of the libraries that are done, and of all."""
-
 
 class CodeFile(NamedTuple):
     """A file that a driver loads directly.
@@ -80,21 +77,6 @@ class CodeFile(NamedTuple):
     size: int
     kind: FileKind
     arch: SmArch | None
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Facts that a caller asks for about the files of a tree.
-
-    Attributes:
-        wants: whether to map a file that begins with these bytes.
-        request: what to find out about a file of this size.
-        with_lists: whether to keep the lists of packages, and files that are GPU code themselves.
-    """
-
-    wants: Callable[[bytes], bool]
-    request: Callable[[int], MapRequest]
-    with_lists: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -185,26 +167,25 @@ def is_host(head: bytes) -> bool:
     return header.e_type in _LOADED_TYPES and header.e_machine != EM_CUDA
 
 
-def may_hold_code(head: bytes) -> bool:
-    """Whether a file that begins with these bytes may hold GPU code."""
-    return kind_of(head) is not None
-
-
 def read_tree(
     path: Path,
-    question: Question,
+    request: MapRequest,
     cache: MapCache | None = None,
     workers: Workers | None = None,
     on_done: OnDone | None = None,
+    *,
+    by_package: bool = False,
 ) -> Tree:
     """Map all libraries in a folder, in an archive or in a saved image.
 
     Libraries of a compressed tar archive are read in passing, one after the other.
 
     Args:
-        question: what to find out about which files.
+        request: what to find out about the files that may hold GPU code.
         cache: where the maps of the libraries of a folder are kept; None: nowhere.
         workers: who reads; None: a process for each processor.
+        by_package: keep the lists of packages, and map programs and libraries of the CPU alone;
+            files that are GPU code themselves are listed.
 
     Raises:
         OptionError: the folder can't be listed.
@@ -222,11 +203,10 @@ def read_tree(
             for name, node in entries:
                 # A file of the same name before this one is gone when the archive is unpacked.
                 layer.pop(name, None)
-                layer[name] = found = (
-                    _look_at(name, node, tree, question, left) if isinstance(node, File) else node
-                )
-                if isinstance(found, _Found) and found.text is not None:
-                    left -= found.size
+                if isinstance(node, File):
+                    found = _look_at(name, node, tree, request, left, by_package=by_package)
+                    left -= 0 if found.text is None else found.size
+                layer[name] = found if isinstance(node, File) else node
     except FormatError as e:
         tree.problems.append(e)
     for number in sorted(layers):
@@ -235,7 +215,9 @@ def read_tree(
             if ".so" in name and isinstance(link, HardLink):
                 problem = f"is a hard link to {link.target}, which is not before it; it is not read"
                 tree.problems.append(FormatError(tree.root / name, None, problem))
-    _map_all(dict(_show_all(tree)), tree, question, cache, workers, on_done)
+    places = list(_show_all(tree))
+    for mapped in map_libraries(places, request, cache, workers, on_done):
+        tree.libraries[mapped.path.relative_to(tree.root).as_posix()] = mapped
     return tree
 
 
@@ -284,11 +266,14 @@ def _head_of(path: str) -> bytes:
         return _ANY_LIBRARY if ".so" in os.path.basename(path) else b""  # noqa: PTH119
 
 
-def _look_at(name: str, file: File, tree: Tree, question: Question, left: int) -> _Found:
+def _look_at(
+    name: str, file: File, tree: Tree, request: MapRequest, left: int, *, by_package: bool
+) -> _Found:
     """Read what is of interest of a file.
 
     Args:
         left: bytes that lists of packages may have.
+        by_package: see ``read_tree``.
     """
     if (folder := name.rpartition("/")[0]).endswith(_DIST_INFO):
         tree.dist_infos.add(folder)
@@ -296,26 +281,28 @@ def _look_at(name: str, file: File, tree: Tree, question: Question, left: int) -
         return _NOTHING
     path, found = tree.root / name, _Found(file.size)
     try:
-        if name == _CONDA_INDEX or (question.with_lists and _PACKAGE_LISTS.fullmatch(name)):
+        if name == _CONDA_INDEX or (by_package and _PACKAGE_LISTS.fullmatch(name)):
             if file.size <= min(left, _MAX_LIST):
                 with file.open(str(path)) as source:
                     found.text = source.read(0, source.size)
             return found
-        if question.with_lists and (kind := kind_of(file.head)) and is_loadable(file.head):
+        kind = kind_of(file.head)
+        if by_package and kind is not None and is_loadable(file.head):
             found.code_file = CodeFile(file.size, kind, bare_arch(file.head))
-        if question.wants(file.head):
+        if is_host(file.head) if by_package else kind is not None:
             if isinstance(file.place, Member):
                 found.place = replace(file.place, shown_in=str(tree.root))
             elif file.place is not None:
                 found.place = file.place
             else:
-                found.mapped = map_source(path, file.open(str(path)), question.request(file.size))
+                with file.open(str(path)) as source:
+                    found.mapped = map_source(path, source, request)
     except FormatError as e:
         tree.problems.append(e)
     return found
 
 
-def _show_all(tree: Tree) -> Iterator[tuple[str, Path | Member]]:
+def _show_all(tree: Tree) -> Iterator[Path | Member]:
     """Fill the tree with what is visible; yields the files that are still to be mapped."""
     shown: dict[_Found, str] = {}
     for name, file in tree.overlay.walk():
@@ -334,29 +321,8 @@ def _show_all(tree: Tree) -> Iterator[tuple[str, Path | Member]]:
             if file.mapped is not None:
                 tree.libraries[name] = file.mapped.at(tree.root / name)
             elif isinstance(file.place, Member):
-                yield name, replace(file.place, name=name)
+                yield replace(file.place, name=name)
             elif file.place is not None:
-                yield name, file.place
+                yield file.place
     placed = tree.overlay.placed
     tree.hidden = [(placed[f], f.size) for f in placed.keys() - shown.keys() if f.is_library]
-
-
-def _map_all(
-    places: dict[str, Path | Member],
-    tree: Tree,
-    question: Question,
-    cache: MapCache | None,
-    workers: Workers | None,
-    on_done: OnDone | None,
-) -> None:
-    by_request: defaultdict[MapRequest, list[Path | Member]] = defaultdict(list)
-    for name, place in places.items():
-        by_request[question.request(tree.sizes[name])].append(place)
-    total, done = sum(tree.sizes[name] for name in places), 0
-    for request, group in by_request.items():
-        for mapped in map_libraries(group, request, cache, workers):
-            name = mapped.path.relative_to(tree.root).as_posix()
-            tree.libraries[name] = mapped
-            done += tree.sizes[name]
-            if on_done is not None:
-                on_done(done, total)

@@ -95,14 +95,6 @@ def _why_absent(path: Path, error: OSError) -> str:
     return "a broken link" if path.is_symlink() else "no such file or folder"
 
 
-def size_of(path: Path) -> int:
-    """Bytes; 0 of a file that has gone since it was found: its reader reports that."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
     def check(error: OSError) -> None:
         problem = OptionError(f"{error.filename}: cannot be listed: {error.strerror}")

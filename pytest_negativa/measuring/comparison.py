@@ -6,34 +6,16 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.models.measurement import Comparison, RunFigures, Summary, Variant
-
-FIGURES = (
-    "wall_s",
-    "first_result_s",
-    "peak_rss_bytes",
-    "peak_pss_bytes",
-    "root_max_rss_bytes",
-    "gpu_process_bytes",
-    "gpu_device_bytes",
-    "energy_mj",
-    "cached_bytes",
-)
-"""The compared figures, in the order of the report."""
+from pytest_negativa.reporting.measurement import FIGURES
 
 
 def summarize(values: Sequence[float]) -> Summary:
     """Median and spread of at least one value."""
-    if len(values) == 1:
-        first = third = values[0]
-    else:
-        first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return Summary(
         runs=len(values),
         median=statistics.median(values),
         minimum=min(values),
         maximum=max(values),
-        first_quartile=first,
-        third_quartile=third,
     )
 
 

@@ -6,11 +6,14 @@ the content of the libraries differs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.comparison import compare
@@ -32,7 +35,6 @@ from pytest_negativa.models.measurement import (
 )
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.redirect import (
-    RedirectTable,
     copy_path,
     make_table,
     read_logs,
@@ -61,8 +63,6 @@ class MeasureRequest:
         pairs: how many runs of each variant count, for each way of loading.
         loadings: which ways of loading.
         cold: evict the libraries from the page cache before every run.
-        first_result: measure the time to the first GPU result.
-        interval: seconds between two samples of memory.
         environ: the program's environment.
         cwd: the program's folder; None: the current folder.
     """
@@ -73,8 +73,6 @@ class MeasureRequest:
     pairs: int = 5
     loadings: tuple[Loading, ...] = (Loading.LAZY, Loading.EAGER)
     cold: bool = False
-    first_result: bool = True
-    interval: float = 0.02
     environ: Mapping[str, str]
     cwd: Path | None = None
 
@@ -99,9 +97,9 @@ def measure(request: MeasureRequest, say: Say) -> Measurement:
     if (reason := why_unsupported()) is not None:
         raise MeasureError(f"copies can't take the place of libraries here: {reason}")
     created = time.time_ns()
-    return _Experiment(request, make_table(request.copies, find_copies(request.copies)), say).run(
-        created
-    )
+    originals = find_copies(request.copies)
+    table = make_table(request.copies, originals)
+    return _Experiment(request, originals, say).run(table, created)
 
 
 def find_copies(root: Path) -> tuple[str, ...]:
@@ -121,7 +119,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
                 f"{path}: the copy of {original}, which does not exist; expected the copy of "
                 "/a/b.so at ROOT/a/b.so"
             )
-        found.append(str(original))
+        found.append(os.path.realpath(original))
     if not found:
         raise OptionError(
             f"{root}: no copies of libraries here; make some with negativa reconstruct"
@@ -130,25 +128,25 @@ def find_copies(root: Path) -> tuple[str, ...]:
 
 
 class _Experiment:
-    def __init__(self, request: MeasureRequest, table: RedirectTable, say: Say) -> None:
+    def __init__(self, request: MeasureRequest, originals: tuple[str, ...], say: Say) -> None:
         self._request = request
+        self._root = os.path.realpath(request.copies)
+        self._originals = originals
         self._say = say
-        self._table = table
         self._gpus = Gpus()
         self._files = {
-            Variant.ORIGINAL: [Path(path) for path in table.rows],
-            Variant.SLIM: [Path(copy_path(table.root, path)) for path in table.rows],
+            Variant.ORIGINAL: [Path(path) for path in originals],
+            Variant.SLIM: [Path(copy_path(self._root, path)) for path in originals],
         }
         self._tables = {
             Variant.ORIGINAL: request.folder / "original.table",
             Variant.SLIM: request.folder / "slim.table",
         }
         self._runs: list[RunFigures] = []
-        self._has_outlived = False
 
-    def run(self, created: int) -> Measurement:
-        write_table(RedirectTable(self._table.root, {}), self._tables[Variant.ORIGINAL])
-        write_table(self._table, self._tables[Variant.SLIM])
+    def run(self, table: str, created: int) -> Measurement:
+        write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
+        write_table(table, self._tables[Variant.SLIM])
         adopts = adopt_orphans()
         results = tuple(map(self._run_all, self._request.loadings))
         if all(result.failure is not None for result in results):
@@ -158,12 +156,11 @@ class _Experiment:
         return Measurement(
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
-            copies_root=self._table.root,
-            libraries=tuple(self._table.rows),
+            copies_root=self._root,
+            libraries=self._originals,
             created_ns=created,
             pairs=self._request.pairs,
             cold=self._request.cold,
-            interval_s=self._request.interval,
             devices=self._gpus.names,
             original=original,
             slim=slim,
@@ -188,8 +185,7 @@ class _Experiment:
         return [run for run in self._runs if run.loading is loading]
 
     def _sizes(self, variant: Variant) -> FileSizes:
-        names = [*self._table.rows]
-        return measure_sizes(tuple(zip(names, self._files[variant], strict=True)))
+        return measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
 
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
         warm_up = pair == 0
@@ -204,37 +200,22 @@ class _Experiment:
             logs.mkdir(parents=True)
         output = self._request.folder / f"{name}.log"
         sampled = run_sampled(
+            RunFigures(variant=variant, loading=loading, warm_up=warm_up, pair=pair),
             self._request.command,
             self._environment(variant, loading, logs),
             output=output,
             first_result=self._request.folder / f"{name}.first-result",
             cwd=self._request.cwd,
             gpus=self._gpus,
-            interval=self._request.interval,
         )
         copies = self._copies_loaded(variant, logs, name, sampled.status, output)
-        figures = RunFigures(
-            variant=variant,
-            loading=loading,
-            warm_up=warm_up,
-            pair=pair,
-            status=sampled.status,
-            wall_s=round(sampled.wall_s, 6),
-            first_result_s=sampled.first_result_s,
-            # The kernel's figure for one process can't exceed that of all processes.
-            peak_rss_bytes=max(sampled.memory.rss, sampled.root_max_rss_bytes or 0) or None,
-            peak_pss_bytes=sampled.memory.pss,
-            root_max_rss_bytes=sampled.root_max_rss_bytes,
-            gpu_process_bytes=sampled.gpu.of_processes,
-            gpu_device_bytes=sampled.gpu.on_devices,
-            energy_mj=sampled.energy_mj,
+        figures = replace(
+            sampled,
             cached_bytes=cached_bytes(self._files[variant]) if evicting else None,
             left_cached_bytes=left,
             copies=copies,
-            processes=len(sampled.memory.seen),
         )
         self._check(figures, output)
-        self._has_outlived |= bool(sampled.outlived)
         self._runs.append(figures)
         self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
 
@@ -242,7 +223,7 @@ class _Experiment:
         environ = {**self._request.environ, _MODULE_LOADING: loading.value.upper()}
         environ.update(redirect_environment(environ, self._tables[variant], logs))
         observer = first_result_library()
-        if self._request.first_result and observer is not None:
+        if observer is not None:
             # The first of the auditors: first_result.c says why.
             environ[AUDIT_VARIABLE] = f"{observer}:{environ[AUDIT_VARIABLE]}"
         return environ
@@ -271,7 +252,7 @@ class _Experiment:
         if not copies:
             raise MeasureError(
                 f"{name}: no process of the command loaded any of the {len(self._files[variant])} "
-                f"copies in {self._table.root}: the run measures nothing; exit status {status}, "
+                f"copies in {self._root}: the run measures nothing; exit status {status}, "
                 f"output in {output}, its end:\n{_tail(output)}"
             )
         return len(copies)
@@ -288,7 +269,7 @@ class _Experiment:
     def _notes(self, *, adopts_orphans: bool) -> tuple[str, ...]:
         """Remarks on all runs."""
         runs, gpus = self._runs, self._gpus
-        wants_first, observer = self._request.first_result, first_result_library()
+        observer = first_result_library()
         failed = sorted({run.status for run in runs} - {0})
         notes = (
             (not adopts_orphans, "this system does not show processes whose parent ended"),
@@ -297,7 +278,7 @@ class _Experiment:
                 not (gpus.missing or gpus.names),
                 "GPU memory and energy are not measured: NVML shows no GPU",
             ),
-            (self._has_outlived, "processes that outlived the command were ended"),
+            (any(run.outlived for run in runs), "processes that outlived the command were ended"),
             (
                 any(run.left_cached_bytes for run in runs),
                 "some pages of the libraries could not be evicted from the page cache: another "
@@ -318,12 +299,12 @@ class _Experiment:
                 "energy is that of whole devices, including idle power and other programs",
             ),
             (
-                wants_first and observer is None,
+                observer is None,
                 "the time to the first GPU result is not measured: its library was not built "
                 "(install a C compiler and reinstall pytest-negativa)",
             ),
             (
-                wants_first and observer and all(run.first_result_s is None for run in runs),
+                observer and all(run.first_result_s is None for run in runs),
                 "no run waited for a result of a GPU",
             ),
             (

@@ -9,13 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
+from pytest_negativa.models.measurement import RunFigures
 from pytest_negativa.processes.tree import MemoryPeaks, descendants, end_processes
 
 # Sampling takes at most a fifth of one processor's time, however many processes there are.
@@ -28,25 +29,6 @@ class MeasureError(NegativaError):
     """The program can't be measured, or its runs can't be compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRun:
-    """The figures of one run; see ``RunFigures``.
-
-    Attributes:
-        status: exit status of the program, negative for the signal that ended it.
-        outlived: how many of its processes still ran after its end, and were ended.
-    """
-
-    status: int
-    wall_s: float
-    first_result_s: float | None
-    root_max_rss_bytes: int | None
-    memory: MemoryPeaks
-    gpu: GpuPeaks
-    energy_mj: int | None
-    outlived: int
-
-
 def first_result_library() -> Path | None:
     """The library for LD_AUDIT that notes the first result; None: it was not built."""
     path = Path(__file__).with_name("_first_result.so")
@@ -54,6 +36,7 @@ def first_result_library() -> Path | None:
 
 
 def run_sampled(
+    run: RunFigures,
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
@@ -61,9 +44,9 @@ def run_sampled(
     first_result: Path,
     cwd: Path | None = None,
     gpus: Gpus,
-    interval: float,
-) -> SampledRun:
-    """Run ``command`` and sample it and all processes that it starts.
+    interval: float = 0.02,
+) -> RunFigures:
+    """Run ``command`` and sample it and all processes that it starts; returns ``run`` with figures.
 
     This process must start nothing else meanwhile: every new descendant counts as the program's.
     It should have adopted orphans (``adopt_orphans``), or they are missed.
@@ -93,15 +76,21 @@ def run_sampled(
         finally:
             outlived = _end_outlived(memory)
     process.returncode = os.waitstatus_to_exitcode(state)
-    return SampledRun(
+    # getrusage(2): in kilobytes. It starts with what this process had when it forked.
+    root = usage.ru_maxrss * 1024 if usage.ru_maxrss > floor else None
+    return replace(
+        run,
         status=process.returncode,
-        wall_s=(end - begin) / 1e9,
+        wall_s=round((end - begin) / 1e9, 6),
         first_result_s=_seconds_until(first_result, begin),
-        # getrusage(2): in kilobytes. It starts with what this process had when it forked.
-        root_max_rss_bytes=usage.ru_maxrss * 1024 if usage.ru_maxrss > floor else None,
-        memory=memory,
-        gpu=gpu,
+        # The kernel's figure for one process can't exceed that of all processes.
+        peak_rss_bytes=max(memory.rss, root or 0) or None,
+        peak_pss_bytes=memory.pss,
+        root_max_rss_bytes=root,
+        gpu_process_bytes=gpu.of_processes,
+        gpu_device_bytes=gpu.on_devices,
         energy_mj=gpu.energy_mj(),
+        processes=len(memory.seen),
         outlived=outlived,
     )
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from pytest_negativa.models.base import NonNegative, Record, Row
 
 
@@ -59,22 +56,6 @@ class KernelCoverage(Record, frozen=True, kw_only=True):
         return self.file or self.scope
 
 
-class KernelGroup(NamedTuple):
-    """Kernels of a library that share a source file or a namespace.
-
-    Attributes:
-        name: of the file or namespace; empty for neither.
-        templates: by name, the kernels of each: one, or the instantiations of a template.
-    """
-
-    name: str
-    templates: dict[str, tuple[KernelCoverage, ...]]
-
-    @property
-    def kernels(self) -> tuple[KernelCoverage, ...]:
-        return tuple(kernel for kernels in self.templates.values() for kernel in kernels)
-
-
 class LibraryCoverage(Record, frozen=True, kw_only=True):
     """The kernels of one library that the project builds itself.
 
@@ -100,10 +81,9 @@ class LibraryCoverage(Record, frozen=True, kw_only=True):
         """Number of its kernels that ran."""
         return sum(kernel.is_run for kernel in self.kernels)
 
-    def groups(self) -> Iterator[KernelGroup]:
-        """The kernels by source file or namespace, sorted by name."""
-        found: dict[str, dict[str, list[KernelCoverage]]] = {}
+    def groups(self) -> dict[str, list[KernelCoverage]]:
+        """The kernels by source file, or else namespace, sorted; empty for neither."""
+        found: dict[str, list[KernelCoverage]] = {}
         for kernel in self.kernels:
-            found.setdefault(kernel.group, {}).setdefault(kernel.template, []).append(kernel)
-        for name, templates in sorted(found.items()):
-            yield KernelGroup(name, {t: tuple(templates[t]) for t in sorted(templates)})
+            found.setdefault(kernel.group, []).append(kernel)
+        return dict(sorted(found.items()))

@@ -24,9 +24,10 @@ from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.spans import Span
 
-FORMAT_VERSION = 4
-"""Of the map file. History: 1 is the first. 2 has frames of any kind, packed or not. 3 has
-elements in the place of frames. 4 has the region of each element."""
+FORMAT_VERSION = 5
+"""Of the map file. History: 5 has no content of LTO-IR, no sizes of variables, and texts for
+problems; 4 has the region of each element; 3 has elements in the place of frames; 2 has frames of
+any kind, packed or not; 1 is the first."""
 
 # Names from fatbinary_section.h of the CUDA toolkit.
 LINKED = ".nv_fatbin"
@@ -35,6 +36,8 @@ RELOCATABLE = "__nv_relfatbin"
 """The section of code from before the device link."""
 
 NameIndex = NonNegative
+Edge = tuple[NameIndex, NameIndex]
+"""A row of a call graph: a function, then what it calls or a prototype."""
 
 
 class Compression(str, enum.Enum):
@@ -53,30 +56,6 @@ class Function(Row, frozen=True):
     code_size: NonNegative
 
 
-class DataSymbol(Row, frozen=True):
-    """A ``__device__``, ``__managed__`` or ``__constant__`` variable of a cubin; size in bytes."""
-
-    name: NameIndex
-    size: NonNegative
-
-
-class Call(Row, frozen=True):
-    """An edge of a cubin's call graph: ``caller`` calls ``callee``, or takes its address."""
-
-    caller: NameIndex
-    callee: NameIndex
-
-
-class Signature(Row, frozen=True):
-    """A function and the prototype under which it is called, or calls, through a pointer.
-
-    Prototypes are compared, never interpreted: ``#ii`` is NVIDIA's spelling of int(int).
-    """
-
-    function: NameIndex
-    prototype: NameIndex
-
-
 class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     """The device ELF inside an element or frame, as far as its tables tell.
 
@@ -86,12 +65,13 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
         kernels: entry functions, which a host program can look up and launch.
         device_functions: functions that only other device code reaches.
         externals: functions that it calls and doesn't define (relocatable cubins).
-        global_data: variables in global memory.
-        constant_data: variables in constant memory.
-        calls: direct calls.
-        references: functions that take another's address, or launch it from the device.
-        address_taken: functions that a pointer may reach, by prototype.
-        indirect_calls: functions that call through a pointer, by prototype. Such a caller may
+        global_data: ``__device__`` and ``__managed__`` variables.
+        constant_data: ``__constant__`` variables.
+        calls: direct calls: caller and callee.
+        references: functions that take another's address, or launch it from the device; and it.
+        address_taken: functions that a pointer may reach, with their prototypes. These are compared
+            alone: ``#ii`` is NVIDIA's spelling of int(int).
+        indirect_calls: functions that call through a pointer, with its prototype. Such a caller may
             reach every function of the same prototype in ``address_taken``.
         sha256: hex digest of the whole unpacked image; of frames only.
     """
@@ -101,12 +81,12 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     kernels: tuple[Function, ...]
     device_functions: tuple[Function, ...]
     externals: tuple[NameIndex, ...] = ()
-    global_data: tuple[DataSymbol, ...] = ()
-    constant_data: tuple[DataSymbol, ...] = ()
-    calls: tuple[Call, ...] = ()
-    references: tuple[Call, ...] = ()
-    address_taken: tuple[Signature, ...] = ()
-    indirect_calls: tuple[Signature, ...] = ()
+    global_data: tuple[NameIndex, ...] = ()
+    constant_data: tuple[NameIndex, ...] = ()
+    calls: tuple[Edge, ...] = ()
+    references: tuple[Edge, ...] = ()
+    address_taken: tuple[Edge, ...] = ()
+    indirect_calls: tuple[Edge, ...] = ()
     sha256: str | None = None
 
 
@@ -130,18 +110,7 @@ class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
     constant_data: tuple[NameIndex, ...] = ()
 
 
-class LtoIr(Record, frozen=True, kw_only=True, tag="lto-ir"):
-    """LTO-IR; only NVIDIA's compiler can tell its kernels.
-
-    Attributes:
-        obscured: whether the payload is scrambled NVVM bitcode (flag 0x10000, with a seed in the
-            header), as all LTO-IR that nvcc compresses.
-    """
-
-    obscured: bool
-
-
-Content = Cubin | Ptx | LtoIr
+Content = Cubin | Ptx
 
 
 class Element(Record, frozen=True, kw_only=True):
@@ -157,7 +126,8 @@ class Element(Record, frozen=True, kw_only=True):
         kind_number, flags: as in the file.
         identifier: the name string of the header (the source file, usually), if it has one.
         options: the compiler options of PTX and LTO-IR, if the header has them.
-        content: the content that was read; None if it was not asked for, or is unreadable.
+        content: the content that was read; None if it was not asked for, is unreadable, or of a
+            kind that does not tell its kernels, such as LTO-IR.
         unreadable: why the payload can't be read; the element is kept.
     """
 
@@ -287,18 +257,6 @@ class Section(Record, frozen=True, kw_only=True):
         yield from self.frames
 
 
-class Problem(Record, frozen=True, kw_only=True):
-    """A place that is not understood; the bytes around it are kept as they are.
-
-    Attributes:
-        offset: in the file.
-        text: what was found, and what was expected.
-    """
-
-    offset: NonNegative
-    text: str
-
-
 class Removed(Record, frozen=True, kw_only=True):
     """Code that a slimmed library lacks, and the size of the GPU code that is left.
 
@@ -402,7 +360,8 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
         library: which library it is.
         scope: how much of it was read.
         sections: the sections with GPU code.
-        problems: places that are not understood.
+        problems: places that are not understood, and so are kept: the file offset, what was found,
+            and what was expected.
         names: each name once; kernels and symbols refer to it by index.
         foreign: the code for GPUs of other vendors.
     """
@@ -410,7 +369,7 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
     library: LibraryIdentity
     scope: Scope
     sections: tuple[Section, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[str, ...]
     names: tuple[str, ...]
     foreign: tuple[ForeignCode, ...] = ()
 
@@ -474,11 +433,6 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
         """All regions, section by section."""
         for section in self.sections:
             yield from section.regions
-
-    def iter_elements(self) -> Iterator[Element]:
-        """All elements, region by region."""
-        for region in self.iter_regions():
-            yield from region.elements
 
     def iter_frames(self) -> Iterator[Element]:
         """All bare frames, section by section."""

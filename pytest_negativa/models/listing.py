@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
-from pytest_negativa.models.slimming import SlimRow
 
 LISTING_VERSION = 2
 """Of the listings. History: 2 names the rows of all lists ``rows``; 1 is the first."""
@@ -66,18 +65,6 @@ class RunRow(Record, frozen=True, kw_only=True):
     is_latest: bool
     state: str
     size: NonNegative
-
-
-class SlimList(Versioned, Record, frozen=True, kw_only=True):
-    """Libraries of ``slim``, ``slim undo`` or ``slim check``.
-
-    Attributes:
-        libraries: a row for each.
-        stopped: nothing was done, because libraries of the lock are missing (``--require``).
-    """
-
-    libraries: tuple[SlimRow, ...]
-    stopped: bool = False
 
 
 class LaunchRange(Record, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ class Loading(str, enum.Enum):
 class RunFigures(Record, frozen=True, kw_only=True):
     """One run of the program. A figure that isn't known is None; see ``Measurement.notes``.
 
-    Memory of the process tree is read every ``Measurement.interval_s``; a shorter peak is missed.
+    Memory of the process tree is read every 20 ms; a shorter peak is missed.
 
     Attributes:
         variant: the libraries that the program got.
@@ -55,14 +55,15 @@ class RunFigures(Record, frozen=True, kw_only=True):
         left_cached_bytes: bytes that could not be evicted, because another process maps them.
         copies: how many of the copies were mapped by any process.
         processes: how many processes were seen.
+        outlived: how many of them still ran after the program's end, and were ended.
     """
 
     variant: Variant
     loading: Loading
     warm_up: bool
     pair: int
-    status: int
-    wall_s: float
+    status: int = 0
+    wall_s: float = 0.0
     first_result_s: float | None = None
     peak_rss_bytes: int | None = None
     peak_pss_bytes: int | None = None
@@ -74,6 +75,7 @@ class RunFigures(Record, frozen=True, kw_only=True):
     left_cached_bytes: int | None = None
     copies: int = 0
     processes: int = 0
+    outlived: int = 0
 
 
 class Summary(Record, frozen=True, kw_only=True):
@@ -84,20 +86,12 @@ class Summary(Record, frozen=True, kw_only=True):
         median: of the values.
         minimum: the smallest value.
         maximum: the largest value.
-        first_quartile, third_quartile: by linear interpolation.
     """
 
     runs: int
     median: float
     minimum: float
     maximum: float
-    first_quartile: float
-    third_quartile: float
-
-    @property
-    def iqr(self) -> float:
-        """The interquartile range, in the unit of the figure."""
-        return self.third_quartile - self.first_quartile
 
 
 class Comparison(Record, frozen=True, kw_only=True):
@@ -165,7 +159,6 @@ class Measurement(Versioned, Record, frozen=True, kw_only=True):
         created_ns: when it began, nanoseconds since the epoch.
         pairs: how many pairs were run for each way of loading, without the warm-up.
         cold: the libraries were evicted from the page cache before every run.
-        interval_s: time between two looks at the processes.
         devices: names of the GPUs, by NVML.
         original, slim: sizes of the libraries.
         results: one for each way of loading.
@@ -179,7 +172,6 @@ class Measurement(Versioned, Record, frozen=True, kw_only=True):
     created_ns: int
     pairs: int
     cold: bool
-    interval_s: float
     devices: tuple[str, ...]
     original: FileSizes
     slim: FileSizes

@@ -87,7 +87,8 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
         text: the error or the reason, shortened.
         gpu_error: the error that the CUDA context is left with, if it is lost for good. Only rounds
             of a verification ask the driver for it: asking waits for the GPU.
-        attempt: how often the phase has run by now, in this run of the test.
+        attempt: how often the phase has run by now, in this run of the test; 0: a plugin reports it
+            without running it.
         subtest: the name of the subtest that this report is of.
         error_type: the class of the exception that ended the phase, whatever became of the
             outcome, and the CUDA errors that its text names.

@@ -8,16 +8,17 @@ from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import MovedSpan, Span, size
 
-RECONSTRUCTION_VERSION = 2
-"""Of the reconstruction file. History: 2 renames ``why`` to ``reason``; 1 is the first."""
+RECONSTRUCTION_VERSION = 3
+"""Of the reconstruction file. History: 3 has reasons by path, and recipes; 2 renames ``why``
+to ``reason``; 1 is the first."""
 
 FILL = 1
 """The byte that unused code becomes."""
 
-MANIFEST_VERSION = 6
-"""Of the manifest in the folder of copies. History: 6 has no ``boot``; 5 has each copy as a
-reconstruction has it; 4 has nothing spared; 3 has the places of kept bytes in compacted copies; 2
-has what was spared, and which code."""
+MANIFEST_VERSION = 7
+"""Of the manifest in the folder of copies. History: 7 has recipes within copies; 6 has no ``boot``;
+5 has each copy as a reconstruction has it; 4 has nothing spared; 3 has the places of kept bytes in
+compacted copies; 2 has what was spared, and which code."""
 
 
 class FileState(Record, frozen=True, kw_only=True):
@@ -68,13 +69,11 @@ class Compaction(Record, frozen=True, kw_only=True):
 
     Attributes:
         size: of the copy's file.
-        load_segments: number of its ``PT_LOAD`` headers.
         notes: what a reader of the report should know.
         kept: what of the original lies where in the copy, by offset.
     """
 
     size: NonNegative
-    load_segments: NonNegative
     notes: tuple[str, ...] = ()
     kept: tuple[MovedSpan, ...]
 
@@ -84,6 +83,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
 
     Attributes:
         library: the original; its sha256 is that of the bytes the copy was made from.
+        recipe: digest of what the copy was made from and how.
         copy: real path of the copy.
         copy_sha256: hex digest of all its bytes.
         unused: the elements and frames that are filled in the copy or gone from it, as offsets
@@ -99,6 +99,7 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
     """
 
     library: LibraryIdentity
+    recipe: str
     copy: str
     copy_sha256: str
     unused: tuple[Span, ...]
@@ -117,26 +118,20 @@ class ReconstructedLibrary(Record, frozen=True, kw_only=True):
         return bool(self.unused) or any(cubin.filled for cubin in self.repacked)
 
 
-class RefusedLibrary(Record, frozen=True, kw_only=True):
-    """A library without a copy, though its plan has unused code."""
-
-    path: str
-    reason: str
-
-
 class Reconstruction(Versioned, Record, frozen=True, kw_only=True):
     """All copies of a run. Libraries whose plan has nothing unused are not in it.
 
     Attributes:
         root: real path of the folder; the copy of ``/a/b.so`` is ``ROOT/a/b.so``.
         fill: the byte that unused code is made of.
-        libraries, refused: by path.
+        libraries: by path.
+        refused: by path, why a library has no copy though its plan has unused code.
     """
 
     root: str
     fill: int
     libraries: tuple[ReconstructedLibrary, ...]
-    refused: tuple[RefusedLibrary, ...]
+    refused: dict[str, str]
 
     @property
     def hard_links(self) -> dict[str, tuple[str, ...]]:
@@ -149,19 +144,12 @@ class Reconstruction(Versioned, Record, frozen=True, kw_only=True):
         return {path: tuple(paths) for paths in names.values() for path in paths}
 
 
-class CopyRecord(Record, frozen=True, kw_only=True):
-    """A copy as it was when it had been checked.
+class Manifest(Versioned, Record, frozen=True, kw_only=True):
+    """Contents of a folder of copies.
 
     Attributes:
-        recipe: digest of what it was made from and how.
-        library: what was made.
+        copies: as they were when they had been checked, by path of the original; None: one may be
+            there, not checked.
     """
 
-    recipe: str
-    library: ReconstructedLibrary
-
-
-class Manifest(Versioned, Record, frozen=True, kw_only=True):
-    """What lies in a folder of copies, by path of the original; None: may be there, not checked."""
-
-    copies: dict[str, CopyRecord | None]
+    copies: dict[str, ReconstructedLibrary | None]

@@ -284,12 +284,6 @@ class Compare(Record, frozen=True, kw_only=True):
     fail: Limits[tuple[GrowthLimit, ...]]
 
 
-class Cache(Record, frozen=True, kw_only=True):
-    """Folder for the maps of libraries between sessions; ``dir`` is None without a home."""
-
-    dir: str | None
-
-
 class FailureMode(str, enum.Enum):
     """Bad inputs of several that are an error: any of them, only all of them, or none."""
 
@@ -311,6 +305,7 @@ class Settings(Record, frozen=True, kw_only=True):
         paths: paths here, by globs on paths of other machines.
         require_gpu: whether a run without GPU code on a GPU fails.
         cpu: whether CPU code is traced, too.
+        cache_dir: the folder for the maps of libraries between sessions; None without a home.
         sources: by the option's name (``"keep.ptx"``), where its value comes from: the flag, the
             variable or ``FILE:LINE:COLUMN``; empty for a default.
     """
@@ -334,7 +329,7 @@ class Settings(Record, frozen=True, kw_only=True):
     coverage: Coverage
     thresholds: Thresholds
     compare: Compare
-    cache: Cache
+    cache_dir: str | None
     sources: dict[str, str]
 
     @property

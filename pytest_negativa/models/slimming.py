@@ -10,32 +10,14 @@ import msgspec
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
-MANIFEST_VERSION = 6
-"""Format version of the manifest. History: 6 has ``reinstall`` for ``origin``; 5 has no
-``records`` and ``spares``, and ``record`` for ``recorded``; 4 adds ``replaced`` and has no
-``left``; 3 adds ``run_spares``; 2 adds ``removed`` and ``spares``; 1 is the first.
-"""
+MANIFEST_VERSION = 7
+"""Format version of the manifest."""
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
 
 Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
 """As ``chmod`` takes it."""
-
-
-class RecordRow(Record, frozen=True, kw_only=True):
-    """A line of a distribution's RECORD before slimming.
-
-    Attributes:
-        record: the RECORD file, below the folder.
-        name: the library's name that the line is for.
-        digest, size: the line's second and third field.
-    """
-
-    record: str
-    name: str
-    digest: str
-    size: str
 
 
 class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +33,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
             stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
         certificate: the word of a second program that compared the result with the original.
-        rows: what RECORD files said of the original.
+        records: the RECORD files that had a line for it.
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
         never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
@@ -72,7 +54,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     source: str
     gpu_code_removed: NonNegative
     certificate: str | None = None
-    rows: tuple[RecordRow, ...] = ()
+    records: tuple[str, ...] = ()
     original: str | None = None
     notes: tuple[str, ...] = ()
     never_loaded: bool = False

@@ -23,13 +23,13 @@ from pytest_negativa.models.spans import Span
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 7
+USAGE_VERSION = 8
 """Of the usage file.
 
-History: 7 has images without their use beside them; 6 groups launches by kernel, and names NVTX
-ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes;
-3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1
-is the first.
+History: 8 has no gaps, whose warnings say the same, and of variables the names alone; 7 has images
+without their use beside them; 6 groups launches by kernel, and names NVTX ranges once; 5 adds
+``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to
+``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 2
@@ -403,26 +403,6 @@ AnyTraceRecord = (
 )
 
 
-class ProcessTrace(Record, frozen=True, kw_only=True):
-    """A trace file as read.
-
-    Attributes:
-        path: the file.
-        header: None where the first line could not be read.
-        records: all other lines that could be read, in order.
-        torn: the last line was cut off, as happens when a process is killed in its write.
-        is_running: the process held its lock when the file was read.
-        problems: lines that could not be read; what they said is lost.
-    """
-
-    path: str
-    header: Header | None
-    records: tuple[AnyTraceRecord, ...]
-    torn: bool = False
-    is_running: bool = False
-    problems: tuple[str, ...] = ()
-
-
 class FirstUse(Record, frozen=True, kw_only=True):
     """Where something was first seen.
 
@@ -434,14 +414,6 @@ class FirstUse(Record, frozen=True, kw_only=True):
     process: NonNegative
     context: NonNegative
     time_ns: int
-
-
-class UsedData(Record, frozen=True, kw_only=True):
-    """A variable that was looked up."""
-
-    name: str
-    kind: DataKind
-    first: FirstUse
 
 
 class Refusal(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -469,6 +441,8 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
         form: see there.
         calls: the driver functions it was handed to.
         kernels: those that were looked up, by mangled name.
+        data: mangled names of the variables that were looked up.
+        functions: mangled names of device functions whose address was looked up.
         enumerated_by: driver functions by which a program took hold of all of it.
         processes: indices into ``Usage.processes``.
         offset, prelinked: see ``ImageRecord``; of one in a library. In memory, -1 and none.
@@ -478,7 +452,8 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
     form: ImageForm
     calls: tuple[str, ...]
     kernels: Mapping[str, FirstUse]
-    data: tuple[UsedData, ...]
+    data: tuple[str, ...]
+    functions: tuple[str, ...] = ()
     enumerated_by: tuple[str, ...]
     first: FirstUse
     processes: tuple[NonNegative, ...]
@@ -550,16 +525,6 @@ class LaunchRow(Row, frozen=True):
     ranges: NonNegative | None = None
 
 
-class Gap(Record, frozen=True, kw_only=True):
-    """A time in which a process was not traced; ``end_ns`` None: until its end."""
-
-    process: NonNegative
-    context: Context
-    reason: str
-    start_ns: int
-    end_ns: int | None
-
-
 class UsageWarning(Record, frozen=True, kw_only=True):
     """A warning of one process; ``process`` is None if it concerns the whole run."""
 
@@ -594,7 +559,6 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
     processes: tuple[UsageProcess, ...]
     launches: Mapping[str, tuple[LaunchRow, ...]]
     ranges: tuple[tuple[str, ...], ...]
-    gaps: tuple[Gap, ...]
     warnings: tuple[UsageWarning, ...]
     incomplete: tuple[UsageWarning, ...]
     replay: Replay | None = None

@@ -97,7 +97,7 @@ def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:
             context_of.setdefault(name, row.context)
 
     def of_use(use: ImageUse) -> ImageUse | None:
-        if use.whole or use.data or blind.intersection(use.processes):
+        if use.whole or use.data or use.functions or blind.intersection(use.processes):
             return use
         kernels = {}
         for name, first in use.kernels.items():

@@ -361,8 +361,8 @@ class _Planner:
             yield f"all of it is kept ({reason.value}): {detail}"
         if self._map.problems:
             yield (
-                f"{len(self._map.problems):,} places are not understood and kept, the first at "
-                f"offset {self._map.problems[0].offset:#x}: {self._map.problems[0].text}"
+                f"{len(self._map.problems):,} places are not understood and kept, the first "
+                f"{self._map.problems[0]}"
             )
         for doubt, sizes in self._left_whole.items():
             one, many = "1 loaded element stays", f"{len(sizes):,} loaded elements stay"

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pytest_negativa.models.library import Cubin, LibraryMap, Region
 from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.trace import (
-    DataKind,
     FirstUse,
     ImageUse,
     LibraryUsage,
@@ -94,7 +93,7 @@ def _mark(use: ImageUse) -> UseMark:
         whole=use.whole,
         first=use.first,
         prelinked=use.prelinked,
-        functions=frozenset(d.name for d in use.data if d.kind is DataKind.UNIFIED_FUNCTION),
+        functions=frozenset(use.functions),
     )
 
 

@@ -47,7 +47,7 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     if problem := _graph_problem(cubin, pieces):
         return problem
     # Whatever has its address taken may be reached, see above.
-    taken = (signature.function for signature in cubin.address_taken)
+    taken = (function for function, _prototype in cubin.address_taken)
     reached = _called(cubin, [*roots, *taken])
     if reached - {f.name for piece in pieces for f in piece} - {*cubin.externals}:
         return "calls of functions that are not in its tables"
@@ -70,7 +70,7 @@ def launchable(cubin: Cubin, kernel: NameIndex) -> set[NameIndex]:
     No driver call names them, and CUPTI shows no launch of them.
     """
     others = {k.name for k in cubin.kernels} - {kernel}
-    if not any(reference.callee in others for reference in cubin.references):
+    if not any(callee in others for _caller, callee in cubin.references):
         return set()
     return others & _called(cubin, [kernel])
 
@@ -104,8 +104,8 @@ def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
     graph at all.
     """
     kernels = {kernel.name for kernel in cubin.kernels}
-    known = {call.callee for call in (*cubin.calls, *cubin.references)}
-    known.update(signature.function for signature in cubin.address_taken)
+    known = {callee for _caller, callee in (*cubin.calls, *cubin.references)}
+    known.update(function for function, _prototype in cubin.address_taken)
     if not known.issuperset(cubin.externals):
         return "a function of the driver that nothing calls: the call graph is not complete"
     for piece in pieces:
@@ -117,8 +117,8 @@ def _graph_problem(cubin: Cubin, pieces: list[list[Function]]) -> str | None:
 
 def _called(cubin: Cubin, waiting: list[NameIndex]) -> set[NameIndex]:
     callees: defaultdict[NameIndex, list[NameIndex]] = defaultdict(list)
-    for call in (*cubin.calls, *cubin.references):
-        callees[call.caller].append(call.callee)
+    for caller, callee in (*cubin.calls, *cubin.references):
+        callees[caller].append(callee)
     reached: set[NameIndex] = set()
     while waiting:
         function = waiting.pop()

@@ -66,9 +66,9 @@ def wait_for_users(
 
 
 def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tuple[str, FileUser]]:
-    """Each of the files with each other process that has it open or mapped.
+    """Each of the files with each process that has it open or mapped.
 
-    Processes of other users show only to root.
+    This process may have inherited a descriptor. Processes of other users show only to root.
 
     Args:
         gone_from: a folder, by its real path; files that were replaced there or removed count, too.
@@ -82,7 +82,7 @@ def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tup
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             inodes[str(status.st_ino)].append((device, path))
     ancestors = {str(ancestor.pid) for ancestor in psutil.Process().parents()}
-    for process in _other_processes() if files or gone_from else ():
+    for process in _processes() if files or gone_from else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
@@ -97,13 +97,13 @@ def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tup
 
 
 def processes_with_driver(started_by: str, apart_from: str) -> Iterator[str]:
-    """In words: other processes with CUDA's driver mapped, and with a word in their environment.
+    """In words: processes with CUDA's driver mapped, and with a word in their environment.
 
     Args:
         started_by: the word.
         apart_from: a word that their environment does not have.
     """
-    for process in _other_processes():
+    for process in _processes():
         with contextlib.suppress(OSError):
             environ = (process / "environ").read_bytes()
             if os.fsencode(started_by) in environ and os.fsencode(apart_from) not in environ:
@@ -129,11 +129,10 @@ def _rows(table: Path) -> Iterator[list[str]]:
             yield line.split()
 
 
-def _other_processes() -> Iterator[Path]:
+def _processes() -> Iterator[Path]:
     """The newest first: they end soonest."""
     for number in sorted((int(n) for n in os.listdir("/proc") if n.isdecimal()), reverse=True):  # noqa: PTH208
-        if number != os.getpid():
-            yield Path("/proc", str(number))
+        yield Path("/proc", str(number))
 
 
 def _describe(process: Path) -> str:

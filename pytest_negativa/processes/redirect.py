@@ -57,19 +57,6 @@ _LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
 _LOG_HEAD = "negativa-redirect-log 1"
 
 
-@dataclass(frozen=True, slots=True)
-class RedirectTable:
-    """Libraries to replace.
-
-    Attributes:
-        root: each copy lies there, followed by its original's path.
-        rows: by real path of an original: its line of the table.
-    """
-
-    root: str
-    rows: Mapping[str, str]
-
-
 class LoggedLine(NamedTuple):
     """Record of a log about the exec'd process, or about a child that it forked.
 
@@ -156,8 +143,8 @@ def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
     return None
 
 
-def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTable:
-    """Make the table of originals whose copies lie below the root.
+def make_table(root: str | Path, originals: Iterable[str | Path]) -> str:
+    """The text of the table of originals whose copies lie below the root.
 
     The folders of the copies become passable for other users, like those of the originals.
 
@@ -192,7 +179,7 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> RedirectTab
             raise NegativaError(f"{copy} and {path} are one file (a hard link?), expected a copy")
         rows[path] = "\t".join(("library", *ids, copy))
         make_passable(Path(copy).parent, Path(root))
-    return RedirectTable(root, rows)
+    return "\n".join((f"{_TABLE_HEAD}\t{root}", *rows.values(), f"end\t{len(rows)}\n"))
 
 
 def _file_id(path: str) -> str:
@@ -200,16 +187,14 @@ def _file_id(path: str) -> str:
     return f"{os.major(status.st_dev)}\t{os.minor(status.st_dev)}\t{status.st_ino}"
 
 
-def write_table(table: RedirectTable, path: Path) -> None:
-    """Write the table for processes to come; running processes keep theirs.
+def write_table(table: str, path: Path) -> None:
+    """Write the text of a table for processes to come; running processes keep theirs.
 
     Raises:
         StoreError: the file can't be written.
     """
-    rows = table.rows.values()
-    lines = (f"{_TABLE_HEAD}\t{table.root}", *rows, f"end\t{len(rows)}")
     # Processes of other users read it, too.
-    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"), mode=0o644)
+    write_atomically(path, table.encode("utf-8"), mode=0o644)
 
 
 # ---- The environment ----

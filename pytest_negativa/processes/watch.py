@@ -35,15 +35,13 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"interrupted ({signal.Signals(number).name}): nothing is proved")
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> contextlib.AbstractContextManager[None]:
     """Raise ``Interrupted`` if a signal asks this process to end."""
 
     def interrupt(number: int, _frame: object) -> None:
         raise Interrupted(number)
 
-    with _handled_by(interrupt):
-        yield
+    return _handled_by(interrupt)
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 class ChildWatch:
-    """Waits for one program; within this context, signals take effect once the program ended.
+    """Waits for one program; within ``handled``, signals take effect once the program ended.
 
     Ctrl-C in a terminal reaches the program, too. A SIGINT for this process alone is passed on.
 
@@ -72,14 +70,7 @@ class ChildWatch:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since = 0.0
-        self._handled = _handled_by(self._note)
-
-    def __enter__(self) -> ChildWatch:
-        self._handled.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._handled.__exit__(*exception)
+        self.handled = _handled_by(self._note)
 
     def _note(self, number: int, _frame: object) -> None:
         # SIGTERM after Ctrl-C counts, too.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.coverage import KernelCoverage, KernelGroup, LibraryCoverage
+from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, printable
 from pytest_negativa.reporting.units import format_share
 
+_Group = tuple[str, list[KernelCoverage]]
 # What a narrow terminal does without: templates, tests.
 _DROP = (4, 5, 1)
 
@@ -27,7 +30,7 @@ def render_coverage(
     for library in covered:
         name = Path(library.path).name
         rows.append(_row(name, library.kernels))
-        rows += first_rows(list(library.groups()), options.top, _group_name, _group_row)
+        rows += first_rows(list(library.groups().items()), options.top, _group_name, _group_row)
     word = "run" if all(library.counted for library in covered) else "looked up"
     headers = ("kernel coverage", "kernels", word, "share", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
@@ -41,12 +44,12 @@ def render_coverage(
     )
 
 
-def _group_name(group: KernelGroup) -> str:
-    return group.name or "(no namespace)"
+def _group_name(group: _Group) -> str:
+    return group[0] or "(no namespace)"
 
 
-def _group_row(name: str, groups: Sequence[KernelGroup]) -> list[str]:
-    return _row(f"- {name}", [kernel for group in groups for kernel in group.kernels])
+def _group_row(name: str, groups: Sequence[_Group]) -> list[str]:
+    return _row(f"- {name}", [kernel for _, kernels in groups for kernel in kernels])
 
 
 def _row(name: str, kernels: Sequence[KernelCoverage]) -> list[str]:
@@ -70,24 +73,16 @@ def render_missing(
     spell = demangle if options.demangle else str
     for library in coverage:
         run, kernels = library.run_kernels, len(library.kernels)
-        name = printable(Path(library.path).name)
-        lines = [
-            f"{name}: {run:,} of {kernels:,} kernels {library.word} ({format_share(run, kernels)})"
-        ]
+        name = Path(library.path).name
+        share = format_share(run, kernels)
+        lines = [f"{name}: {run:,} of {kernels:,} kernels {library.word} ({share})"]
         missing = sorted((k for k in library.kernels if not k.is_run), key=_place)
-        top = options.top or len(missing)
-        file: str | None = ""
-        for kernel in missing[:top]:
-            if kernel.file != file:
-                file = kernel.file
-                lines.append(
-                    f"  {cut_middle(printable(file or 'without line information'), width - 2)}"
-                )
-            line = f"{kernel.line:>6}  " if kernel.line else " " * 4
-            lines.append(line + cut_middle(printable(spell(kernel.name)), width - len(line)))
-        if len(missing) > top:
-            lines.append(f"    and {len(missing) - top:,} more")
-        yield "\n".join(lines)
+        for file, found in groupby(missing[: options.top or None], attrgetter("file")):
+            lines.append(f"  {file or 'without line information'}")
+            lines += [f"{kernel.line or '':>6}  {spell(kernel.name)}" for kernel in found]
+        if options.top and len(missing) > options.top:
+            lines.append(f"    and {len(missing) - options.top:,} more")
+        yield "\n".join(cut_middle(printable(line), width) for line in lines)
 
 
 def _place(kernel: KernelCoverage) -> tuple[str, int, str]:

@@ -19,46 +19,32 @@ from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.reporting.text import path_for_people, printable
 
 
-class KernelLine(NamedTuple):
-    """A kernel at a line of a source file.
-
-    Attributes:
-        line: from 1.
-        name: demangled and printable.
-        tests: how many tests used it.
-    """
-
-    line: int
-    name: str
-    tests: int
-
-
 class SourceFile(NamedTuple):
     """A source file, or an index, with the kernels of one library in it.
 
     Attributes:
         library: file name of the library.
         path: of the source file, printable.
-        kernels: by line.
+        kernels: line from 1, demangled and printable name, and how many tests used it; by line.
         index_file: where to write ``index_text``; None if this is no index.
     """
 
     library: str
     path: str
-    kernels: tuple[KernelLine, ...]
+    kernels: tuple[tuple[int, str, int], ...]
     index_file: Path | None = None
 
     @property
     def index_text(self) -> str:
         """The content of an index."""
-        return "".join(f"{kernel.name}\n" for kernel in self.kernels)
+        return "".join(f"{name}\n" for _line, name, _tests in self.kernels)
 
     @property
     def lines(self) -> dict[int, int]:
         """Number of tests by line of a used kernel; instantiations of a template share a line."""
         found: dict[int, int] = {}
-        for kernel in self.kernels:
-            found[kernel.line] = max(found.get(kernel.line, 0), kernel.tests)
+        for line, _name, tests in self.kernels:
+            found[line] = max(found.get(line, 0), tests)
         return found
 
 
@@ -70,8 +56,7 @@ def group_by_file(coverage: Sequence[LibraryCoverage], folder: Path) -> tuple[So
         folder: of the run, for indices.
     """
     files: list[SourceFile] = []
-    taken: set[Path] = set()
-    for library in coverage:
+    for number, library in enumerate(coverage):
         name = printable(Path(library.path).name)
         by_file: defaultdict[str | None, list[KernelCoverage]] = defaultdict(list)
         for kernel in library.kernels:
@@ -79,24 +64,19 @@ def group_by_file(coverage: Sequence[LibraryCoverage], folder: Path) -> tuple[So
         for path, kernels in sorted(by_file.items(), key=lambda item: item[0] or ""):
             if path is None:
                 # Two libraries may share a name.
-                stem = f"kernels.{Path(library.path).name}"
-                numbered = (folder / f"{stem}{n or ''}.txt" for n in range(len(coverage)))
-                index = next(path for path in numbered if path not in taken)
-                taken.add(index)
-                files.append(_index(name, index, kernels))
+                index = folder / f"kernels.{Path(library.path).name}{number or ''}.txt"
+                lines = [_line(n, kernel) for n, kernel in enumerate(kernels, start=1)]
+                files.append(
+                    SourceFile(name, printable(path_for_people(index)), tuple(lines), index)
+                )
             else:
                 lines = sorted(_line(kernel.line or 0, kernel) for kernel in kernels)
                 files.append(SourceFile(name, printable(path), tuple(lines)))
     return tuple(files)
 
 
-def _index(library: str, path: Path, kernels: Sequence[KernelCoverage]) -> SourceFile:
-    lines = tuple(_line(number, kernel) for number, kernel in enumerate(kernels, start=1))
-    return SourceFile(library, printable(path_for_people(path)), lines, path)
-
-
-def _line(number: int, kernel: KernelCoverage) -> KernelLine:
-    return KernelLine(number, printable(demangle(kernel.name)), len(kernel.runs))
+def _line(number: int, kernel: KernelCoverage) -> tuple[int, str, int]:
+    return number, printable(demangle(kernel.name)), len(kernel.runs)
 
 
 def render_lcov(files: Sequence[SourceFile]) -> str:
@@ -105,9 +85,9 @@ def render_lcov(files: Sequence[SourceFile]) -> str:
     for file in files:
         lines = file.lines
         out += ["TN:", f"SF:{file.path}"]
-        out += [f"FN:{kernel.line},{kernel.name}" for kernel in file.kernels]
-        out += [f"FNDA:{kernel.tests},{kernel.name}" for kernel in file.kernels]
-        out += [f"FNF:{len(file.kernels)}", f"FNH:{sum(k.tests > 0 for k in file.kernels)}"]
+        out += [f"FN:{line},{name}" for line, name, _tests in file.kernels]
+        out += [f"FNDA:{tests},{name}" for _line, name, tests in file.kernels]
+        out += [f"FNF:{len(file.kernels)}", f"FNH:{sum(tests > 0 for *_, tests in file.kernels)}"]
         out += [f"DA:{line},{tests}" for line, tests in lines.items()]
         out += [f"LF:{len(lines)}", f"LH:{sum(tests > 0 for tests in lines.values())}"]
         out.append("end_of_record")
@@ -149,15 +129,14 @@ def render_cobertura(files: Sequence[SourceFile], timestamp_ms: int) -> bytes:
 
 
 def _add_class(classes: ET.Element, file: SourceFile) -> None:
-    name = Path(file.path).name
-    attributes = {"name": name, "filename": file.path, **_rates([file]), "complexity": "0"}
+    short = Path(file.path).name
+    attributes = {"name": short, "filename": file.path, **_rates([file]), "complexity": "0"}
     element = ET.SubElement(classes, "class", attributes)
     methods = ET.SubElement(element, "methods")
-    for kernel in file.kernels:
-        rate = "1" if kernel.tests else "0"
-        attributes = {"name": kernel.name, "signature": "", "line-rate": rate, "branch-rate": "1"}
-        method = ET.SubElement(methods, "method", attributes)
-        _add_lines(method, {kernel.line: kernel.tests})
+    for line, name, tests in file.kernels:
+        rate = "1" if tests else "0"
+        attributes = {"name": name, "signature": "", "line-rate": rate, "branch-rate": "1"}
+        _add_lines(ET.SubElement(methods, "method", attributes), {line: tests})
     _add_lines(element, file.lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from operator import attrgetter
 
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.snapshot import (
@@ -14,14 +14,10 @@ from pytest_negativa.models.snapshot import (
     LibraryChange,
     SnapshotDifference,
 )
-from pytest_negativa.reporting.tables import format_table
-from pytest_negativa.reporting.text import printable
+from pytest_negativa.reporting.tables import first_rows, format_table
+from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
 
-_T = TypeVar("_T")
-
-# What a narrow terminal does without, in this order; how much each changed stays.
-_DROP = ("unused before", "version", "unused after", "before", "after", "reason")
 _REASONS = {UnusedReason.WRONG_ARCH.value: "for other GPUs"}
 _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
     ("appeared", lambda one: one.appeared),
@@ -45,26 +41,26 @@ def render_difference(
     code = Change.total(one.code for one in libraries)
     yield (
         f"GPU code of {printable(difference.after)}, compared with {printable(difference.before)}: "
-        f"{_sizes(code)}"
+        f"{describe_change(code)}"
     )
     changed = [one for one in libraries if _is_changed(one)]
     if not changed:
         yield f"No code differs in {format_items(len(libraries), 'library', 'libraries')}."
         return
-    yield _table(
-        ("library", "version"),
-        [_library_row(one) for one in changed],
-        ("before", "after", "change", "unused before", "unused after"),
-        _rest(top, changed, lambda one: one.code),
-        top,
+    yield format_table(
+        "llrrrrr",
+        ("library", "version", "before", "after", "change", "unused before", "unused after"),
+        first_rows(changed, top, attrgetter("name"), _library_cells),
+        drop=(5, 1, 6, 2, 3),
+        drop_empty=True,
     )
     if difference.code:
-        yield _table(
-            ("what changed", "code", "reason"),
-            [_code_row(one) for one in difference.code],
-            ("before", "after", "change"),
-            _rest(top, difference.code, lambda one: one.bytes),
-            top,
+        yield format_table(
+            "lllrrr",
+            ("what changed", "code", "reason", "before", "after", "change"),
+            first_rows(difference.code, top, attrgetter("library"), _code_cells),
+            drop=(3, 4, 2),
+            drop_empty=True,
         )
     for word, names_of in _KERNELS:
         if paragraph := _kernel_list(word, difference.kernels, names_of, template_of, top):
@@ -76,21 +72,22 @@ def _is_changed(one: LibraryChange) -> bool:
     return any(change.before != change.after for change in changes)
 
 
-def _library_row(one: LibraryChange) -> list[str]:
-    old, new = one.versions
-    versions = dict.fromkeys(version for version in (old, new) if version is not None)
+def _library_cells(name: str, some: Sequence[LibraryChange]) -> list[str]:
+    versions = dict.fromkeys(filter(None, some[0].versions)) if len(some) == 1 else ()
+    unused = Change.total(one.unused for one in some)
     return [
-        one.name,
+        name,
         " -> ".join(versions),
-        *_cells(one.code),
-        _size(one.unused.before or None),
-        _size(one.unused.after or None),
+        *_cells(Change.total(one.code for one in some)),
+        _size(unused.before or None),
+        _size(unused.after or None),
     ]
 
 
-def _code_row(one: CodeChange) -> list[str]:
-    reason = _REASONS.get(one.reason or "", one.reason or "")
-    return [one.library, one.arch or "", reason, *_cells(one.bytes)]
+def _code_cells(name: str, some: Sequence[CodeChange]) -> list[str]:
+    arch, reason = (some[0].arch, some[0].reason) if len(some) == 1 else (None, None)
+    reason = _REASONS.get(reason or "", reason or "")
+    return [name, arch or "", reason, *_cells(Change.total(one.bytes for one in some))]
 
 
 def _cells(change: Change) -> list[str]:
@@ -101,34 +98,6 @@ def _cells(change: Change) -> list[str]:
     return [_size(change.before), _size(change.after), _signed(change.growth)]
 
 
-def _rest(top: int, changes: Sequence[_T], of: Callable[[_T], Change]) -> list[str]:
-    """The figures of what is folded, below how many there are; empty if nothing is."""
-    folded = changes[top:] if top else ()
-    return [f"{len(folded):,} more", *_cells(Change.total(map(of, folded)))] if folded else []
-
-
-def _table(
-    words: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    figures: Sequence[str],
-    rest: Sequence[str],
-    top: int,
-) -> str:
-    """A table without the columns that are empty in each row; ``rest`` is its last row."""
-    headers = (*words, *figures)
-    shown = [list(row) for row in rows[: top or None]]
-    if rest:
-        row = [rest[0], *[""] * (len(words) - 1), *rest[1:]]
-        shown.append([*row, *[""] * (len(headers) - len(row))])
-    return format_table(
-        "l" * len(words) + "r" * len(figures),
-        headers,
-        shown,
-        drop=[headers.index(name) for name in _DROP if name in headers],
-        drop_empty=True,
-    )
-
-
 def _kernel_list(
     word: str,
     changes: Sequence[KernelChanges],
@@ -137,25 +106,17 @@ def _kernel_list(
     top: int,
 ) -> str | None:
     """Kernels by library and template, the most instantiations first."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for one in changes:
-        counts.update((one.library, template_of(name)) for name in names_of(one))
-    if not counts:
-        return None
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = ordered[: top or None]
-    total = sum(counts.values())
-    lines = [f"{format_items(total, 'kernel', 'kernels')} {word}:"]
-    for (library, template), count in shown:
-        times = "" if count == 1 else f"  ({count:,} instantiations)"
-        lines.append(f"  {printable(library)}: {printable(template)}{times}")
-    if len(shown) < len(ordered):
-        folded = sum(count for _, count in ordered[len(shown) :])
-        lines.append(f"  {format_items(folded, 'more kernel', 'more kernels')}")
-    return "\n".join(lines)
+    counts = Counter((one.library, template_of(name)) for one in changes for name in names_of(one))
+    lines = (
+        f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
+        for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
+    )
+    title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
+    return itemize(title, lines, most=top) if counts else None
 
 
-def _sizes(change: Change) -> str:
+def describe_change(change: Change) -> str:
+    """Bytes before and after, and how much they grew."""
     before, after = change.before or 0, change.after or 0
     return f"{format_bytes(before)} -> {format_bytes(after)} ({format_growth(before, after)})"
 

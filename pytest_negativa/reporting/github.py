@@ -13,9 +13,9 @@ from pathlib import Path
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.reporting.rows import describe_proof
+from pytest_negativa.reporting.rows import describe_proof, describe_unused
 from pytest_negativa.reporting.text import escape_github, escape_github_property
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import format_items
 
 _MOST = 10
 
@@ -33,13 +33,9 @@ def render_annotations(report: RunReport) -> Iterator[str]:
     if len(warnings) > len(shown):
         text = f"{len(warnings) - len(shown):,} more places have kernels that no test used"
         yield _command("warning", text, title="GPU code")
-    share = format_share(report.unused_bytes, report.code_bytes)
-    text = (
-        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) is unused"
-    )
+    text = describe_unused(report)
     if report.proof is not None and report.proof.proved:
-        text += f". {describe_proof(report.proof)}"
+        text += f" {describe_proof(report.proof)}"
     yield _command("notice", text, title="GPU code")
 
 

@@ -9,9 +9,10 @@ from pytest_negativa.models.image import (
     ImageLibrary,
     ImageReport,
     Package,
+    PackageRow,
     SuiteUse,
 )
-from pytest_negativa.reporting.tables import format_table
+from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import (
     format_bytes,
@@ -72,27 +73,18 @@ def _further_columns(report: ImageReport) -> Iterator[str]:
             "--run RUN (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
             "--arch sm_90 adds slimmable alone."
         )
-    elif report.run_id is None:
-        yield "--run RUN (a traced run) or --lock FILE adds the column by the suite."
 
 
 def _library_table(report: ImageReport, top: int) -> str:
-    shown = report.libraries[: top or None]
-    rest = report.libraries[len(shown) :]
     # In an environment all paths begin alike.
-    folders = [os.path.dirname(row.path) for row in shown]  # noqa: PTH120
-    common = os.path.commonpath(folders) if folders else ""
-    rows = [
-        [
-            os.path.relpath(row.path, common) if common else row.path,
-            row.suite.value if row.suite is not None else "-",
-            *_figures([row]),
-            row.slimmable_by.value if row.slimmable_by is not None else "-",
-        ]
-        for row in shown
-    ]
-    if rest:
-        rows.append([f"{len(rest):,} more", "", *_figures(rest), ""])
+    shown = report.libraries[: top or None]
+    common = os.path.commonpath([os.path.dirname(row.path) for row in shown])  # noqa: PTH120
+    rows = first_rows(
+        report.libraries,
+        top,
+        lambda row: os.path.relpath(row.path, common) if common else row.path,
+        _file_cells,
+    )
     headers = ["file", "by the suite", "size", "GPU code", "slimmable", "", "by"]
     total = ["total", "", *_figures(report.libraries), ""]
     table = format_table(
@@ -100,6 +92,11 @@ def _library_table(report: ImageReport, top: int) -> str:
     )
     # A long path as a header would make the table wider than the terminal.
     return f"Files below {printable(common)}:\n{table}" if common else table
+
+
+def _file_cells(name: str, rows: Sequence[ImageLibrary]) -> list[str]:
+    use, by = (rows[0].suite, rows[0].slimmable_by) if len(rows) == 1 else (None, None)
+    return [name, use.value if use else "-", *_figures(rows), by.value if by else "-"]
 
 
 def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
@@ -114,26 +111,27 @@ def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
 
 
 def _package_table(report: ImageReport, top: int) -> str:
-    shown = report.packages[: top or None]
-    rows = [
-        [
-            _name(row.package),
-            row.package.manager.value if row.package is not None else "",
-            f"{row.libraries + row.code_files:,}",
-            format_bytes(row.size),
-            format_bytes(row.code_bytes),
-            "-" if row.slimmable_bytes is None else format_bytes(row.slimmable_bytes),
-            "-" if report.run_id is None else f"{row.never_loaded:,}",
-            "-" if report.run_id is None else format_bytes(row.never_loaded_bytes),
-        ]
-        for row in shown
-    ]
-    if len(report.packages) > len(shown):
-        rows.append([f"{len(report.packages) - len(shown):,} more", *[""] * 7])
     headers = [
         "package", "by", "files", "size", "GPU code", "slimmable", "never loaded", "their size",
     ]  # fmt: skip
+    rows = first_rows(report.packages, top, lambda row: _name(row.package), _package_cells)
     return format_table("llrrrrrr", headers, rows, drop=(1, 2, 7, 6, 3, 4), drop_empty=True)
+
+
+def _package_cells(name: str, rows: Sequence[PackageRow]) -> list[str]:
+    managers = {row.package.manager.value if row.package else "" for row in rows}
+    slimmable = [row.slimmable_bytes for row in rows if row.slimmable_bytes is not None]
+    never = sum(row.never_loaded for row in rows)
+    return [
+        name,
+        managers.pop() if len(managers) == 1 else "",
+        f"{sum(row.libraries + row.code_files for row in rows):,}",
+        format_bytes(sum(row.size for row in rows)),
+        format_bytes(sum(row.code_bytes for row in rows)),
+        format_bytes(sum(slimmable)) if slimmable else "-",
+        f"{never:,}" if never else "-",
+        format_bytes(sum(row.never_loaded_bytes for row in rows)) if never else "-",
+    ]
 
 
 def _name(package: Package | None) -> str:
@@ -141,19 +139,15 @@ def _name(package: Package | None) -> str:
 
 
 def _summary(report: ImageReport) -> Iterator[str]:
-    lines = []
     never = [row for row in report.libraries if row.suite is SuiteUse.NEVER_LOADED]
     if report.run_id is not None:
-        lines.append(
+        yield (
             f"Never loaded by run {printable(report.run_id)}: "
             f"{format_items(len(never), 'file', 'files')} of "
             f"{format_bytes(sum(row.size for row in never))}."
         )
-    by_arch = [row for row in report.libraries if row.slimmable_by is not None]
-    if by_arch and report.devices:
-        lines.append(
+    if report.devices and any(row.slimmable_by is not None for row in report.libraries):
+        yield (
             "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other GPUs "
             f"than {', '.join(report.devices)}."
         )
-    if lines:
-        yield "\n".join(lines)

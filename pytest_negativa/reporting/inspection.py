@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 
 from pytest_negativa.arch import NO_ARCH, ComputeCapability, SmArch
 from pytest_negativa.errors import one_of
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import Cubin, Element, LibraryMap, Ptx, Removed
+from pytest_negativa.models.library import LibraryMap, Ptx, Removed
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
 from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
@@ -253,7 +251,7 @@ def element_table(
             f"{block.stored_size:,}",
             f"{block.unpacked_size:,}",
             "-" if block.content is None else f"{len(library_map.kernels_of(block.content)):,}",
-            _note(block),
+            block.unreadable or block.identifier or "",
         ]
         if devices:
             # A device may load it: the sums count it as loaded.
@@ -278,44 +276,23 @@ def kernel_lines(
         demangled: show C++ signatures.
     """
     wanted = GlobSet(globs)
-    describe = functools.cache(_arch_and_sizes)
-    # Distinct sizes by the name's index and the arch, in the order of the library.
-    found: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    found: dict[str, dict[str, None]] = defaultdict(dict)
     for block in library_map.iter_code():
-        if isinstance(block.content, Cubin):
-            arch = str(block.arch)
-            for kernel in block.content.kernels:
-                sizes, size = found[kernel.name], kernel.code_size
-                known = sizes.get(arch, ())
-                if size not in known:
-                    sizes[arch] = (*known, size)
-        elif isinstance(block.content, Ptx):
-            arch = f"{block.arch} ptx"
-            for index in block.content.kernels:
-                found[index][arch] = ()
-    named = sorted(((library_map.names[i], sizes) for i, sizes in found.items()), key=itemgetter(0))
-    rows = [row for row in named if not globs or wanted.match(row[0], demangle(row[0]))]
-    if globs and not rows:
-        yield f"0 of {len(named):,} kernels match"
-    for name, by_arch in rows[: top or None]:
-        described = [describe(arch, sizes) for arch, sizes in by_arch.items()]
-        shown = demangle(name) if demangled else name
-        yield f"{printable(shown)}  [{', '.join(described)}]"
-    if top and len(rows) > top:
-        yield f"and {len(rows) - top:,} more"
-
-
-def _arch_and_sizes(arch: str, sizes: tuple[int, ...]) -> str:
-    return f"{arch} {' or '.join(f'{size:,} B' for size in sizes)}".rstrip()
+        where = f"{block.arch} ptx" if isinstance(block.content, Ptx) else str(block.arch)
+        for kernel in library_map.kernels_of(block.content):
+            size = "" if kernel.code_size is None else f" {kernel.code_size:,} B"
+            found[kernel.name][where + size] = None
+    names = sorted(name for name in found if not globs or wanted.match(name, demangle(name)))
+    if globs and not names:
+        yield f"0 of {len(found):,} kernels match"
+    for name in names[: top or None]:
+        yield f"{printable(demangle(name) if demangled else name)}  [{', '.join(found[name])}]"
+    if top and len(names) > top:
+        yield f"and {len(names) - top:,} more"
 
 
 def _arch_text(arch: SmArch) -> str:
     return "-" if arch == NO_ARCH else str(arch)
-
-
-def _note(block: Element) -> str:
-    identifier = block.identifier
-    return block.unreadable or identifier or ""
 
 
 def _loaded_on(devices: Sequence[str]) -> str:

@@ -8,27 +8,16 @@ from pathlib import Path
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
+from pytest_negativa.reporting.rows import describe_trimmed, lists, sentences
 from pytest_negativa.reporting.text import escape_markdown, markdown_code
 from pytest_negativa.reporting.units import format_bytes, format_share
 
 
 def render_markdown(report: RunReport) -> str:
     """The report as one Markdown document."""
-    lines = [
-        "# GPU code used by the tests",
-        "",
-        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} "
-        f"({format_share(report.unused_bytes, report.code_bytes)}) is unused on "
-        f"{escape_markdown(', '.join(report.devices)) or 'an unknown device'}.",
-        "",
-    ]
-    if report.replay is not None:
-        lines += [escape_markdown(report.replay), ""]
-    if report.part is not None:
-        lines += [escape_markdown(describe_part(report.part)), ""]
-    if report.proof is not None:
-        lines += [escape_markdown(describe_proof(report.proof)), ""]
+    lines = ["# GPU code used by the tests", ""]
+    for sentence in sentences(report):
+        lines += [escape_markdown(sentence), ""]
     lines += [
         "| library | GPU code | unused | | for other GPUs | no used kernel | kernels | used |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -48,16 +37,9 @@ def render_markdown(report: RunReport) -> str:
     if report.trimmed is not None:
         lines += ["", describe_trimmed(report.trimmed)]
     lines += _coverage(report.coverage)
-    notes = [f"{_name(r.path)}: {escape_markdown(n)}" for r in report.libraries for n in r.notes]
-    for title, items in (
-        ("Compared with the baseline", map(escape_markdown, report.compared)),
-        ("Notes", notes),
-        ("Not covered by the trace", map(escape_markdown, report.not_covered)),
-        ("Warnings", map(escape_markdown, report.warnings)),
-        ("Thresholds crossed", map(escape_markdown, report.crossed)),
-    ):
-        if shown := [f"- {item}" for item in items]:
-            lines += ["", f"## {title}", "", *shown]
+    for title, items in (*lists(report), ("Thresholds crossed", report.crossed)):
+        if items:
+            lines += ["", f"## {title}", "", *(f"- {escape_markdown(item)}" for item in items)]
     return "\n".join(lines) + "\n"
 
 
@@ -71,10 +53,10 @@ def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | ---: |"
     for library in coverage:
         name = _name(library.path, in_table=True)
-        for group in library.groups():
-            run, kernels = sum(k.is_run for k in group.kernels), len(group.kernels)
-            shown = markdown_code(group.name, in_table=True) if group.name else ""
-            yield f"| {name} | {shown} | {kernels:,} | {run:,} | {format_share(run, kernels)} |"
+        for group, kernels in library.groups().items():
+            run, count = sum(kernel.is_run for kernel in kernels), len(kernels)
+            shown = markdown_code(group, in_table=True) if group else ""
+            yield f"| {name} | {shown} | {count:,} | {run:,} | {format_share(run, count)} |"
 
 
 def _name(path: str, *, in_table: bool = False) -> str:

@@ -11,7 +11,6 @@ from pytest_negativa.models.measurement import (
     FileSizes,
     LoadingResult,
     Measurement,
-    Summary,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
@@ -30,7 +29,7 @@ def _joules(value: float) -> str:
     return f"{value / 1000:,.1f} J"
 
 
-_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "wall_s": ("wall time", _seconds),
     "first_result_s": ("first GPU result", _seconds),
     "peak_rss_bytes": ("peak RSS, all processes", _bytes),
@@ -41,6 +40,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "energy_mj": ("energy of the GPUs", _joules),
     "cached_bytes": ("libraries in page cache", _bytes),
 }
+"""Title and format of each compared figure of ``RunFigures``, in the order of the report."""
 
 _SIZES = (
     ("apparent size", "apparent_bytes"),
@@ -96,38 +96,29 @@ def _result_table(result: LoadingResult) -> str:
         if not (c.figure == "gpu_device_bytes" and "gpu_process_bytes" in known)
     ]
     headers = [
-        "", "original", "IQR", "min to max", "slim", "IQR", "min to max",
-        "slim/original", "pairs", "",
+        "", "original", "min to max", "slim", "min to max", "slim/original", "pairs", "",
     ]  # fmt: skip
-    table = format_table("lrrrrrrrrl", headers, rows, drop=((3, 6), 8, (2, 5), 9))
+    table = format_table("lrrrrrrl", headers, rows, drop=((2, 4), 6, 7))
     return (
-        f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with interquartile range in "
-        f"percent of the median, and ratio of medians and of the single pairs:\n\n{table}"
+        f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with minimum and maximum, "
+        f"and ratio of medians and of the single pairs:\n\n{table}"
     )
 
 
 def _row(comparison: Comparison) -> list[str]:
-    name, spell = _FIGURES[comparison.figure]
+    name, spell = FIGURES[comparison.figure]
     before, after = comparison.original, comparison.slim
     pairs = comparison.pair_ratios
     return [
         name,
         spell(before.median),
-        _iqr(before),
         _range(before.minimum, before.maximum, spell),
         spell(after.median),
-        _iqr(after),
         _range(after.minimum, after.maximum, spell),
         "-" if comparison.ratio is None else f"{comparison.ratio:.3f}",
         "-" if pairs is None else f"{pairs[0]:.3f} to {pairs[1]:.3f}",
         _NO_DIFFERENCE if comparison.overlap else "",
     ]
-
-
-def _iqr(summary: Summary) -> str:
-    if summary.runs == 1 or not summary.median:
-        return ""
-    return f"{100 * summary.iqr / summary.median:.1f}%"
 
 
 def _range(low: float, high: float, spell: Callable[[float], str]) -> str:

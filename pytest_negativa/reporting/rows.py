@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.models.plan import Decision, LibraryPlan
-from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, TrimmedRow
+from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, RunReport, TrimmedRow
 from pytest_negativa.models.verdict import LibraryStatus, Verdict
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import format_bytes, format_holders, format_items, format_share
 
 # A library of one's own has some dozens; NVIDIA's have thousands, which "negativa kernels" lists.
 _MOST_KERNELS_NAMED = 50
@@ -58,6 +58,42 @@ def proof_row(verdict: Verdict) -> ProofRow:
         copies=verdict.copies,
         evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices}{runs}",
     )
+
+
+def describe_unused(report: RunReport) -> str:
+    """The largest fact of a report: how much of the GPU code is unused."""
+    where = ", ".join(report.devices) or "an unknown device"
+    share = format_share(report.unused_bytes, report.code_bytes)
+    return (
+        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
+        f"({share}) in {format_holders(*report.holders)} is unused on {where}."
+    )
+
+
+def sentences(report: RunReport) -> Iterator[str]:
+    """The facts on the whole of a report, the largest first."""
+    yield describe_unused(report)
+    if report.watched_bytes:
+        watched = format_share(report.watched_bytes, report.unused_bytes)
+        yield f"Watched: no process read {watched} of the unused bytes."
+    if report.replay is not None:
+        yield report.replay
+    if report.part is not None:
+        yield describe_part(report.part)
+    if report.proof is not None:
+        yield describe_proof(report.proof)
+
+
+def lists(report: RunReport) -> Iterator[tuple[str, Sequence[str]]]:
+    """Titles and lines of the lists that are below the tables of a report."""
+    notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
+    titled = (
+        ("Compared with the baseline", report.compared),
+        ("Kept for lack of knowledge or by policy", notes),
+        ("Not covered by the trace, so what it may have used is kept", report.not_covered),
+        ("Warnings", report.warnings),
+    )
+    yield from ((title, lines) for title, lines in titled if lines)
 
 
 def describe_part(part: str) -> str:

@@ -10,12 +10,11 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_coverage
-from pytest_negativa.reporting.rows import describe_part, describe_proof, describe_trimmed
+from pytest_negativa.reporting.rows import describe_trimmed, lists, sentences
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, itemize, printable, wrap
 from pytest_negativa.reporting.units import (
     format_bytes,
-    format_holders,
     format_items,
     format_names,
     format_share,
@@ -41,13 +40,11 @@ _MAX_COMPILED = 5
 def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterator[str]:
     """The report, a paragraph at a time; ``width`` is that of the terminal, 0 for no limit."""
     spell = demangle if options.demangle else str
-    yield _headline(report, width)
+    yield "\n".join(wrap(printable(line), width) for line in sentences(report))
     if report.libraries:
         yield _library_table(report, options.top, width)
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
-    if report.compared:
-        yield itemize("Compared with the baseline:", report.compared, width)
     yield from render_coverage(report.coverage, options, width)
     # The report terminal-missing lists these.
     listed = {
@@ -58,16 +55,13 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     for row in report.libraries:
         # Where nothing is used the table says all; a list helps where tests are missing.
         if row.used_kernels and row.unused_kernels and row.path not in listed:
-            title = f"Unused kernels of {printable(row.name)}"
-            names = (cut_middle(printable(spell(n)), width - 2) for n in row.unused_kernels)
-            title = wrap(f"{title}, {len(row.unused_kernels)} of {row.kernels}:", width)
-            yield "\n".join([title, *(f"  {name}" for name in names)])
-    notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
-    if notes:
-        yield itemize("Kept for lack of knowledge or by policy:", notes, width)
+            count = f"{len(row.unused_kernels)} of {row.kernels}"
+            title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
+            names = map(printable, map(spell, row.unused_kernels))
+            yield itemize(title, (cut_middle(name, width - 2) for name in names))
     if report.compiled_kernels:
         yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
-    yield from _warnings(report, width)
+    yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))
 
 
 def render_nothing(report: RunReport) -> str | None:
@@ -85,26 +79,6 @@ def render_nothing(report: RunReport) -> str | None:
     if report.warnings:
         lines.append(itemize("Warnings:", report.warnings))
     return "\n".join(lines)
-
-
-def _headline(report: RunReport, width: int) -> str:
-    where = printable(", ".join(report.devices)) or "an unknown device"
-    share = format_share(report.unused_bytes, report.code_bytes)
-    holders = format_holders(*report.holders)
-    lines = [
-        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) in {holders} is unused on {where}."
-    ]
-    if report.watched_bytes:
-        watched = format_share(report.watched_bytes, report.unused_bytes)
-        lines.append(f"Watched: no process read {watched} of the unused bytes.")
-    if report.replay is not None:
-        lines.append(printable(report.replay))
-    if report.part is not None:
-        lines.append(printable(describe_part(report.part)))
-    if report.proof is not None:
-        lines.append(printable(describe_proof(report.proof)))
-    return "\n".join(wrap(line, width) for line in lines)
 
 
 def _library_table(report: RunReport, top: int, width: int) -> str:
@@ -142,11 +116,3 @@ def _compiled_line(names: Sequence[str]) -> str:
     shown = printable(format_names(names, _MAX_COMPILED))
     kernels = format_items(len(names), "kernel", "kernels")
     return f"Compiled at run time, so in no file: {kernels} ({shown})."
-
-
-def _warnings(report: RunReport, width: int) -> Iterator[str]:
-    if report.not_covered:
-        title = "Not covered by the trace, so what it may have used is kept:"
-        yield itemize(title, report.not_covered, width)
-    if report.warnings:
-        yield itemize("Warnings:", report.warnings, width)

@@ -51,7 +51,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
                 allowed = f", which proves nothing: {tolerance.value}" if tolerance else ""
                 yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
     if verdict.healing is not None:
-        yield _healing(verdict.healing, options)
+        yield from _healing(verdict.healing, options)
     yield _conclusion(verdict)
 
 
@@ -127,19 +127,18 @@ def _outcome(outcome: Outcome | None) -> str:
     return "did not run" if outcome is None else outcome.value
 
 
-def _healing(healing: Healing, options: Reports) -> str:
+def _healing(healing: Healing, options: Reports) -> Iterator[str]:
     spell = demangle if options.demangle else str
-    lines = []
     if healing.needed:
-        lines.append("Healing kept, from now on:")
-    for span in healing.needed:
-        what = spell(span.function) if span.function else f"[{span.start:#x}, {span.end:#x})"
-        lines.append(
-            f"  {printable(Path(span.library).name)} {printable(what)}: {printable(span.detail)}"
+        lines = (
+            f"{Path(span.library).name} "
+            f"{spell(span.function) if span.function else f'[{span.start:#x}, {span.end:#x})'}: "
+            f"{span.detail}"
+            for span in healing.needed
         )
+        yield itemize("Healing kept, from now on:", lines)
     if healing.reason is not None:
-        lines.append(f"Healing ended: {printable(healing.reason)}")
-    return "\n".join(lines)
+        yield f"Healing ended: {printable(healing.reason)}"
 
 
 def _conclusion(verdict: Verdict) -> str:
@@ -158,14 +157,8 @@ def _conclusion(verdict: Verdict) -> str:
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
             f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
-            f"{format_bytes(left)} ({_small_share(left, code)}) is left."
+            f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
-        elements = code - sum(r.unused_bytes for r in rows)
-        if verdict.granularity == "kernel" and 0 < left < elements:
-            text += (
-                f" Whole elements are {format_bytes(elements)}, {elements / left:.1f} times as "
-                "much."
-            )
         before = sum(r.size for r in rows)
         after = sum(r.size if r.copy_size is None else r.copy_size for r in rows)
         if after < before:
@@ -184,29 +177,18 @@ def _conclusion(verdict: Verdict) -> str:
     return f"NOT PROVED:\n{reasons}"
 
 
-def _small_share(part: int, whole: int) -> str:
-    """With two digits more than elsewhere where it is small: it is what a project works on."""
-    share = part / whole if whole else 0.0
-    return f"{share:.2%}" if 0 < share < 0.01 else format_share(part, whole)
-
-
-_MAX_ROWS = 20
-
-
 def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
     """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
     against = [row for row in verdict.libraries if row.detail is not None]
-    for row in against[:_MAX_ROWS]:
+    for row in against[:_MAX_TESTS]:
         spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
         at = f" (file offsets {spans})" if spans else ""
         yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
-    differs = [test for test in verdict.tests if test.differs and not test.flaky]
-    for test in differs[:_MAX_ROWS]:
-        before, after = (o.value if o else "not run" for o in (test.before, test.after))
-        yield f"{printable(test.nodeid)}: {before} when traced, now {after}"
-    if len(against) > _MAX_ROWS:
-        yield f"and {format_items(len(against) - _MAX_ROWS, 'library', 'libraries')} more"
+    if len(against) > _MAX_TESTS:
+        yield f"and {format_items(len(against) - _MAX_TESTS, 'library', 'libraries')} more"
+    if differs := [test for test in verdict.tests if test.differs and not test.flaky]:
+        yield _tests("Tests that ended otherwise:", differs)
     yield "\n".join(map(printable, verdict.limits))
     yield describe_page_verdict(verdict)
 

@@ -6,17 +6,12 @@ before they are written. They describe a library, or an unpacked cubin.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from pytest_negativa.models.spans import Span, union
-
-_FILL = struct.Struct("<cQQB")
-_PATCH = struct.Struct("<cQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +143,6 @@ class Edits:
         window = bytearray(data)
         self.apply(window, offset)
         return window
-
-    def digest(self) -> str:
-        """SHA-256 in hex; only equal edits have the same."""
-        parts = [_PATCH.pack(b"S", self.size, 0)]
-        parts += [_FILL.pack(b"F", f.start, f.end, f.value) for f in self.fills]
-        for patch in self.patches:
-            parts += [_PATCH.pack(b"P", patch.start, len(patch.data)), patch.data]
-        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def __bool__(self) -> bool:
         return bool(self.changes)

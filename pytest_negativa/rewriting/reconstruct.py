@@ -32,11 +32,9 @@ from pytest_negativa.models.reconstruction import (
     MANIFEST_VERSION,
     RECONSTRUCTION_VERSION,
     Compaction,
-    CopyRecord,
     Manifest,
     ReconstructedLibrary,
     Reconstruction,
-    RefusedLibrary,
     RepackedCubin,
 )
 from pytest_negativa.models.spans import size
@@ -54,7 +52,7 @@ from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
 # Part of each recipe. A higher version makes earlier copies be written again.
-_WRITER_VERSION = 3
+_WRITER_VERSION = 4
 
 
 def reconstruct(
@@ -111,7 +109,7 @@ class _Reconstructor:
         self._fill = fill
         self._compact = compact
         self._stop = threading.Event()
-        self._known: dict[str, CopyRecord | None] = {}
+        self._known: dict[str, ReconstructedLibrary | None] = {}
 
     def run(
         self,
@@ -126,16 +124,16 @@ class _Reconstructor:
         total = sum(p.plan.library.size for p in wanted)
         done = 0
         libraries: list[ReconstructedLibrary] = []
-        refused: list[RefusedLibrary] = []
+        refused: dict[str, str] = {}
         # An interrupt closes it at once; the garbage collector would do so later.
         with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
             for library, outcome in outcomes:
                 if isinstance(outcome, NegativaError):
-                    refused.append(RefusedLibrary(path=library.path, reason=str(outcome)))
+                    refused[library.path] = str(outcome)
                 else:
                     if outcome != self._known[library.path]:
                         self._save({**self._known, library.path: outcome})
-                    libraries.append(outcome.library)
+                    libraries.append(outcome)
                 done += library.size
                 if on_done is not None:
                     on_done(done, total)
@@ -145,12 +143,12 @@ class _Reconstructor:
             root=os.fspath(self._root),
             fill=self._fill,
             libraries=tuple(sorted(libraries, key=lambda made: made.library.path)),
-            refused=tuple(sorted(refused, key=lambda left: left.path)),
+            refused=dict(sorted(refused.items())),
         )
 
     def _make_all(
         self, wanted: Sequence[AnalyzedLibrary], jobs: int
-    ) -> Generator[tuple[LibraryIdentity, CopyRecord | NegativaError], None, None]:
+    ) -> Generator[tuple[LibraryIdentity, ReconstructedLibrary | NegativaError], None, None]:
         """Threads are enough: reading, writing and hashing release the GIL."""
         with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
             pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
@@ -166,20 +164,22 @@ class _Reconstructor:
                 for future in pending:
                     future.cancel()
 
-    def _make(self, planned: AnalyzedLibrary) -> CopyRecord:
+    def _make(self, planned: AnalyzedLibrary) -> ReconstructedLibrary:
         if self._stop.is_set():
             raise StoppedError
         plan = planned.plan
         library = plan.library
         edits = overwrite(planned.library_map, plan, self._fill)
-        recipe = _recipe(library, edits, plan, self._fill, self._compact)
+        recipe = _recipe(plan, self._fill, self._compact)
         target = self._target(library.path)
         if (made := self._reusable(library, target, recipe)) is None:
             remove_abandoned(target)
-            made = self._write(planned, edits, target)
-        return CopyRecord(recipe=recipe, library=made)
+            made = self._write(planned, edits, target, recipe)
+        return made
 
-    def _write(self, planned: AnalyzedLibrary, unused: Edits, target: Path) -> ReconstructedLibrary:
+    def _write(
+        self, planned: AnalyzedLibrary, unused: Edits, target: Path, recipe: str
+    ) -> ReconstructedLibrary:
         """Write a copy, compacted if that was asked for and compaction does not refuse.
 
         Args:
@@ -201,7 +201,6 @@ class _Reconstructor:
                 sha256, state = made.sha256, state_of(target)
                 compaction = Compaction(
                     size=made.size_after,
-                    load_segments=made.load_segments,
                     notes=made.notes,
                     kept=made.kept,
                 )
@@ -210,6 +209,7 @@ class _Reconstructor:
             sha256, state, before = write_copy(plan.library, target, edits, self._stop.is_set)
         return ReconstructedLibrary(
             library=plan.library,
+            recipe=recipe,
             copy=os.fspath(target),
             copy_sha256=sha256,
             unused=unused.filled,
@@ -248,10 +248,9 @@ class _Reconstructor:
         self, library: LibraryIdentity, target: Path, recipe: str
     ) -> ReconstructedLibrary | None:
         """The copy at ``target`` if it is what would be written."""
-        known = self._known.get(library.path)
-        if known is None or known.recipe != recipe:
+        made = self._known.get(library.path)
+        if made is None or made.recipe != recipe:
             return None
-        made = known.library
         copy = state_at(target)
         if copy is None or copy.size != made.copy_state.size:
             return None
@@ -283,7 +282,7 @@ class _Reconstructor:
                 os.removedirs(target.parent)
         self._save(kept)
 
-    def _load(self) -> dict[str, CopyRecord | None]:
+    def _load(self) -> dict[str, ReconstructedLibrary | None]:
         path = self._root / MANIFEST_NAME
         with refusing(path, "read"), contextlib.suppress(FileNotFoundError):
             data = read_regular(path, follow=False)
@@ -294,21 +293,15 @@ class _Reconstructor:
             return dict(manifest.copies)
         return {}
 
-    def _save(self, copies: Mapping[str, CopyRecord | None]) -> None:
+    def _save(self, copies: Mapping[str, ReconstructedLibrary | None]) -> None:
         self._known = dict(copies)
         manifest = Manifest(format_version=MANIFEST_VERSION, copies=self._known)
         data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
         write_atomically(self._root / MANIFEST_NAME, data)
 
 
-def _recipe(
-    library: LibraryIdentity,
-    edits: Edits,
-    plan: LibraryPlan,
-    fill: int,
-    compact: CompactOptions | None,
-) -> str:
-    # The plan stands for the edits inside cubins: these are known only after unpacking.
-    trimmed = msgspec.json.encode(plan.trimmed).decode()
-    text = f"{_WRITER_VERSION} {library.sha256} {edits.digest()} {fill} {trimmed} {compact}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def _recipe(plan: LibraryPlan, fill: int, compact: CompactOptions | None) -> str:
+    # The edits follow from it. Those inside cubins are known only after unpacking.
+    unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
+    what = (_WRITER_VERSION, plan.library.sha256, unused, plan.trimmed, fill, repr(compact))
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()

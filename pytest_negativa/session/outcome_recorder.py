@@ -159,7 +159,8 @@ class OutcomeRecorder:
                 expected_failure=hasattr(report, "wasxfail"),
                 worker=_worker(report),
                 text=None if report.passed else _text(report),
-                **details_of(report),
+                # A plugin may report a phase that did not run.
+                **{"attempt": 0, **details_of(report)},
             )
         )
 

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.storage.runs import RunsFolder, run_at
@@ -42,22 +42,15 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN = ("--maxfail=0",)
 
 
-class Request(NamedTuple):
-    """Task of a supervisor: measure, or verify after tracing (``settings.enabled``)."""
-
-    settings: Settings
-    program: Program
-
-
-def request_of(config: pytest.Config, settings: Settings) -> Request:
-    """The request that a session's own command line makes."""
+def program_of(config: pytest.Config, settings: Settings) -> Program:
+    """The program that a session's own command line starts."""
     from pytest_negativa.verifying.rounds import Program
 
     namespace = config.known_args_namespace
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
     captures = namespace.capture
     command = _command(config)
-    program = Program(
+    return Program(
         command=command,
         again=_command_again(config, command, RunsFolder(Path(settings.directory))),
         cwd=config.invocation_params.dir,
@@ -68,7 +61,6 @@ def request_of(config: pytest.Config, settings: Settings) -> Request:
         # With -s and the like, tests could see where their output goes, and users want to.
         folds=captures == "fd" and not debugged,
     )
-    return Request(settings, program)
 
 
 def is_replaceable(config: pytest.Config) -> bool:
@@ -104,15 +96,14 @@ def _with_options(command: Sequence[str], added: Sequence[str]) -> tuple[str, ..
     return (*words[:at], *added, *words[at:])
 
 
-def replace_process(request: Request) -> NoReturn:
+def replace_process(settings: Settings, program: Program) -> NoReturn:
     """Become the supervisor. Never returns.
 
     Raises:
         NegativaError: the interpreter can't be started.
     """
-    program = request.program
     plain = {
-        "settings": request.settings.to_plain(),
+        "settings": settings.to_plain(),
         "root": str(program.root),
         "again": program.again,
         "interactive": program.interactive,
@@ -155,11 +146,11 @@ def main() -> int:
         interactive=plain["interactive"],
         folds=plain["folds"],
     )
-    return fulfil(Request(Settings.from_plain(plain["settings"]), program), plain["unblock"])
+    return supervise(Settings.from_plain(plain["settings"]), program, plain["unblock"])
 
 
-def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
-    """Do what is requested; the exit status.
+def supervise(settings: Settings, program: Program, unblock: Collection[int] = ()) -> int:
+    """Measure, or verify after tracing (``settings.enabled``); the exit status.
 
     Args:
         unblock: signals that were blocked until they can be handled.
@@ -167,7 +158,6 @@ def fulfil(request: Request, unblock: Collection[int] = ()) -> int:
     from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
-    settings, program = request
     if settings.measuring:
         from pytest_negativa.measuring.session import measure_session
 

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,11 +30,10 @@ from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDeta
 from pytest_negativa.session.page_trace import PageTrace
 from pytest_negativa.session.reporter import Reporter
 from pytest_negativa.session.request import (
-    Request,
-    fulfil,
     is_replaceable,
+    program_of,
     replace_process,
-    request_of,
+    supervise,
 )
 from pytest_negativa.session.round_hooks import OneWorker, RoundHooks, options_by_cache
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
@@ -54,6 +53,9 @@ from pytest_negativa.tracing.detector import Detector, TraceError
 from pytest_negativa.tracing.files import end_former_program
 from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
+
+if TYPE_CHECKING:
+    from pytest_negativa.verifying.rounds import Program
 
 
 def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) -> None:
@@ -193,30 +195,31 @@ def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
             "--negativa-measure runs the same tests in turns, and --lf, --ff, --nf and --sw select "
             "or order them by the turn before; leave these options out"
         )
-    request = request_of(config, settings)
+    program = program_of(config, settings)
     if is_replaceable(config):
-        replace_process(request)
+        replace_process(settings, program)
     if config.invocation_params.plugins:
         raise OptionError(
             "a program called pytest.main(plugins=...), and the tests can't be started again with "
             "these plugins; name them with -p or pytest_plugins, or trace without a proof"
         )
-    config.pluginmanager.register(_Supervised(request), "negativa-supervised")
+    config.pluginmanager.register(_Supervised(settings, program), "negativa-supervised")
 
 
 class _Supervised:
     """Runs the supervisor instead of the tests, in a process that can't be replaced."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, settings: Settings, program: Program) -> None:
+        self._settings = settings
+        self._program = program
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self) -> int:
         print(  # noqa: T201
-            f"negativa: a program called pytest.main; {shlex.join(self._request.program.command)} "
+            f"negativa: a program called pytest.main; {shlex.join(self._program.command)} "
             "runs its tests, without what the program set up in its process"
         )
-        return fulfil(self._request)
+        return supervise(self._settings, self._program)
 
 
 def _role_and_run(

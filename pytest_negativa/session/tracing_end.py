@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_negativa.storage.system import process_mark
 
@@ -20,16 +20,8 @@ if TYPE_CHECKING:
     from pytest_negativa.session.traced_process import TracedProcess
 
 
-class _Step(NamedTuple):
-    """Step at the end of a process for one of its sessions."""
-
-    process: tuple[int, int]
-    traced: TracedProcess
-    act: Callable[[], None]
-
-
-# A test may start a session inside of its own.
-_steps: list[_Step] = []
+# By process and session: what to do at the end. A test may start a session inside of its own.
+_steps: list[tuple[tuple[int, int], TracedProcess, Callable[[], None]]] = []
 
 
 def at_end(traced: TracedProcess, act: Callable[[], None]) -> None:
@@ -38,7 +30,7 @@ def at_end(traced: TracedProcess, act: Callable[[], None]) -> None:
     Args:
         traced: the session that it belongs to.
     """
-    _steps.append(_Step(process_mark(), traced, act))
+    _steps.append((process_mark(), traced, act))
 
 
 def has_begun() -> bool:
@@ -48,13 +40,13 @@ def has_begun() -> bool:
 
 def end_former_sessions() -> None:
     """End tracing for sessions of this process that are over: another one begins."""
-    _end([step for step in _steps if step.traced.session_ended])
+    _end(lambda traced: traced.session_ended)
 
 
 def end_tracing() -> None:
     """End tracing for good, and complete the runs; called when the process ends."""
     try:
-        _end(list(_steps))
+        _end(lambda _: True)
     except KeyboardInterrupt:
         # An atexit handler can't pass it on, so the process ends as any that Ctrl-C ends.
         sys.stdout.flush()
@@ -62,9 +54,11 @@ def end_tracing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _end(steps: list[_Step]) -> None:
-    for step in steps:
-        _steps.remove(step)
-        # A forked child inherits the steps.
-        if step.process == process_mark():
-            step.act()
+def _end(is_over: Callable[[TracedProcess], bool]) -> None:
+    for step in [*_steps]:
+        process, traced, act = step
+        if is_over(traced):
+            _steps.remove(step)
+            # A forked child inherits the steps.
+            if process == process_mark():
+                act()

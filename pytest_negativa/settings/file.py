@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 PROJECT_NAME = "pyproject.toml"
 TABLE = "[tool.negativa]"
 
-# People write configurations; a file far beyond this is another one, named by mistake.
-MAX_BYTES = 1 << 20
-
 
 class ConfigFile(NamedTuple):
     """Settings of one file.
@@ -135,11 +132,8 @@ def _node_of(value: Any) -> Node:
 
 
 def _bytes_of(path: str) -> bytes:
-    with refusing(path, "read", OptionError), open(path, "rb") as file:  # noqa: PTH123
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
-    return data
+    with refusing(path, "read", OptionError):
+        return Path(path).read_bytes()
 
 
 def _where(path: str, place: Place) -> str:

@@ -426,7 +426,7 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="cache.dir",
+        name="cache_dir",
         flag_name="cache-dir",
         value="DIR",
         help="Keep maps of libraries in this folder between sessions.",
@@ -448,6 +448,5 @@ SECTIONS: Mapping[str, str] = {
     "coverage": "Kernel coverage of the libraries that the project builds itself.",
     "thresholds": "Limits over all analysed libraries; a session that crosses one exits with 1.",
     "compare": "What may have grown since a baseline.",
-    "cache": "The cache of library maps.",
 }
 """The sections of ``negativa.yaml``, by their keys."""

@@ -103,8 +103,7 @@ def resolve(
             found, start = Found(value_of(option, option.default), ""), home
         values[name], sources[name] = anchored(name, found.value, start), found.where
     values["config"] = config.path if config else None
-    if values["cache.dir"] is None:
-        values["cache.dir"] = _user_cache()
+    values["cache_dir"] = values["cache_dir"] or _user_cache()
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )

@@ -132,7 +132,7 @@ _PATHS = frozenset(
         "trace.replay",
         "reports.formats",
         "compare.baseline",
-        "cache.dir",
+        "cache_dir",
     )
 )
 
@@ -301,5 +301,5 @@ _READERS: Mapping[str, _Reader] = {
     "thresholds.max_gpu_code": _limit(read_size),
     "compare.baseline": _place,
     "compare.fail": _limit(_growths),
-    "cache.dir": _path,
+    "cache_dir": _path,
 }

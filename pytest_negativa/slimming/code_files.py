@@ -7,7 +7,6 @@ still knows of the files.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections import defaultdict
@@ -18,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability, is_for_any
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
@@ -36,7 +35,6 @@ from pytest_negativa.models.file_kinds import (
 )
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LockedLibrary
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     RemovedFile,
     SlimManifest,
@@ -46,7 +44,7 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import how_to_reinstall
+from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
 from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder
@@ -106,25 +104,27 @@ class Package:
         """A row for the files that stay."""
         return SlimRow.unchanged(self.name, status, _size_of(self.kept), detail)
 
-    def left_by_spare(self) -> SlimRow:
-        """A row for unused files that stay because code goes into a spare."""
-        detail = (
-            f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
-            f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
-            "folder without --spare to remove them"
-        )
-        return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
+    def row_before(self, *, spare: bool) -> SlimRow | None:
+        """The row that is known before the work; None if there is work, or nothing to tell.
 
-    def row_before(self) -> SlimRow | None:
-        """The row that is known before the work; None if there is work, or nothing to tell."""
+        Args:
+            spare: code goes into a spare, so no file goes.
+        """
+        if spare and self.unused:
+            detail = (
+                f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
+                f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
+                "folder without --spare to remove them"
+            )
+            return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
+        if spare or (self.unused and self.problem is None):
+            return None
         if self.problem is not None:
             size = _size_of((*self.unused, *self.kept))
             return SlimRow.unchanged(self.name, self.status, size, self.problem)
-        if self.gone and not self.unused:
+        if self.gone:
             return self.row(SlimStatus.ALREADY, ())
-        if self.note is not None and not self.unused:
-            return self.unchanged(SlimStatus.DIFFERENT, self.note)
-        return None
+        return None if self.note is None else self.unchanged(SlimStatus.DIFFERENT, self.note)
 
 
 def _size_of(groups: Iterable[FileGroup]) -> int:
@@ -276,7 +276,7 @@ def _is_needed(
 
 def remove_files(
     journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
-) -> Iterator[SlimRow]:
+) -> SlimRow:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
@@ -285,79 +285,49 @@ def remove_files(
         keep_originals: the folder for the files; None: they are lost.
         jobs: files to read at a time.
 
-    Yields:
-        A row for the package, and one for each file that stays because something went wrong.
+    Returns:
+        A row for the package.
 
     Raises:
-        StoreError: the manifest can't be written; then no file is removed.
+        NegativaError: a file can't be read, kept or removed. It and those behind it stay.
     """
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
-    states: dict[FileGroup, FileState] = {}
-    failed: list[str] = []
-    for group, sha256 in tree.digests(package.unused, jobs).items():
-        try:
+    try:
+        for group, sha256 in tree.digests(package.unused, jobs).items():
+            path, aside = root / group.name, None
             if sha256 is None:
-                raise ReconstructError("it cannot be read")
-            path, aside = tree.root / group.name, None
-            states[group] = group.state
+                raise ReconstructError(f"{path}: {UNREADABLE}")
             if keep_originals is not None:
                 aside = keep_originals / sha256
-                linked = keep_original(path, aside, journal.token, group.state, one_of_many=True)
-                states[group] = linked or group.state
-            mode = stat.S_IMODE(path.lstat().st_mode)
-        except (OSError, NegativaError) as e:
-            states.pop(group, None)
-            failed.append(_failed(package, group, e))
-            continue
-        entry = RemovedFile(
-            sha256=sha256,
-            size=group.size,
-            mtime_ns=group.mtime_ns,
-            mode=mode,
-            source=package.source,
-            original=None if aside is None else str(aside),
-        )
-        for name in group.names:
-            record = tree.records.get(name, {}).get(record_digest(sha256))
-            relative = None if record is None else os.path.relpath(record, root)
-            removed[name] = replace(entry, record=relative)
-    if keep_originals is not None and states:
-        # One call is faster than one for each of thousands.
-        os.sync()
-    journal.save()
-    done: list[FileGroup] = []
-    for group, state in states.items():
-        try:
-            for number, place in enumerate(journal.places(group.names)):
-                take_out(place, state, by_ctime=not number)
-            done.append(group)
-        except (OSError, NegativaError) as e:
+                keep_original(path, aside, journal.token, group.state, one_of_many=True)
+            with refusing(path, "read", ReconstructError):
+                mode = stat.S_IMODE(path.lstat().st_mode)
+            entry = RemovedFile(
+                sha256=sha256,
+                size=group.size,
+                mtime_ns=group.mtime_ns,
+                mode=mode,
+                source=package.source,
+                original=None if aside is None else str(aside),
+            )
             for name in group.names:
-                if os.path.lexists(root / name):
-                    del removed[name]
-            failed.append(_failed(package, group, e))
-    for folder in {(root / name).parent for group in done for name in group.names}:
-        with contextlib.suppress(FileNotFoundError):
+                record = tree.records.get(name, {}).get(record_digest(sha256))
+                relative = None if record is None else os.path.relpath(record, root)
+                removed[name] = replace(entry, record=relative)
+        if keep_originals is not None:
+            # One call is faster than one for each of thousands.
+            os.sync()
+        journal.save()
+        for group in package.unused:
+            for place in journal.places(group.names):
+                take_out(place, group.state)
+    finally:
+        for name in [name for name in removed if os.path.lexists(root / name)]:
+            del removed[name]
+    for folder in {(root / name).parent for group in package.unused for name in group.names}:
+        with refusing(folder, "written", ReconstructError):
             sync_folder(folder)
-    if done or not failed:
-        yield package.row(SlimStatus.SLIMMED, done)
-    if failed:
-        yield package.unchanged(SlimStatus.FAILED, f"{_several(failed)} cannot be removed")
-
-
-def _several(problems: Sequence[str]) -> str:
-    more = len(problems) - 1
-    return problems[0] + (f" (and {format_items(more, 'more file', 'more files')})" if more else "")
-
-
-def _failed(package: Package, group: FileGroup, error: Exception) -> str:
-    package.kept.append(group)
-    return f"{group.name}: {reason_of(error)}"
-
-
-def reason_of(error: Exception) -> str:
-    """The text of an error for a row that names the file."""
-    return str((error.strerror if isinstance(error, OSError) else None) or error)
+    return package.row(SlimStatus.SLIMMED, package.unused)
 
 
 def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
@@ -374,10 +344,14 @@ def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
         for name, entry in found.items():
             try:
                 _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
-            except (OSError, NegativaError) as e:
-                failed[name] = f"{name}: {reason_of(e)}"
+            except NegativaError as e:
+                failed[name] = str(e)
         if failed:
-            detail = f"cannot be put back: {_several([*failed.values()])}; {_again(tree, failed)}"
+            first, *others = failed.values()
+            more = (
+                f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
+            )
+            detail = f"cannot be put back: {first}{more}; {_again(tree, failed)}"
             yield SlimRow.unchanged(package, SlimStatus.FAILED, 0, detail)
         back = found.keys() - failed
         if back:
@@ -411,20 +385,21 @@ def _again(tree: Tree, names: Iterable[str]) -> str:
 
 def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
     if entry.original is None:
-        raise ReconstructError("it was removed, and was not kept")
+        raise ReconstructError(f"{path}: it was removed, and was not kept")
     aside = Path(entry.original)
     if digest_of(aside) != entry.sha256:
-        raise ReconstructError(f"{aside} is gone, or no longer that file")
+        raise ReconstructError(f"{path}: {aside} is gone, or no longer that file")
     if dry_run:
         return
     if path.parent.resolve() != path.parent:
         raise ReconstructError(f"a link leads from {path.parent} to another folder now")
-    make_folder(path.parent)
     # Some names are so long that a hidden name made of them would be too long.
     staged = staged_name(path.with_name("file"), token)
-    # Not a link: a program that writes to the file must not change the kept one.
-    copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
-    take(staged, path, None)
+    with refusing(path, "put back", ReconstructError):
+        make_folder(path.parent)
+        # Not a link: a program that writes to the file must not change the kept one.
+        copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
+        take(staged, path, None)
 
 
 def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:

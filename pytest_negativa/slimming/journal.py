@@ -2,8 +2,8 @@
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
-it. There is never a new file without an entry. Only the entries of originals that are back know the
-lines of RECORD, so they go last.
+it. There is never a new file without an entry. The entries of originals that are back go last: only
+they tell that RECORD has lines to change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,24 +20,12 @@ from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest, update_record
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import (
-    RecordRow,
-    SlimmedFile,
-)
+from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.slimming.folder_locks import hold_metadata
-from pytest_negativa.slimming.manifest import (
-    is_part_of_manifest,
-    load_manifest,
-    manifest_of,
-    save_manifest,
-)
+from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.replace import copy_file, replace_all
 from pytest_negativa.slimming.spares import rebuild
-from pytest_negativa.slimming.tree import (
-    MANIFEST_NAME,
-    Tree,
-    staged_name,
-)
+from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
@@ -59,12 +46,9 @@ class Journal:
         self.tree = tree
         self.root = tree.root
         self.manifest = manifest_of(tree)
-        # After a run that was killed, the same one.
-        self.token = self.manifest.run or secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self.held = tuple(held)
-        self._back: list[str] = []
-        # By RECORD, because two distributions may each have a line for a file; then by path.
-        self._lines: defaultdict[str, dict[str, RecordLine]] = defaultdict(dict)
+        self._back: dict[str, SlimmedFile] = {}
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
         """The places of names, with the state of the file to replace; None if none is there.
@@ -102,23 +86,17 @@ class Journal:
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
         """Note the run, and its ``run_spares``, while the block works.
 
+        If the block fails, the notes stay: the next run has to finish the work.
+
         Raises:
             StoreError: the manifest can't be written.
         """
         folders = tuple(sorted({*self.manifest.run_spares, *map(str, spares)}))
         self.manifest = replace(self.manifest, run=self.token, run_spares=folders)
         self.save()
-        left: str | None = None
-        try:
-            yield
-        except KeyboardInterrupt:
-            # Threads at work may still give their files names, which the next run removes.
-            left = self.token
-            raise
-        finally:
-            spared = () if left is None else folders
-            self.manifest = replace(self.manifest, run=left, run_spares=spared)
-            self.save()
+        yield
+        self.manifest = replace(self.manifest, run=None, run_spares=())
+        self.save()
 
     def put_back(
         self,
@@ -159,27 +137,16 @@ class Journal:
 
     def note_back(self, key: str, entry: SlimmedFile) -> None:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""
-        self._back.append(key)
-        for row in entry.rows:
-            if digest_of(self.root / row.name) == entry.original_sha256:
-                record = os.path.normpath(self.root / row.record)
-                self._lines[record][os.path.join(self.root, row.name)] = RecordLine(
-                    row.digest, row.size
-                )
+        self._back[key] = entry
 
-    def rows_before(self, names: Iterable[str]) -> tuple[RecordRow, ...]:
-        """The lines of a library in RECORD files, for its entry."""
+    def records_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The RECORD files that have a line for a library, for its entry."""
+        paths = {os.path.join(self.root, name) for name in names}
         return tuple(
-            RecordRow(
-                record=os.path.relpath(installed.record, self.root),
-                name=name,
-                digest=line.digest,
-                size=line.size,
-            )
+            os.path.relpath(installed.record, self.root)
             for site in self.tree.sites
             for installed in site.installed()
-            for name in names
-            if (line := installed.libraries.get(os.path.join(self.root, name))) is not None
+            if not paths.isdisjoint(installed.libraries)
         )
 
     def finish(self) -> None:
@@ -188,17 +155,20 @@ class Journal:
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
         """
-        results = {
+        lines = {
             os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
             for entry in self.manifest.slimmed.values()
             for name in entry.names
             if _is_result(self.root / name, entry)
         }
+        for entry in self._back.values():
+            line = RecordLine(record_digest(entry.original_sha256), str(entry.original_size))
+            paths = (self.root / name for name in entry.names)
+            lines |= {str(p): line for p in paths if digest_of(p) == entry.original_sha256}
         problem: NegativaError | None = None
         for site in self.tree.sites:
             for installed in site.installed():
-                wanted = {**results, **self._lines.get(str(installed.record), {})}
-                wanted = {path: wanted[path] for path in installed.libraries.keys() & wanted}
+                wanted = {path: lines[path] for path in installed.libraries.keys() & lines}
                 try:
                     if wanted:
                         with hold_metadata(installed.record.parent, self.root, *self.held):
@@ -224,22 +194,12 @@ def remove_leftovers(tree: Tree) -> bool:
     """Remove what killed runs left in a folder that this process holds.
 
     Returns:
-        Whether a library may have another time of change than the tree says: a leftover may be one
-        more name of its file.
-
-    Raises:
-        StoreError: the manifest can't be read.
+        Whether a library may have fewer links than the tree says: a leftover may be one more name
+        of its file.
     """
-    if not tree.leftovers:
-        return False
-    manifest, changed = load_manifest(tree.root), False
-    for path, token in tree.leftovers.items():
-        # The first thing that a run writes is its manifest; until then none has its token.
-        is_first = path == staged_name(tree.root / MANIFEST_NAME, token)
+    for path in tree.leftovers:
         # A folder that can't be written is the business of the work that follows.
         with contextlib.suppress(OSError, ReconstructError):
             refuse_shared(path.parent)
-            if token == manifest.run or (is_first and is_part_of_manifest(path)):
-                path.unlink()
-                changed = True
-    return changed
+            path.unlink()
+    return bool(tree.leftovers)

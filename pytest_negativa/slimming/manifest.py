@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
-from pytest_negativa.gpucode.source import ByteSource, read_fact
+from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
@@ -23,12 +23,10 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
-from pytest_negativa.storage.system import read_head, read_regular
+from pytest_negativa.storage.system import read_regular
 
 # In JSON, behind an even number of backslashes.
 _ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-# By the sorted keys.
-_MANIFEST_START = b'{\n "format_version": '
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -106,15 +104,6 @@ def other_manifest(root: Path, path: Path) -> Path | None:
     return next(folders, None)
 
 
-def is_part_of_manifest(path: Path) -> bool:
-    """Whether a file has the beginning of a manifest, or nothing.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    return _MANIFEST_START.startswith(read_head(path, len(_MANIFEST_START)))
-
-
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     """Whether the file of that name is the one that slimming made."""
     group = tree.group_of(name)
@@ -156,14 +145,13 @@ Records = Mapping[str, Path]
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
-    infos = [Path(os.path.normpath(root / row.record)).parent for row in entry.rows]
+    infos = [Path(os.path.normpath(root / record)).parent for record in entry.records]
     return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
 
 
-def is_reinstalled(name: str, entry: SlimmedFile, records: Records) -> bool:
+def is_reinstalled(entry: SlimmedFile, records: Records) -> bool:
     """Whether RECORD now has another file than the one that was slimmed."""
-    known = {row.digest for row in entry.rows if row.name == name}
-    known |= {record_digest(entry.sha256), record_digest(entry.original_sha256)}
+    known = {record_digest(entry.sha256), record_digest(entry.original_sha256)}
     return bool(records) and not known & records.keys()
 
 
@@ -204,7 +192,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
         return Fate.RESULT, None
     if record_digest(digest) in records:
         return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
-    if is_reinstalled(name, entry, records):
+    if is_reinstalled(entry, records):
         reason = "another one was installed since: RECORD has neither digest of this one"
         return Fate.ANOTHER, reason
     if _is_made_from(tree.root / name, entry):
@@ -214,14 +202,11 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
-    try:
-        if is_slimmed(path):
-            marker = read_fact(path, read_marker)
-            return marker is None or marker.size_before == entry.original_size
-        with ByteSource(path) as source:
-            header = EHDR.unpack_from(source.read(0, EHDR.size))
-    except FormatError:
-        return False
+    if is_slimmed(path):
+        marker = read_fact(path, read_marker)
+        return marker is None or marker.size_before == entry.original_size
     # Section headers end the files that slimming writes, so a cut file tells the size it had.
-    is_elf = header.e_ident.startswith(ELF_MAGIC)
-    return is_elf and header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
+    header = read_fact(path, lambda source: EHDR.unpack_from(source.read(0, EHDR.size)))
+    if header is None or not header.e_ident.startswith(ELF_MAGIC):
+        return False
+    return header.e_shoff + header.e_shentsize * header.e_shnum == entry.size

@@ -16,7 +16,7 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.slimming import RecordRow, SlimManifest, SlimmedFile
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
     UNREADABLE,
     Fate,
@@ -124,20 +124,11 @@ def entry_of(tree: Tree, group: FileGroup) -> SlimmedFile:
 def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedFile:
     sha256 = tree.digest(group)
     assert sha256 is not None, "its note was read"
-    original = note.original.hex()
-    rows = tuple(
-        RecordRow(
-            record=os.path.relpath(tree.records[name][line], tree.root),
-            name=name,
-            digest=record_digest(original),
-            size=str(note.original_size),
-        )
-        for name in group.names
-        if (line := record_digest(sha256)) in tree.records.get(name, {})
-    )
+    line = record_digest(sha256)
+    found = (tree.records.get(name, {}).get(line) for name in group.names)
     return SlimmedFile(
         names=group.names,
-        original_sha256=original,
+        original_sha256=note.original.hex(),
         original_size=note.original_size,
         sha256=sha256,
         size=group.size,
@@ -145,7 +136,7 @@ def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedF
         recipe="",
         source="",
         gpu_code_removed=0,
-        rows=rows,
+        records=tuple(os.path.relpath(record, tree.root) for record in found if record),
         spare=str(spare),
     )
 

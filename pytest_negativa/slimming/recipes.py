@@ -25,7 +25,7 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, RepackedCubin
-from pytest_negativa.models.spans import intersection, size
+from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
@@ -33,13 +33,12 @@ from pytest_negativa.rewriting.compact.cut import foresee_cut, gap_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
-    Cut,
     Smaller,
 )
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import LEAST_GAP, CutPlan, SpareTarget, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_GAP, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -64,7 +63,7 @@ class Removal:
         strips: nothing goes but what is never loaded, for which there is no spare.
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
-        cut: for a library with a spare.
+        needed, containers: for a library with a spare, see ``plan_cut``.
         gaps: sizes in bytes of the gaps that it could have.
     """
 
@@ -76,7 +75,8 @@ class Removal:
     strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
-    cut: CutPlan | None = None
+    needed: tuple[Range, ...] | None = None
+    containers: tuple[Range, ...] = ()
     gaps: tuple[int, ...] = ()
 
 
@@ -256,97 +256,57 @@ def plan_library(recipe: Recipe, path: Path) -> Removal:
     removal = recipe.plan(recipe, path)
     if recipe.spare is None or removal.strips:
         return removal
-    planned = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
+    needed, containers = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
     options = recipe.spare.options_for(path.name, recipe.source)
-    sizes = gap_sizes(path, planned.needed, options, planned.containers)
-    return replace(removal, cut=planned, gaps=tuple(sizes))
+    sizes = tuple(gap_sizes(path, needed, options, containers))
+    return replace(removal, needed=needed, containers=containers, gaps=sizes)
 
 
 def slim_library(
     recipe: Recipe,
     path: Path,
-    target: Path,
+    target: Path | None,
     name: str,
     *,
     strip: bool,
     planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
-    unchecked: Path | None = None,
 ) -> Result:
-    """Write what a recipe makes of a library.
+    """Write what a recipe makes of a library, or forecast its size.
 
     Args:
         recipe: what to remove.
         path: the original.
-        target: the new file; nothing is left there on any failure.
+        target: the new file; nothing is left there on any failure. None: nothing is written.
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
         planned: of the original, if it is known.
         min_gap: with a spare, shorter gaps stay in the file; in bytes.
-        unchecked: for a recipe with a spare, see ``spares.hold_folder``.
 
     Raises:
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
     removal = planned or plan_library(recipe, path)
-    if recipe.spare is not None and removal.cut is not None:
-        assert unchecked is not None, "the folder of spares is held"
+    if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_gap)
-        done = cut(path, target, removal.cut, recipe.spare, options, unchecked)
-        _refuse_other(removal, path, target, done)
+        if target is None:
+            return Result(removal, foresee_cut(path, needed, options, removal.containers))
+        library = None if removal.plan is None else removal.plan.library
+        done = cut(
+            path, target, needed, removal.containers, recipe.spare, options, library, removal.state
+        )
         decisions = () if removal.plan is None else removal.plan.decisions
         unused = ((one.start, one.end) for one in decisions if not one.kept)
         gone = size(intersection(unused, done.gaps))
         return Result(removal, done.size_after, gone, done, done.spare)
-    compacted = compact_library(
-        path,
-        target,
-        removal.library_map,
-        removal.plan,
-        removal.edits,
-        CompactOptions(strip=strip, takes_place=True),
-        state=removal.state,
-    )
+    given = removal.library_map, removal.plan, removal.edits
+    compact = CompactOptions(strip=strip, takes_place=True)
+    if target is None:
+        return Result(removal, foresee_compaction(path, *given, compact))
+    compacted = compact_library(path, target, *given, compact, state=removal.state)
     gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
     return Result(removal, compacted.size_after, gone, compacted)
-
-
-def _refuse_other(removal: Removal, path: Path, target: Path, done: Cut) -> None:
-    """Refuse a result of another file than the one that was planned for."""
-    expected = None if removal.plan is None else removal.plan.library.sha256
-    changed = removal.state is not None and state_of(path) != removal.state
-    if changed or expected not in (None, done.original_sha256):
-        target.unlink(missing_ok=True)
-        raise StaleLibraryError(f"{path} changed while it was read; try again")
-
-
-def foresee_library(
-    recipe: Recipe,
-    path: Path,
-    name: str,
-    *,
-    strip: bool,
-    planned: Removal | None = None,
-    min_gap: int = LEAST_GAP,
-) -> Result:
-    """Forecast the size of what ``slim_library`` would write.
-
-    Args:
-        recipe, path, name, strip, planned, min_gap: see there.
-
-    Raises:
-        CannotCompactError: it is left as it is.
-        NegativaError: the library can't be read.
-    """
-    removal = planned or plan_library(recipe, path)
-    if recipe.spare is not None and removal.cut is not None:
-        options = recipe.spare.options_for(name, recipe.source, min_gap)
-        whole = removal.cut
-        return Result(removal, foresee_cut(path, whole.needed, options, whole.containers))
-    compact = CompactOptions(strip=strip)
-    size = foresee_compaction(path, removal.library_map, removal.plan, removal.edits, compact)
-    return Result(removal, size)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:

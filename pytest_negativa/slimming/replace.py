@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.models.reconstruction import FileState
@@ -49,16 +51,11 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
         ReconstructError: some could not be replaced.
     """
     first, *others = places
-    touched = set()
     try:
         sync_file(staged)
         take(staged, first, places[first])
-        touched.add(_inode(places[first]))
         for place in others:
-            inode = _inode(places[place])
-            # Taking one name of a file changes the file's time of change.
-            link(first, place, places[place], token, by_ctime=inode not in touched)
-            touched.add(inode)
+            link(first, place, places[place], token)
         for folder in {place.parent for place in places}:
             sync_folder(folder)
     except OSError as e:
@@ -67,9 +64,7 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
         staged.unlink(missing_ok=True)
 
 
-def link(
-    path: Path, place: Path, state: FileState | None, token: str, *, by_ctime: bool = False
-) -> None:
+def link(path: Path, place: Path, state: FileState | None, token: str) -> None:
     """Let ``place``, which leads to a file of this state, lead to the file ``path``.
 
     No link leads from one mount to another, even of the same file system: ``place`` gets a copy.
@@ -79,14 +74,13 @@ def link(
         place: the name.
         state: None if the name leads to no file.
         token: of the run.
-        by_ctime: compare also the time of change, which naming the old file changes.
 
     Raises:
         TakenError: it leads to another file.
         NegativaError: the copy can't be made.
         OSError: it can't.
     """
-    if _inode(_state_at(place)) == _inode(_state_at(path)):
+    if is_same_file(_state_at(place), _state_at(path)):
         return  # A bind mount shows one name in two folders.
     new = staged_name(place, token)
     try:
@@ -95,53 +89,50 @@ def link(
         if e.errno not in _OTHER_FILE_SYSTEM:
             raise
         copy_file(path, new)
-    take(new, place, state, by_ctime=by_ctime)
+    take(new, place, state)
 
 
-def take_out(place: Path, state: FileState, *, by_ctime: bool = True) -> None:
+def take_out(place: Path, state: FileState) -> None:
     """Remove a name of a file.
 
     Args:
         place: the name.
         state: of the file that it leads to.
-        by_ctime: compare also the time of change, which removing another name changes.
 
     Raises:
         TakenError: it leads to another file, which stays.
-        OSError: it can't be removed.
+        ReconstructError: it can't be removed.
     """
-    _look(place, state, by_ctime=by_ctime)
-    place.unlink()
+    with refusing(place, "removed", ReconstructError):
+        _look(place, state)
+        place.unlink()
 
 
-def take(new: Path, place: Path, state: FileState | None, *, by_ctime: bool = True) -> None:
+def take(new: Path, place: Path, state: FileState | None) -> None:
     """Let ``place`` lead to the file ``new``, whose name goes.
 
     Args:
         new: the new file, in the same folder.
-        place, state, by_ctime: see ``link``.
+        place, state: see ``link``.
 
     Raises:
         TakenError: it leads to another file, which stays.
         OSError: it can't be renamed.
     """
     try:
-        _look(place, state, by_ctime=by_ctime)
+        _look(place, state)
         new.replace(place)
     finally:
         # Renaming a link onto another one of the same file does nothing, and leaves both.
         new.unlink(missing_ok=True)
 
 
-def _look(place: Path, state: FileState | None, *, by_ctime: bool) -> None:
+def _look(place: Path, state: FileState | None) -> None:
     """Refuse a place that leads to another file than that of a state."""
     now = _state_at(place)
     if now is None and state is not None:
         raise TakenError(place, "it was removed")
-    is_same = now == state
-    if not by_ctime and now is not None and state is not None:
-        is_same = _content(now) == _content(state)
-    if not is_same:
+    if _content(now) != _content(state):
         raise TakenError(place)
 
 
@@ -152,17 +143,16 @@ def _state_at(path: Path) -> FileState | None:
         return None
 
 
-def _content(state: FileState) -> tuple[int, ...]:
-    return state.device, state.inode, state.size, state.mtime_ns
-
-
-def _inode(state: FileState | None) -> tuple[int, int] | None:
-    return None if state is None else (state.device, state.inode)
+def _content(state: FileState | None) -> FileState | None:
+    # Naming a file, or removing a name, changes its time of change.
+    return None if state is None else replace(state, ctime_ns=0)
 
 
 def is_same_file(one: FileState | None, other: FileState | None) -> bool:
     """Whether two states are of one file."""
-    return one is not None and _inode(one) == _inode(other)
+    if one is None or other is None:
+        return False
+    return (one.device, one.inode) == (other.device, other.inode)
 
 
 def keep_original(
@@ -172,7 +162,7 @@ def keep_original(
     known: FileState | None,
     *,
     one_of_many: bool = False,
-) -> FileState | None:
+) -> None:
     """Let ``target`` be the same file as ``original``, or else a copy with all its attributes.
 
     Args:
@@ -181,9 +171,6 @@ def keep_original(
         token: of the run.
         known: the state in which the library has that digest; None if that is not known.
         one_of_many: leave it to the caller to force ``target`` and its name to disk.
-
-    Returns:
-        If it was linked, which changes its time of change: the state of the original.
 
     Raises:
         TakenError: the library is no longer the file of that digest.
@@ -197,26 +184,22 @@ def keep_original(
         if target.exists():
             with ByteSource(target) as kept:
                 if kept.sha256() == target.name:
-                    return None
+                    return
         target.unlink(missing_ok=True)
-        state = None
-        is_known = known is not None and _state_at(original) == known
         try:
             os.link(original, target)
-            state = FileState.of(target.lstat())
         except OSError as e:
             if e.errno not in _OTHER_FILE_SYSTEM:
                 raise
             copy_file(original, target, staged_name(target, token))
         # Another file may have taken the place since, and a copy may have read two.
-        is_known &= state is not None and known is not None and _content(state) == _content(known)
+        is_known = known is not None and _content(_state_at(target)) == _content(known)
         if not is_known and digest_of(target) != target.name:
             target.unlink()
             raise TakenError(original)
         if not one_of_many:
             sync_file(target)
             sync_folder(target.parent)
-    return state
 
 
 def copy_file(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError
+from pytest_negativa.gpucode.elf_tables import ELF_MAGIC
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow
 from pytest_negativa.slimming.code_files import head_of
@@ -18,7 +19,6 @@ from pytest_negativa.slimming.recipes import by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
 from pytest_negativa.slimming.spares import least_gap
 from pytest_negativa.slimming.tree import (
-    ELF_MAGIC,
     MANIFEST_NAME,
     Tree,
     scan_files,
@@ -110,9 +110,7 @@ def slim_trees(
         NegativaError: a folder can't be read or written. What was done stays done, and the same
             call does the rest.
     """
-    if request.drop_never_loaded:
-        if request.lock is None:
-            raise OptionError("--drop-never-loaded goes with a lock, which tells what was loaded")
+    if request.drop_never_loaded and request.lock is not None:
         _require_known(request.lock)
     if request.target is not None:
         raise OptionError(

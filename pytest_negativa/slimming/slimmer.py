@@ -36,7 +36,6 @@ from pytest_negativa.slimming.recipes import (
     Kind,
     Removal,
     Result,
-    foresee_library,
     names_of,
     plan_library,
     slim_library,
@@ -46,13 +45,13 @@ from pytest_negativa.slimming.spares import (
     LEAST_GAP,
     SpareTarget,
     clear_abandoned,
-    discard_unchecked,
     find_spare,
     hold_folder,
     note_of,
     publish,
     rebuild,
     release,
+    remove_unchecked,
 )
 from pytest_negativa.slimming.tree import staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList
@@ -100,8 +99,7 @@ class Slimmer:
         self.options = options
         self.rows: list[SlimRow] = []
         self.min_gap = LEAST_GAP
-        self._planned: dict[str, Removal | NegativaError] = {}
-        self._unchecked: Path | None = None
+        self._planned: dict[str, Removal | None] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -119,25 +117,18 @@ class Slimmer:
         finally:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
-            if isinstance(planned, Removal):
+            if planned is not None:
                 yield from planned.gaps
 
-    def _plan(self, task: Task) -> Removal | NegativaError:
-        try:
-            with self._at_hand(task) as source:
-                return plan_library(task.recipe, source)
-        except NegativaError as e:
-            return e
+    def _plan(self, task: Task) -> Removal | None:
+        """The plan for a library; None: there is none, and the work on it will tell why."""
+        with contextlib.suppress(NegativaError), self._at_hand(task) as source:
+            return plan_library(task.recipe, source)
+        return None
 
     def _plan_of(self, task: Task) -> Removal | None:
-        """The plan for a library; None: it has no spare, or is to be read again.
-
-        Raises:
-            NegativaError: nothing could be planned.
-        """
+        """The plan for a library; None: it has no spare, or is to be read again."""
         planned = self._planned.pop(task.name, None)
-        if isinstance(planned, NegativaError):
-            raise planned
         # The original that is made again is another file.
         return None if task.is_cut else planned
 
@@ -179,32 +170,35 @@ class Slimmer:
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             if spare is not None and any(task.recipe.spare for task in work.tasks):
-                self._unchecked = held.enter_context(hold_folder(spare.folder, journal.root))
+                held.enter_context(hold_folder(spare.folder, journal.root))
                 folders.append(spare.folder)
             if begun:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
+            for folder in folders:
+                # As long as the manifest names the folder: a run that is killed then leaves none.
+                remove_unchecked(folder)
             release(self._spares, journal.root, journal.manifest, folders)
         return self.rows
 
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            try:
-                self._process(self._slim, self._publish, on_done)
-                for package in self.work.packages:
-                    aside, jobs = self.options.keep_originals, self.options.jobs
-                    self.rows += remove_files(journal, package, keep_originals=aside, jobs=jobs)
-                    on_done(package.size)
-            finally:
-                # Also when interrupted: what was replaced must be in order.
-                for key, entry in self.work.past.items():
-                    if journal.manifest.slimmed.get(key) is entry:
-                        journal.note_back(key, entry)
-                journal.finish()
+            self._process(self._slim, self._publish, on_done)
+            aside, jobs = self.options.keep_originals, self.options.jobs
+            for package in self.work.packages:
+                try:
+                    row = remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                except NegativaError as e:
+                    row = package.unchanged(SlimStatus.FAILED, str(e))
+                self.rows.append(row)
+                on_done(package.size)
         finally:
-            if self._unchecked is not None:
-                discard_unchecked(self._unchecked)
+            # Also when interrupted: what was replaced must be in order.
+            for key, entry in self.work.past.items():
+                if journal.manifest.slimmed.get(key) is entry:
+                    journal.note_back(key, entry)
+            journal.finish()
 
     def _process(
         self,
@@ -275,15 +269,15 @@ class Slimmer:
             strip=options.strip,
             planned=planned,
             min_gap=self.min_gap,
-            unchecked=self._unchecked,
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Result:
         name, planned = Path(task.name).name, self._plan_of(task)
         with self._at_hand(task) as source:
-            return foresee_library(
+            return slim_library(
                 task.recipe,
                 source,
+                None,
                 name,
                 strip=self.options.strip,
                 planned=planned,
@@ -345,23 +339,19 @@ class Slimmer:
         spare = None
         if self.options.spare is not None and made.spare is not None:
             spare = self.options.spare.folder / made.spare.name
-        linked: FileState | None = None
         places = journal.places(task.names)
         before = journal.manifest.slimmed
-        known = [] if task.slimmed is None else [task.slimmed.entry]
-        found = (before[name] for name in task.names if name in before)
-        known += [one for one in found if one.original_sha256 == file.original_sha256]
-        old = known[0] if known else None
+        old = None if task.slimmed is None else task.slimmed.entry
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
-            linked = keep_original(self._original_of(task), aside, journal.token, state)
+            keep_original(self._original_of(task), aside, journal.token, state)
             original = str(aside)
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)
-        rows = journal.rows_before(task.names) if old is None else old.rows
+        records = journal.records_of(task.names) if old is None else old.records
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -374,7 +364,7 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
-            rows=rows,
+            records=records,
             original=original,
             notes=notes,
             reinstall=reinstall if old is None else old.reinstall,
@@ -387,10 +377,8 @@ class Slimmer:
         try:
             if spare is not None and made.spare is not None:
                 publish(made.spare, spare)
-            # Keeping the original has changed its time of change.
-            changed = {p: linked for p, state in places.items() if is_same_file(state, linked)}
             with self._letting_go(task):
-                replace_all(staged, places | changed, journal.token)
+                replace_all(staged, places, journal.token)
         except ReconstructError:
             now = FileState.of(status)
             if not any(is_same_file(state_at(place), now) for place in places):

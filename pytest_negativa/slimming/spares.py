@@ -27,8 +27,9 @@ from pytest_negativa.errors import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
@@ -49,7 +50,6 @@ from pytest_negativa.spare.note import (
     MAX_COPIED,
     SPARE_FOLDER,
     Note,
-    last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
@@ -61,9 +61,9 @@ from pytest_negativa.storage.shared_folders import (
 )
 from pytest_negativa.storage.system import read_regular
 
-_NAME = re.compile(r".+\.([0-9a-f]{16})\.spare", re.DOTALL)
-UNCHECKED = ".unchecked-"
-"""Begins the names of folders with a spare that is not checked yet."""
+_NAME = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
+UNCHECKED = ".unchecked"
+"""A folder in that of spares, with those of a run that are not checked yet."""
 
 # As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
 # many segments needs 192 KiB of stack.
@@ -89,7 +89,6 @@ class SpareTarget:
         folder: absolute path; the libraries name it.
         traced: CPU code that a run touched, by SHA-256 of the library; the rest that the run
             watched goes. All CPU code of other libraries stays.
-        by_arch: GPU code goes by archs, and not by a lock.
         loaded: all libraries that the run of the trace loaded; None: there is no trace.
         came_back: pages that came back to libraries that were not traced, by SHA-256.
         unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
@@ -99,7 +98,6 @@ class SpareTarget:
 
     folder: Path
     traced: Mapping[str, HostLibrary] = field(default_factory=dict)
-    by_arch: bool = False
     loaded: tuple[HostLibrary, ...] | None = None
     came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     unneeded: bool = False
@@ -107,12 +105,7 @@ class SpareTarget:
 
     @classmethod
     def of(
-        cls,
-        folder: Path,
-        usage: HostUsage | None,
-        *,
-        by_arch: bool = False,
-        most_gaps: int = MOST_GAPS,
+        cls, folder: Path, usage: HostUsage | None, *, most_gaps: int = MOST_GAPS
     ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
 
@@ -120,13 +113,13 @@ class SpareTarget:
             OptionError: processes may have touched more than the trace has.
         """
         if usage is None:
-            return cls(folder, by_arch=by_arch, most_gaps=most_gaps)
+            return cls(folder, most_gaps=most_gaps)
         if usage.incomplete:
             raise OptionError(
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, by_arch, loaded=usage.libraries, most_gaps=most_gaps)
+        return cls(folder, traced, loaded=usage.libraries, most_gaps=most_gaps)
 
     def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
@@ -179,49 +172,24 @@ class SpareTarget:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(
-                f"Slimmed by {source}. Put it into {self.folder}, or "
-                f"install the library again. {self._keeping}"
+                f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
+                "negativa misses tells what is needed, to keep it."
             ),
         )
-
-    @property
-    def _keeping(self) -> str:
-        """The way to keep what came back, for the message."""
-        known = (
-            (self.unneeded, "negativa slim with --spare-never-loaded and --add-misses DIR"),
-            (
-                not self.unneeded and not self.by_arch,
-                "negativa lock --add-misses DIR, and slim again",
-            ),
-            (bool(self.traced), "negativa slim with --cpu-pages and --add-misses DIR"),
-        )
-        ways = [way for applies, way in known if applies]
-        logged = 'run this after eval "$(negativa misses --attach-env DIR)"'
-        if not ways:
-            return (
-                f"To see what is needed, {logged}, then negativa misses --log DIR; negativa slim "
-                "--arch can keep the code of more archs."
-            )
-        return f"To keep such code, {logged}, then {'; or '.join(ways)}."
-
-
-@dataclass(frozen=True, slots=True)
-class CutPlan:
-    """The parts of a library that may go, and those that stay; ranges of file offsets."""
-
-    containers: tuple[Range, ...]
-    needed: tuple[Range, ...]
 
 
 def plan_cut(
     path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SpareTarget
-) -> CutPlan:
+) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
         path: the original.
         library_map, plan: both or none.
         policy: see there.
+
+    Returns:
+        Ranges of file offsets that stay, and those with GPU code that may go.
 
     Raises:
         FormatError: the file can't be read.
@@ -243,7 +211,7 @@ def plan_cut(
                 # What a lock keeps lies among constants of some libraries.
                 gpu_code = () if library_map is None else library_map.iter_code()
                 free += minus(traced.unread, union(one.payload for one in gpu_code))
-        return CutPlan(tuple(containers), tuple(minus([(0, source.size)], union(free))))
+        return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 
 def least_gap(sizes: Iterable[int], most: int) -> int:
@@ -260,20 +228,22 @@ def least_gap(sizes: Iterable[int], most: int) -> int:
 def cut(
     path: Path,
     target: Path,
-    planned: CutPlan,
+    needed: Iterable[Range],
+    containers: Iterable[Range],
     policy: SpareTarget,
     options: CutOptions,
-    unchecked: Path,
+    library: LibraryIdentity | None = None,
+    state: FileState | None = None,
 ) -> Cut:
     """Write a library without what may go, and its spare.
 
     Args:
         path: the original.
         target: the new file.
-        planned: what may go.
-        policy: where the spare goes.
+        needed, containers: see ``cut_library``.
+        policy: where the spare goes; its folder is held.
         options: as it has them.
-        unchecked: see ``hold_folder``.
+        library, state: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -286,8 +256,10 @@ def cut(
                 f"{policy.folder} belongs to user {owner}, so no process would use this library's "
                 "spare there; name another folder"
             )
-        own = Path(tempfile.mkdtemp(dir=unchecked))
-        return cut_library(path, target, own, planned.needed, options, planned.containers)
+        own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
+        return cut_library(
+            path, target, own, needed, options, containers, library=library, state=state,
+        )  # fmt: skip
 
 
 def publish(spare: Path, place: Path) -> None:
@@ -304,10 +276,8 @@ def publish(spare: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
+def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[None]:
     """Make a folder of spares and keep others out, and remove what killed runs left there.
-
-    Yields a folder in it for spares that are not checked yet, which goes at the end.
 
     Args:
         folder: absolute path.
@@ -335,9 +305,9 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[Path]:
             # The note also keeps scans out: spares begin like libraries.
             if tree not in (known := owners_of(folder)):
                 _note_owners(folder, [*known, *([tree] if tree else [])])
-            unchecked = Path(tempfile.mkdtemp(dir=folder, prefix=UNCHECKED))
-        stack.callback(discard_unchecked, unchecked)
-        yield unchecked
+            (folder / UNCHECKED).mkdir()
+        stack.callback(remove_unchecked, folder)
+        yield
 
 
 def owners_of(folder: Path) -> list[Path]:
@@ -387,7 +357,8 @@ def release(
                 for name in _needed_names(root, known)
             }
             for spare in before:
-                if spare.parent == folder and spare.name not in names and is_spare(spare):
+                is_ours = _NAME.fullmatch(spare.name) and spare.parent == folder
+                if is_ours and spare.name not in names:
                     remove_file(spare)
             if folder not in {spare.parent for spare in needed}:
                 _note_owners(folder, [owner for owner in owners if owner != tree])
@@ -408,29 +379,14 @@ def _needed_names(tree: Path, manifest: SlimManifest) -> Iterator[str]:
                 yield note.spare_name
 
 
-def is_spare(path: Path) -> bool:
-    """Whether a file is a spare, by its name and its trailer."""
-    match = _NAME.fullmatch(path.name)
-    if match is None or path.is_symlink() or not path.is_file():
-        return False
-    with contextlib.suppress(FormatError):
-        return last_trailer(path).pair.hex().startswith(match[1])
-    return False
-
-
 def remove_unchecked(folder: Path) -> None:
-    """Remove what killed runs left in a folder of spares, which is locked."""
-    for left in folder.glob(f"{UNCHECKED}*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def discard_unchecked(unchecked: Path) -> None:
-    """Remove the folder of ``hold_folder``, if it is still there.
+    """Remove the spares that are not checked from a folder of spares, which is locked.
 
     After an interrupt, threads may still be at work: they can make nothing there any more.
     """
-    with contextlib.suppress(OSError):
-        shutil.rmtree(unchecked.rename(f"{unchecked}-gone"), ignore_errors=True)
+    for left in folder.glob(f"{UNCHECKED}*"):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(left.rename(f"{left}-gone"), ignore_errors=True)
 
 
 def clear_abandoned(manifest: SlimManifest) -> set[Path]:

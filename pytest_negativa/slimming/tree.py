@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.source import digest_of, read_fact
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_site
@@ -34,12 +35,12 @@ STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
 _TEMPORARY = re.compile(
-    rf"\..+\.([0-9a-f]{{16}}){re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
+    rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
 _METADATA_SUFFIX = ".dist-info"
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
-ELF_MAGIC = b"\x7fELF"
-_SHARED_OBJECT = (3).to_bytes(2, "little")
+_SHARED_OBJECT = ET_DYN.to_bytes(2, "little")
+# Of e_type in the header.
 _E_TYPE = 16
 
 
@@ -48,7 +49,7 @@ def staged_name(path: Path, token: str) -> Path:
 
     Args:
         path: the place.
-        token: of the run, which the manifest holds; by it the next run knows the file for ours.
+        token: of the run.
     """
     return path.with_name(f".{path.name}.{token}{STAGED_SUFFIX}")
 
@@ -88,15 +89,14 @@ class Tree:
         root: real path of the folder; names are below it.
         groups: its files, by name.
         sites: folders that distributions are installed in.
-        leftovers: files with names of temporary ones, which killed runs may have left, and the
-            token of the run that each name has.
+        leftovers: files with names of temporary ones, which killed runs left.
         partial: whether it is single files.
     """
 
     root: Path
     groups: list[FileGroup] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    leftovers: dict[Path, str] = field(default_factory=dict)
+    leftovers: list[Path] = field(default_factory=list)
     partial: bool = False
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
@@ -210,8 +210,8 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
-        if hidden and (match := _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :])) is not None:
-            tree.leftovers[root / name] = match[1]
+        if hidden and _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :]):
+            tree.leftovers.append(root / name)
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):

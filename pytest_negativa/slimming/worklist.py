@@ -6,7 +6,6 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 from collections import defaultdict
@@ -61,14 +60,6 @@ _OWN = "negativa runs in this environment, and needs it itself"
 _INTERPRETER = "libpython"
 # Of glibc, musl and their loaders.
 _LIBC = ("ld-linux", "ld-musl", "ld-2.", "libc.so", "libc-2.", "libc.musl")
-
-
-class Role(enum.Enum):
-    """The part of a library in the run of a lock."""
-
-    LOADED = "loaded, or may stand for one that was"
-    NEVER = "never loaded"
-    KEPT = "never loaded, and the project keeps it"
 
 
 def runs_below(path: Path, names: Iterable[str]) -> str | None:
@@ -253,9 +244,7 @@ class WorkList:
     def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
         """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if spare:
-                self.rows += [package.left_by_spare()] if package.unused else []
-            elif (row := package.row_before()) is not None:
+            if (row := package.row_before(spare=spare)) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -457,34 +446,36 @@ class _Others:
         path, spare = Path(paths[0]), self._spare
         is_unknown = self._is_unknown(group, library, sha256)
         owned = [self._never[path] for path in paths if path in self._never]
-        loses_all = is_unknown or any(owned)
-        role = self._role_of(paths) if loses_all else Role.LOADED
-        if is_unknown and role is Role.NEVER:
+        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(paths)
+        is_kept = is_never and not self._is_selected(paths)
+        if is_unknown and is_never and not is_kept:
             reason = runs_below(path, group.names)
             return self._whole if reason is None else _stays(group, library, reason)
-        recipe = (owned[0] if role is Role.NEVER else None) or self._others
+        recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
             return recipe
         if spare is not None and sha256 in spare.traced:
             return by_pages(spare)
-        if role is not Role.KEPT:
+        if not is_kept:
             return None
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
         has_code = takes_cpu_code or read_fact(path, has_gpu_code)
         return _stays(group, library, _KEPT) if has_code else None
 
-    def _role_of(self, paths: Sequence[str]) -> Role:
-        """The part of a library in the run of the lock.
+    def _may_be_loaded(self, paths: Sequence[str]) -> bool:
+        """Whether the run of the lock loaded a library, or it may stand for one that was.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname.
         """
-        soname = soname_of(Path(paths[0]))
-        if not self._loaded.isdisjoint((soname, *(path.rpartition("/")[2] for path in paths))):
-            return Role.LOADED
+        names = (soname_of(Path(paths[0])), *(path.rpartition("/")[2] for path in paths))
+        return not self._loaded.isdisjoint(names)
+
+    def _is_selected(self, paths: Sequence[str]) -> bool:
+        """Whether the project lets a library lose its code."""
         owner = next(filter(None, map(self._owners.get, paths)), None)
-        is_allowed = is_selected(self._selected, LibraryNames(paths[0], soname, owner))
-        return Role.NEVER if is_allowed else Role.KEPT
+        names = LibraryNames(paths[0], soname_of(Path(paths[0])), owner)
+        return is_selected(self._selected, names)
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""

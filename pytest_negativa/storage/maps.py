@@ -8,14 +8,12 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
-from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own, write_record
-
-_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
+from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own
 
 
 def encode_map(library_map: LibraryMap) -> bytes:
     """The JSON of a map; ``decode_map`` reads it."""
-    return _ENCODER.encode(library_map)
+    return msgspec.json.encode(library_map, enc_hook=encode_hook)
 
 
 def decode_map(data: bytes, origin: str) -> LibraryMap:
@@ -32,15 +30,6 @@ def decode_map(data: bytes, origin: str) -> LibraryMap:
         what="a library map",
         remedy="make the map again",
     )
-
-
-def save_map(library_map: LibraryMap, path: Path) -> None:
-    """Write a map file.
-
-    Raises:
-        StoreError: the file can't be written; nothing is left behind.
-    """
-    write_record(path, library_map)
 
 
 def load_map(path: Path) -> LibraryMap:

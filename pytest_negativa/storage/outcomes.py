@@ -273,7 +273,7 @@ def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[A
         return  # Only the controller of pytest-xdist reports the phase of a crash.
     ended = record.outcome if outcome is None else outcome.value
     if record.subtest is None:
-        times = f" at attempt {record.attempt}" if record.attempt > 1 else ""
+        times = f" at attempt {record.attempt}" if record.attempt != 1 else ""
         yield Aspect.ATTEMPTS, f"{record.when} {ended}{times}"
     else:
         yield Aspect.SUBTESTS, ended

@@ -25,7 +25,7 @@ from pytest_negativa.models.verdict import (
     Verdict,
 )
 from pytest_negativa.storage.digests import save_digests
-from pytest_negativa.storage.maps import load_map, save_map
+from pytest_negativa.storage.maps import load_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
 from pytest_negativa.storage.records import (
     decode_versioned,
@@ -74,7 +74,7 @@ def write_run(
     write_record(run.negativa_ml_file, negativa_ml_trace(analysis.usage))
     for library in analysis.libraries:
         name = names[library.plan.library.path]
-        save_map(library.library_map, run.map_dir / name)
+        write_record(run.map_dir / name, library.library_map)
         if with_plans:
             _save_plan(run, name, library.plan)
     _remove_others(run.map_dir, names.values())

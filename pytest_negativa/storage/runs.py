@@ -551,15 +551,11 @@ class RunsFolder:
 
     def advice(self) -> str:
         """Remedy without a good last run."""
-        good = self._last_good()
+        good = next((run for run in self.runs() if run.is_good), None)
         if good is None:
             return "trace again"
         named = f"--run {shlex.quote(str(good))}"
         return f"trace again, or take the last good run: {named} (with pytest: --negativa-run)"
-
-    def _last_good(self) -> Run | None:
-        """The newest run that something is planned from."""
-        return next((run for run in self.runs() if run.is_good), None)
 
 
 def _remove_others(part: Path, names: Set[str]) -> None:

@@ -20,11 +20,11 @@ from pytest_negativa.models.listing import (
     NeedList,
     RunRow,
     SimilarPair,
-    SlimList,
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.slimming import SlimRow
 from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
@@ -47,7 +47,7 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "report": (RunReport, "Report of a run"),
     "runs": (Listing[RunRow], "Output of negativa runs list --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
-    "slim": (SlimList, "Output of negativa slim, slim undo and slim check with --json"),
+    "slim": (Listing[SlimRow], "Output of negativa slim, slim undo and slim check with --json"),
     "tests": (Listing[ListedTest], "Output of negativa tests --json"),
     "verdict": (Verdict, "Verdict on a plan: verdict.json"),
     "vulnerabilities": (Vulnerabilities, "List of vulnerabilities for negativa vex"),

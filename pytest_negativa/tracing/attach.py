@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.children import LACKS, outer_sockets
@@ -18,28 +17,16 @@ from pytest_negativa.tracing.command import traced_changes
 from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE
 
 
-class Sampling(NamedTuple):
-    """Limits on the cost of samples.
-
-    Attributes:
-        one_of: one process in this many is traced, by chance.
-        seconds: for which a process is traced; 0: until its end.
-        files: no process starts a trace if the folder has this many files.
-    """
-
-    one_of: int
-    seconds: int
-    files: int
-
-
 def attach_environment(
-    run: Run, sampling: Sampling, environ: Mapping[str, str] = os.environ
+    run: Run, one_of: int, seconds: int, files: int, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The variables to set for a service so that its processes are traced into a run.
 
     Args:
         run: a new run; its folder is made, and marked as one of samples.
-        sampling: which processes, and for how long.
+        one_of: one process in this many is traced, by chance.
+        seconds: for which a process is traced; 0: until its end.
+        files: no process starts a trace if the folder has this many files.
         environ: the service's environment. A CUDA injection library there is passed on.
 
     Raises:
@@ -54,7 +41,7 @@ def attach_environment(
     return {
         **changes,
         **outer_sockets(environ),
-        SAMPLE: str(sampling.one_of),
-        f"{SAMPLE}_SECONDS": str(sampling.seconds),
-        f"{SAMPLE}_FILES": str(sampling.files),
+        SAMPLE: str(one_of),
+        f"{SAMPLE}_SECONDS": str(seconds),
+        f"{SAMPLE}_FILES": str(files),
     }

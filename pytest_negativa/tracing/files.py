@@ -20,7 +20,6 @@ from pytest_negativa.models.trace import (
     AnyTraceRecord,
     EndRecord,
     Header,
-    ProcessTrace,
     Role,
 )
 from pytest_negativa.storage.jsonl import LineWriter
@@ -74,7 +73,10 @@ class TraceReader:
         header: None if the first line can't be read; nothing else is read then if the file has
             another format version. Of a sample if the folder holds samples.
         is_running: the process held its lock before the file was read.
-        torn, problems: see ``ProcessTrace``; complete when all records were read.
+        torn: the last line was cut off, as if a process is killed in its write.
+        problems: lines that could not be read; what they said is lost. This and ``torn`` are
+            complete when all records were read.
+        records: all of them, if ``read_trace`` read the file.
 
     Raises:
         StoreError: the file can't be opened or read.
@@ -83,6 +85,7 @@ class TraceReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.torn = False
+        self.records: tuple[AnyTraceRecord, ...] = ()
         self.problems: list[str] = []
         self.header: Header | None = None
         with refusing(self.path, "read"):
@@ -153,22 +156,15 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
     return iter(partial(file.readline, _MAX_LINE), b"")
 
 
-def read_trace(path: str | os.PathLike[str]) -> ProcessTrace:
+def read_trace(path: str | os.PathLike[str]) -> TraceReader:
     """Read a trace file as a whole, see ``TraceReader``.
 
     Raises:
         StoreError: the file can't be opened or read.
     """
     reader = TraceReader(path)
-    records = tuple(reader)
-    return ProcessTrace(
-        path=reader.path,
-        header=reader.header,
-        records=records,
-        torn=reader.torn,
-        is_running=reader.is_running,
-        problems=tuple(reader.problems),
-    )
+    reader.records = tuple(reader)
+    return reader
 
 
 def end_former_program(paths: Iterable[Path]) -> None:

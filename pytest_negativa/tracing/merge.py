@@ -27,7 +27,6 @@ from pytest_negativa.models.trace import (
     EndRecord,
     EnumerationRecord,
     FirstUse,
-    Gap,
     GapEndRecord,
     GapRecord,
     Header,
@@ -47,7 +46,6 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageProcess,
     UsageWarning,
-    UsedData,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import load_digests
@@ -147,7 +145,7 @@ class _Image:
     forms: dict[ImageForm, _When] = field(default_factory=dict)
     calls: dict[str, _When] = field(default_factory=dict)
     kernels: dict[str, _When] = field(default_factory=dict)
-    data: dict[tuple[str, DataKind], _When] = field(default_factory=dict)
+    data: set[tuple[str, DataKind]] = field(default_factory=set)
     enumerations: dict[str, _When] = field(default_factory=dict)
     processes: int = 0
     prelinked: set[int] = field(default_factory=set)
@@ -169,10 +167,10 @@ class _Merger:
         self._run_ids: set[str] = set()
         self._devices: set[Device] = set()
         # Processes that loaded images, and those that named their devices.
-        self._loading: set[int] = set()
+        self.loading: set[int] = set()
         self._with_devices: set[int] = set()
         self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
-        self._memory: defaultdict[str, _Image] = defaultdict(_Image)
+        self.memory: defaultdict[str, _Image] = defaultdict(_Image)
         self._processes: list[UsageProcess] = []
         self._contexts: dict[Context, int] = {}
         # Count and nanoseconds by context and number of the ranges, by name.
@@ -180,7 +178,6 @@ class _Merger:
         self._launches = defaultdict(dict)
         self._ranges: dict[tuple[str, ...], int] = {(): 0}
         self._refusals: dict[tuple[_Place, str, str | None], tuple[_When, int]] = {}
-        self._gaps: list[Gap] = []
         self._warnings: list[UsageWarning] = []
         self._incomplete: list[UsageWarning] = []
         self._headers: list[Header] = []
@@ -249,16 +246,10 @@ class _Merger:
         self._devices.add(device)
         self._with_devices.add(process)
 
-    def loads(self, process: int) -> None:
-        self._loading.add(process)
-
     def library(self, library: TracedLibrary, process: int) -> _Library:
         found = self._libraries[self.digests.get(library, library)]
         found.processes |= 1 << process
         return found
-
-    def memory_image(self, sha256: str) -> _Image:
-        return self._memory[sha256]
 
     def launches(self, record: LaunchRecord, context: int) -> None:
         key = (context, self._ranges.setdefault(record.ranges, len(self._ranges)))
@@ -270,12 +261,6 @@ class _Merger:
     def refuse(self, record: RefusalRecord, place: _Place, when: _When) -> None:
         key = (place, record.call, record.name)
         self._refusals[key] = min(self._refusals.get(key, (when, record.code)), (when, record.code))
-
-    def gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        what = "was off" if gap.end_ns is not None else "went off and stayed so"
-        where = gap.context.nodeid or gap.context.phase.value
-        self.mark_incomplete("gap", f"{where}: the detector {what}: {gap.reason}", gap.process)
 
     def warn(self, warning: WarningRecord, process: int) -> None:
         if warning.code == _GONE:
@@ -319,7 +304,7 @@ class _Merger:
                     None,
                 )
         if self._devices:
-            for process in sorted(self._loading - self._with_devices):
+            for process in sorted(self.loading - self._with_devices):
                 self.mark_incomplete("devices-unknown", "nothing tells its devices", process)
         whole = {n for n, head in enumerate(self._headers) if head.role is not Role.SAMPLE}
         if self._devices and whole and not whole & self._with_devices:
@@ -327,12 +312,12 @@ class _Merger:
             self.mark_incomplete("devices-unknown", "samples alone tell their devices", None)
         compiled = {
             sha256
-            for sha256, image in self._memory.items()
+            for sha256, image in self.memory.items()
             if image.forms.keys() & {ImageForm.PTX, ImageForm.LINKED}
         }
         memory = {
             sha256: self._use(image, sha256=sha256, size=image.size)
-            for sha256, image in sorted(self._memory.items())
+            for sha256, image in sorted(self.memory.items())
         }
         return Usage(
             format_version=USAGE_VERSION,
@@ -348,7 +333,6 @@ class _Merger:
             processes=tuple(self._processes),
             launches=self._kernel_launches(),
             ranges=tuple(sorted(filter(None, self._ranges))),
-            gaps=tuple(self._gaps),
             warnings=_distinct(self._warnings),
             incomplete=_distinct(map(self._scoped, self._incomplete)),
             replay=next((h.replay for h in self._headers if h.replay), None),
@@ -391,16 +375,15 @@ class _Merger:
             form=min(image.forms, key=lambda form: form.value),
             calls=tuple(sorted(image.calls)),
             kernels={name: _first(when) for name, when in sorted(image.kernels.items())},
-            data=tuple(
-                UsedData(name=name, kind=kind, first=_first(when))
-                for (name, kind), when in sorted(image.data.items())
-            ),
+            data=tuple(sorted(name for name, kind in image.data if kind is not _FUNCTION)),
+            functions=tuple(sorted(name for name, kind in image.data if kind is _FUNCTION)),
             enumerated_by=tuple(sorted(image.enumerations)),
             first=_first(min(image.calls.values())),
             processes=_members(image.processes),
         )
 
 
+_FUNCTION = DataKind.UNIFIED_FUNCTION
 _Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | RefusalRecord | LaunchRecord
 _USES = frozenset(get_args(_Use))
 
@@ -420,7 +403,7 @@ class _TraceMerger:
         self._places: dict[int | None, _Place] = {}
         self._early: list[tuple[int, _Use]] = []
         self._gaps: list[GapRecord] = []
-        self._gap_ends: dict[int, int] = {}
+        self._ended_gaps: set[int] = set()
         self._dangling: set[str] = set()
         self._unknown: dict[int, set[str]] = {}
         self._ended = False
@@ -484,7 +467,7 @@ class _TraceMerger:
         elif isinstance(record, GapRecord):
             self._gaps.append(record)
         elif isinstance(record, GapEndRecord):
-            self._gap_ends[record.id] = record.time_ns
+            self._ended_gaps.add(record.id)
         elif isinstance(record, EndRecord):
             self._ended = True
 
@@ -508,7 +491,7 @@ class _TraceMerger:
         return (time_ns, self._process, place, index)
 
     def _add_image(self, record: ImageRecord, place: int) -> None:
-        self._merger.loads(self._process)
+        self._merger.loading.add(self._process)
         self._places[record.id] = self._paths.get(record.library), record.offset
         when = self._when(record.context, place)
         if record.offset is not None:
@@ -518,7 +501,7 @@ class _TraceMerger:
                 return
             image = library.images[record.offset]
         elif record.sha256 is not None:
-            image = self._merger.memory_image(record.sha256)
+            image = self._merger.memory[record.sha256]
             image.size = record.size or image.size
         else:
             self._unknown[record.id] = {record.call}
@@ -542,26 +525,19 @@ class _TraceMerger:
         if isinstance(record, KernelRecord):
             _note(image.kernels, record.name, when)
         elif isinstance(record, DataRecord):
-            _note(image.data, (record.name, record.kind), when)
+            image.data.add((record.name, record.kind))
         else:
             _note(image.enumerations, record.call, when)
 
     def _add_gaps(self) -> None:
         for record in self._gaps:
-            index = self._contexts.get(record.context)
-            self._merger.gap(
-                Gap(
-                    process=self._process,
-                    context=(
-                        Context(phase=Phase.PROCESS)
-                        if index is None
-                        else self._merger.context_at(index[1])
-                    ),
-                    reason=record.reason,
-                    start_ns=record.time_ns,
-                    end_ns=self._gap_ends.get(record.id),
-                )
-            )
+            where = Phase.PROCESS.value
+            if (index := self._contexts.get(record.context)) is not None:
+                context = self._merger.context_at(index[1])
+                where = context.nodeid or context.phase.value
+            what = "was off" if record.id in self._ended_gaps else "went off and stayed so"
+            text = f"{where}: the detector {what}: {record.reason}"
+            self._merger.mark_incomplete("gap", text, self._process)
 
     def _report(self) -> None:
         for uses in self._unknown.values():

@@ -27,7 +27,6 @@ from pytest_negativa.models.trace import (
     ImageRecord,
     LaunchRecord,
     LibraryRecord,
-    ProcessTrace,
     Replay,
     Role,
     TracedLibrary,
@@ -39,7 +38,7 @@ from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
-from pytest_negativa.tracing.files import TraceWriter, read_trace
+from pytest_negativa.tracing.files import TraceReader, TraceWriter, read_trace
 from pytest_negativa.tracing.mappings import identify_library
 
 _MAX_NAMED = 5
@@ -137,7 +136,7 @@ class ReplayDetector:
             text = f"{self._recording.folder}: the recording is a part of what ran: {partial}"
             self.warn("recording-partial", text, incomplete=True)
 
-    def _write(self, trace: ProcessTrace, first_id: int) -> int:
+    def _write(self, trace: TraceReader, first_id: int) -> int:
         """Write a trace's records with ids of their own; returns the next free id."""
         assert trace.header is not None
         highest = 0
@@ -198,7 +197,7 @@ class ReplayDetector:
         self._writer.close()
 
 
-def _lost_parts(trace: ProcessTrace, header: Header) -> Iterator[str]:
+def _lost_parts(trace: TraceReader, header: Header) -> Iterator[str]:
     """Parts that a recording lacks.
 
     A test may kill a process that it started. Any other process ends its trace, so without an

@@ -371,7 +371,6 @@ def judge_libraries(
     """
     only_noted = policy is OpenedPolicy.NOTE
     copies = {c.library.path: c for c in reconstruction.libraries}
-    refused = {r.path: r.reason for r in reconstruction.refused}
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
@@ -379,7 +378,7 @@ def judge_libraries(
         status, detail = _status(
             plan,
             copy,
-            refused.get(path),
+            reconstruction.refused.get(path),
             loads,
             loaded=loaded,
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),

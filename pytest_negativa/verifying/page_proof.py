@@ -181,7 +181,7 @@ class _PageProof(Verification):
 
     def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
         return Reconstruction(
-            format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused=()
+            format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
         )
 
     def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:

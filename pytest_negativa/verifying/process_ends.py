@@ -18,8 +18,9 @@ from pytest_negativa.models.trace import AFTER_SESSION, Header, Role, Usage, Usa
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 
-# What differs between two runs in the words of one command: names of temporary files, numbers.
-_VARYING = re.compile(r"(?<=/tmp)[^/]+|[0-9a-fA-F]*[0-9][0-9a-fA-F]*")
+# What differs between two runs in the words of one command: names of temporary files, numbers but
+# for those in the name of a script.
+_VARYING = re.compile(r"(?<=/tmp)[^/]+|[0-9a-fA-F]*[0-9][0-9a-fA-F]*(?![^/]*\.py$)")
 
 _Command = tuple[str, ...]
 

@@ -152,7 +152,8 @@ def run_round(
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
     begin = time.monotonic()
-    with ChildWatch() as watch, _opened(output) as file:
+    watch = ChildWatch()
+    with watch.handled, _opened(output) as file:
         with refusing(command[0], "started", NegativaError):
             process = subprocess.Popen(
                 command, cwd=program.cwd, env=environ, stdout=file, stderr=file

@@ -15,7 +15,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -44,19 +44,6 @@ _MOST_HOLES = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Tripwire:
-    """Removed code that is armed.
-
-    Attributes:
-        rows: the file that NEGATIVA_SPARE_ARMED names.
-        spans: by real path of the original: what is armed in its copy, as offsets in the original.
-    """
-
-    rows: bytes = b""
-    spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Touches:
     """Armed code that the processes of the rounds touched.
 
@@ -71,17 +58,21 @@ class Touches:
 
 def arm(
     planned: Iterable[AnalyzedLibrary], reconstruction: Reconstruction, usage: Usage
-) -> Tripwire:
+) -> tuple[bytes, Mapping[str, tuple[Span, ...]]]:
     """Find what can be armed in copies whose code was overwritten; nothing in compacted ones.
 
     Args:
         usage: of the traced run.
 
+    Returns:
+        The content of the file that NEGATIVA_SPARE_ARMED names; and by real path of the original,
+        what is armed in its copy, as offsets in the original.
+
     Raises:
         FormatError: a copy can't be read.
     """
     if why_unwatchable() is not None:
-        return Tripwire()
+        return b"", {}
     maps = {p.plan.library.path: p.library_map for p in planned}
     loaded: dict[str, list[int]] = defaultdict(list)
     for use in usage.libraries:
@@ -98,17 +89,15 @@ def arm(
     holes: dict[str, list[Hole]] = defaultdict(list)
     for copy, hole in found[:_MOST_HOLES]:
         holes[copy.library.path].append(hole)
-    return Tripwire(
-        b"".join(
-            _pack(copy, sorted(holes[copy.library.path]))
-            for copy in reconstruction.libraries
-            if copy.library.path in holes
-        ),
-        {
-            path: union((h.offset, h.offset + h.end - h.start) for h in found)
-            for path, found in holes.items()
-        },
+    rows = (
+        _pack(copy, sorted(holes[copy.library.path]))
+        for copy in reconstruction.libraries
+        if copy.library.path in holes
     )
+    return b"".join(rows), {
+        path: union((h.offset, h.offset + h.end - h.start) for h in found)
+        for path, found in holes.items()
+    }
 
 
 def removed_spans(

@@ -99,16 +99,16 @@ def held_originals(
 
 
 def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
-    """Reasons against rounds: a process of the traced run or an earlier round may have answered.
+    """Reasons against rounds: a process outlived one, may answer the next, and goes on unwatched.
 
     Args:
-        processes: those that used a copy when the tests began, or CUDA's driver when they ended.
+        processes: those that used a copy between rounds or after the last one, or CUDA's driver.
     """
     for who in dict.fromkeys(processes):
         yield (
-            f"{who} of the traced run or an earlier round still used a copy or the CUDA driver "
-            "when the tests ran again: one may have talked to it; let the test that starts this "
-            "process end it"
+            f"{who} outlived the traced run or a round, and still used a copy or the CUDA driver: "
+            "a test may have talked to it, and nothing shows what it needs later; let the test "
+            "that starts this process end it"
         )
 
 

@@ -19,6 +19,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
@@ -71,7 +72,7 @@ from pytest_negativa.verifying.originals import (
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.traced_run import TracedRun
-from pytest_negativa.verifying.tripwire import Touches, Tripwire, arm, read_touches
+from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
     find_twins,
     held_originals,
@@ -107,7 +108,8 @@ class Verification:
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
-        self._tripwire = Tripwire()
+        # See ``arm``.
+        self._armed: Mapping[str, tuple[Span, ...]] = {}
         self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -120,8 +122,8 @@ class Verification:
         remove_file(self.record)
         self._held = self._lingering = ()
         reconstruction = self._write_copies(planned)
-        tripwire = self._tripwire
         rounds = self._run(RoundKind.VERIFY, None)
+        self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
         started_since, held = held_originals(self._held, self._since, self._twins)
@@ -147,8 +149,8 @@ class Verification:
             opened={**started_since, **opened_originals(opens, self._twins, self._copy_files)},
             held=held,
             files=self._judge_files(),
-            armed=tripwire.spans,
-            touches=read_touches(rounds, planned, reconstruction) if tripwire.spans else Touches(),
+            armed=self._armed,
+            touches=read_touches(rounds, planned, reconstruction) if self._armed else Touches(),
             problems=(
                 *dict.fromkeys(problems_of(rounds)),
                 *(lack.text for lack in usage.incomplete if lack.code == STILL_RUNNING),
@@ -223,9 +225,9 @@ class Verification:
         if self._copy_files:
             table = make_table(self.copies, self._copy_files.values())
             write_table(table, self.folder.table_file)
-        self._tripwire = arm(planned, reconstruction, self.traced.usage)
-        if self._tripwire.spans:
-            write_atomically(self.folder.armed_file, self._tripwire.rows)
+        rows, self._armed = arm(planned, reconstruction, self.traced.usage)
+        if self._armed:
+            write_atomically(self.folder.armed_file, rows)
         return reconstruction
 
     def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -237,7 +239,7 @@ class Verification:
                 **environ,
                 **redirect_environment(environ, self.folder.table_file, run.redirect_logs),
             }
-        if self._tripwire.spans:
+        if self._armed:
             make_logs_folder(run.touch_logs, runs)
             armed = misses_environment(environ, run.touch_logs, self.folder.armed_file)
             environ = {**environ, **armed}
@@ -267,8 +269,7 @@ class Verification:
     def _run_once(
         self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
-        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
-        self._lingering += tuple(user.who for _, user in users)
+        self._lingering += self._users_of_copies()
         run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
         where, environ = "on the originals", self.program.environ
         used: Mapping[str, str] = {}
@@ -299,10 +300,17 @@ class Verification:
         self._rounds.append(result)
         return result
 
+    def _users_of_copies(self) -> tuple[str, ...]:
+        """In words: processes that use a copy between rounds, or after the last one."""
+        users = wait_for_users(self._copy_files, self._since, os.path.realpath(self.copies))
+        return tuple(user.who for _, user in users)
+
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
+        # Who keeps the environment of this proof gets the originals in the next, which sees that.
+        remove_file(self.folder.table_file)
         if verdict.proved and verdict.kept:
             run = self.traced.run
             save_healed(run, (*load_healed(run), *verdict.kept))

@@ -137,7 +137,7 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
 def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
     usage = used(BIN / "libnames.so")
     library_map = read_library(BIN / "libnames.so", Scope(devices=("9.0",)))
-    names = [k.name for e in library_map.iter_elements() for k in library_map.kernels_of(e.content)]
+    names = [k.name for e in library_map.iter_code() for k in library_map.kernels_of(e.content)]
     whole = max(names, key=len)
     text = f"keep:\n  kernels:\n  - '{names[0]}'\n  - '{whole[:-1]}?!'\n"
 
@@ -229,7 +229,7 @@ def test_progress(tmp_path: Path) -> None:
     usage = used(MULTIARCH, PLAIN)
     analyze(usage, settings(tmp_path), on_done=lambda done, total: seen.append((done, total)))
     total = MULTIARCH.stat().st_size + PLAIN.stat().st_size
-    assert len(seen) == 2 and seen[-1] == (total, total)
+    assert len(seen) == 3 and seen[0] == (0, total) and seen[-1] == (total, total)
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,10 @@ def test_slimmed_libraries(project: Project) -> None:
     library.parent.mkdir()
     library.write_bytes(QUICKSTART_LIBRARY.read_bytes())
     asked = ("slim", "--arch", "sm_90", "--dry-run", "site")
-    [row] = listed(project, "slim", *asked)["libraries"]
+    [row] = listed(project, "slim", *asked)["rows"]
     assert row["status"] in ("would be slimmed", "left as it is")
-    assert listed(project, "slim", "slim", "check", "site", status=1)["libraries"] == []
-    assert listed(project, "slim", "slim", "undo", "site")["libraries"] == []
+    assert listed(project, "slim", "slim", "check", "site", status=1)["rows"] == []
+    assert listed(project, "slim", "slim", "undo", "site")["rows"] == []
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run
 from tests.support.code_files import planned_files
@@ -43,7 +42,7 @@ def write_run(folder: Path, *libraries: Path, status: LibraryStatus | None) -> P
     """A run's folder as far as lock reads it."""
     planned = [planned_of(path) for path in libraries]
     for number, one in enumerate(planned):
-        save_map(one.library_map, folder / "map" / f"{number}.json")
+        write_record(folder / "map" / f"{number}.json", one.library_map)
         write_record(folder / "plan" / f"{number}.json", one.plan)
     if status is not None:
         write_record(folder / "verdict.json", verdict_of(*planned, status=status))

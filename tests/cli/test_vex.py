@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from pytest_negativa.analysis.vex import load_vulnerabilities
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
@@ -22,7 +23,6 @@ from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import MANIFEST_VERSION
-from pytest_negativa.storage.vulnerabilities import load_vulnerabilities
 from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import DOCS, MULTIARCH

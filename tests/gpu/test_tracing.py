@@ -16,7 +16,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import Role, Usage
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.attach import Sampling, attach_environment
+from pytest_negativa.tracing.attach import attach_environment
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
@@ -122,8 +122,8 @@ def test_the_profiler_works_in_a_pause_and_tracing_goes_on(tmp_path: Path, detec
     pytest.importorskip("torch")
     usage, out = play(tmp_path, detector, "profiler-in-pause")
     assert len(out.split("events ")) == 3 and "events 0" not in out
-    assert [gap.end_ns is not None for gap in usage.gaps] == [True, True]
-    assert {w.code for w in usage.incomplete} == {"gap"}
+    assert [w.code for w in usage.incomplete] == ["gap", "gap"]
+    assert all("the detector was off" in w.text for w in usage.incomplete)
     assert any("cosh" in name for name in kernels(usage))
 
 
@@ -180,7 +180,7 @@ def test_a_program_in_c_is_traced(tmp_path: Path, forever: bool) -> None:
     (found,) = [x for x in usage.libraries if x.library.path == str(program)]
     (image,) = found.images
     assert list(image.kernels) == ["_Z4usedPi"]
-    assert [d.name for d in image.data] == ["table"]
+    assert image.data == ("table",)
     assert usage.contexts[image.first.context].nodeid == "t.py::test_program"
     assert usage.processes[0].ended is not forever
     assert not usage.incomplete
@@ -199,7 +199,7 @@ def test_a_service_is_traced_for_a_while(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = Run(tmp_path / "run")
     # Long enough for the first kernel, while other tests start processes on the GPU, too.
-    variables = attach_environment(run, Sampling(one_of=1, seconds=8, files=10))
+    variables = attach_environment(run, one_of=1, seconds=8, files=10)
     code = """
 import os, sys, time, torch
 print(torch.sin(torch.ones(8, device="cuda")).sum().item())
@@ -224,4 +224,4 @@ print(torch.linalg.inv(torch.eye(8, device="cuda")).sum().item())
     assert not any("getrf" in name.lower() or "lu_" in name.lower() for name in found)
     [process] = usage.processes
     assert process.header.role is Role.SAMPLE and process.ended and not process.header.argv
-    assert not usage.incomplete and len(usage.gaps) == 1
+    assert not usage.incomplete

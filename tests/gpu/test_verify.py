@@ -187,7 +187,7 @@ class Project:
             for trimmed in planned.plan.trimmed
             if trimmed.kept == (name,)
         ]
-        elements = planned.library_map.iter_elements()
+        elements = planned.library_map.iter_code()
         [cubin] = [e.content for e in elements if e.payload.start == trimmed.start]
         assert isinstance(cubin, Cubin)
         every = sorted(

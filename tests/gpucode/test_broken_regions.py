@@ -119,11 +119,10 @@ def test_broken_region_is_a_problem_and_the_next_one_is_read(
     found = [r.span.start for r in library_map.iter_regions()]
     assert found == [start, start + len(first) + len(padded(region))]
     problem = library_map.problems[0]
-    assert problem.offset == start + len(first) + offset
-    assert text in problem.text
-    assert ".nv_fatbin" in problem.text
+    assert problem.startswith(f"at offset {start + len(first) + offset:#x}: .nv_fatbin: ")
+    assert text in problem
     # What stands where the region would be is reported too, up to the next one.
-    assert any("not understood" in p.text for p in library_map.problems)
+    assert any("not understood" in p for p in library_map.problems)
 
 
 @pytest.mark.parametrize(("region", "offset", "text"), BROKEN_REGIONS)
@@ -138,10 +137,11 @@ def test_broken_region_among_other_data_is_a_false_hit(
 def test_bytes_around_regions_are_reported(read_sections: ReadSections) -> None:
     data = b"\0\0\x01\0garbage." + padded(SOUND_REGION, 4) + bytes(64) + b"x" + bytes(7)
     library_map, (start,) = read_sections(HostSection(name=".nv_fatbin", data=data))
-    assert [(p.offset - start, p.text) for p in library_map.problems] == [
-        (2, ".nv_fatbin: 10 bytes before the next region are not understood"),
-        (len(data) - 8, ".nv_fatbin: 8 bytes at its end are not understood"),
-    ]
+    end = start + len(data)
+    assert library_map.problems == (
+        f"at offset {start + 2:#x}: .nv_fatbin: 10 bytes before the next region are not understood",
+        f"at offset {end - 8:#x}: .nv_fatbin: 8 bytes at its end are not understood",
+    )
     assert [r.span.start - start for r in library_map.iter_regions()] == [12]
 
 
@@ -158,7 +158,7 @@ def test_problems_have_an_end(read_sections: ReadSections) -> None:
     broken = padded(build_region([bytes(120)], version=2))
     library_map, _ = read_sections(HostSection(name=".nv_fatbin", data=broken * 4000))
     assert len(library_map.problems) == 1001
-    assert library_map.problems[-1].text == "further problems are not listed"
+    assert library_map.problems[-1].endswith("on: further problems are not listed")
 
 
 def bad_zstd() -> bytes:
@@ -288,7 +288,7 @@ def test_unreadable_element_is_kept_and_its_neighbours_are_read(
     read_sections: ReadSections, spec: ElementSpec, pattern: str
 ) -> None:
     library_map, _ = read_sections(fatbin_section(build_region([SOUND, spec, SOUND])))
-    before, element, after = library_map.iter_elements()
+    before, element, after = library_map.iter_code()
     assert element.content is None
     assert element.unreadable is not None
     with pytest.raises(AssertionError, match=pattern):
@@ -308,7 +308,7 @@ def test_padding_is_no_part_of_the_content(
     content = build_ptx(["padded_kernel"])
     spec = ElementSpec(content=content, kind=kind, flags=LINUX_64 | flags, padding=24)
     library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    (element,) = library_map.iter_elements()
+    (element,) = library_map.iter_code()
     assert element.unreadable is None
     assert element.payload.size >= element.stored_size + 24
     assert element.unpacked_size == len(content)
@@ -329,7 +329,7 @@ def test_identifier_that_leaves_its_header(
 ) -> None:
     spec = ElementSpec(content=IMAGE, identifier=b"a.cu", **changes)  # type: ignore[arg-type]
     library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    (element,) = library_map.iter_elements()
+    (element,) = library_map.iter_code()
     assert element.identifier == identifier
     assert element.unreadable is None
 
@@ -337,7 +337,7 @@ def test_identifier_that_leaves_its_header(
 def test_identifier_of_other_bytes_than_text(read_sections: ReadSections) -> None:
     spec = ElementSpec(content=IMAGE, identifier=b"\xff\xfe.cu")
     library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    assert [e.identifier for e in library_map.iter_elements()] == ["\\xff\\xfe.cu"]
+    assert [e.identifier for e in library_map.iter_code()] == ["\\xff\\xfe.cu"]
 
 
 @pytest.mark.parametrize("options_offset", [1, 63, 64, 80, 88, 2**32 - 1])
@@ -346,7 +346,7 @@ def test_options_that_leave_their_header(read_sections: ReadSections, options_of
         content=build_ptx(), kind=PTX, options=b"-O3 -v", options_offset=options_offset
     )
     library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    (element,) = library_map.iter_elements()
+    (element,) = library_map.iter_code()
     assert (element.options == "-O3 -v") == (options_offset == 64)
     assert element.unreadable is None
 
@@ -534,7 +534,7 @@ def test_arch_of_any_number_is_kept(read_sections: ReadSections) -> None:
         for arch in (0, 5, 90, 2**32 - 1)
     ]
     library_map, _ = read_sections(fatbin_section(build_region(specs)))
-    found = [e.arch.major * 10 + e.arch.minor for e in library_map.iter_elements()]
+    found = [e.arch.major * 10 + e.arch.minor for e in library_map.iter_code()]
     assert found == [0, 5, 90, 2**32 - 1]
 
 

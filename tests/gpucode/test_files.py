@@ -126,7 +126,7 @@ def test_fatbins(name: str) -> None:
 def test_bytes_behind_a_fatbin_are_a_problem(tmp_path: Path) -> None:
     data = (BIN / "identifier.fatbin").read_bytes()
     (problem,) = read(written(tmp_path, data + b"rest")).problems
-    assert problem.text == "fatbin file: 4 bytes at its end are not understood"
+    assert problem.endswith(": fatbin file: 4 bytes at its end are not understood")
 
 
 def test_ptx() -> None:
@@ -162,7 +162,7 @@ def test_triple_is_found_at_any_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", TILE_FATBINS, ids=["plain", "zstd"])
 def test_tile_ir_in_a_fatbin(data: bytes, tmp_path: Path) -> None:
     library_map = read(written(tmp_path, data))
-    (element,) = library_map.iter_elements()
+    (element,) = library_map.iter_code()
     assert (element.kind, element.kind_number) == (ElementKind.TILE_IR, 128)
     assert (element.identifier, element.unpacked_size) == ("tile.cu", len(TILE_IR))
     assert not library_map.problems and element.unreadable is None
@@ -214,7 +214,7 @@ def test_archive_of_any_code(tmp_path: Path) -> None:
     library_map = read(written(tmp_path, archive))
     assert [s.label for s in library_map.sections] == ["long.cub", "code.bc"]
     (problem,) = library_map.problems
-    assert problem.text.startswith("member broken.o: section headers end at ")
+    assert "member broken.o: section headers end at " in problem
     first = next(library_map.iter_code())
     assert isinstance(first.content, Cubin)
     assert first.content.sha256 == hashlib.sha256(cubin).hexdigest()
@@ -229,7 +229,8 @@ def test_archive_of_any_code(tmp_path: Path) -> None:
 )
 def test_damaged_archives(rest: bytes, problem: str, tmp_path: Path) -> None:
     library_map = read(written(tmp_path, b"!<arch>\n" + rest))
-    assert [p.text for p in library_map.problems] == [problem]
+    (found,) = library_map.problems
+    assert found.endswith(f": {problem}")
 
 
 def test_members_with_one_name_that_fills_the_table(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_both_readers_see_the_same(tmp_path: Path) -> None:
                 library.write_bytes(content.read())
                 library_map, scanned = read_library(library, Scope()), scan(library)
                 assert len(list(library_map.iter_regions())) == scanned.regions
-                assert len(list(library_map.iter_elements())) == scanned.elements.total()
+                assert len(list(library_map.iter_code())) == scanned.elements.total()
                 assert not library_map.problems
                 names = {
                     kernel.name

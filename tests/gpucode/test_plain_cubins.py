@@ -76,7 +76,7 @@ def test_those_in_regions_are_elements(tmp_path: Path) -> None:
     regions = list(read_library(BIN / "libmode_none.so", Scope()).iter_regions())
     data = (BIN / "libmode_none.so").read_bytes()
     found = read(tmp_path, data[regions[0].span.start : regions[0].span.end])
-    assert len(list(found.iter_elements())) == len(regions[0].elements)
+    assert len(list(found.iter_code())) == len(regions[0].elements)
     assert list(found.iter_frames()) == []
 
 

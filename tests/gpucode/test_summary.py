@@ -12,7 +12,6 @@ from pytest_negativa.models.library import (
     Element,
     LibraryIdentity,
     LibraryMap,
-    Problem,
     Region,
     Scope,
     Section,
@@ -106,7 +105,7 @@ def made_by_hand() -> LibraryMap:
                 frames=(frame,),
             ),
         ),
-        problems=(Problem(offset=0x140, text="8 bytes are not understood"),),
+        problems=("at offset 0x140: 8 bytes are not understood",),
         names=(),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import io
@@ -28,10 +27,10 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
-from pytest_negativa.gpucode.source import DeflatedMember
+from pytest_negativa.gpucode.source import open_source
 from pytest_negativa.images import archives
 from pytest_negativa.images.report import report_image
-from pytest_negativa.images.tree import Question, Tree, may_hold_code, read_tree
+from pytest_negativa.images.tree import Tree, read_tree
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.image import Manager, Package
 from pytest_negativa.models.library import LibraryMap, Scope
@@ -41,7 +40,7 @@ from tests.support.mounts import free_pages, in_namespace, small_disk
 
 FRAMES = BIN / "libframes.so"
 FILES = {"ours/lib/libm.so": MULTIARCH, "ours/libframes.so": FRAMES, "ours/libplain.so": PLAIN}
-QUESTION = Question(may_hold_code, lambda size: MapRequest(Scope(), with_map=True))
+REQUEST = MapRequest(Scope(), with_map=True)
 
 
 def write_tar(path: Path, mode: str = "w") -> Path:
@@ -157,17 +156,17 @@ def test_a_conda_package_tells_name_and_version(tmp_path: Path, name: str) -> No
                     inner.add(tmp_path / "package" / member, member)
                 packed = zstandard.ZstdCompressor().compress(data.getvalue())
                 conda.writestr(f"{part}-ours-1.0-0.tar.zst", packed)
-    assert read_tree(path, QUESTION).distribution == ("ours", "1.0")
+    assert read_tree(path, REQUEST).distribution == ("ours", "1.0")
     [row] = report_image(path).packages
     assert row.package == Package(name="ours", version="1.0", manager=Manager.CONDA)
     # In another archive the file may be anything.
     other = path.rename(tmp_path / "other.zip")
-    assert read_tree(other, QUESTION).distribution is None
+    assert read_tree(other, REQUEST).distribution is None
 
 
 class TestLibraries:
     def test_they_are_those_of_the_files(self, archive: Path) -> None:
-        contents = read_tree(archive, QUESTION)
+        contents = read_tree(archive, REQUEST)
         assert problems_of(contents) == []
         assert {name: map_of(contents, name) for name in contents.libraries} == {
             name: map_of_file(path) for name, path in FILES.items()
@@ -195,7 +194,7 @@ class TestLibraries:
         else:
             with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning, match="Duplicate"):
                 wheel.write(FRAMES, "ours/lib/libm.so")
-        contents = read_tree(path, QUESTION)
+        contents = read_tree(path, REQUEST)
         assert map_of(contents, "ours/lib/libm.so") == map_of_file(FRAMES)
 
     def test_packages_that_a_wheel_brings_along(self, tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ class TestLibraries:
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr("ours_too-1.0.dist-info/RECORD", b"")
             archive.writestr("ours/_vendor/theirs-2.0.dist-info/RECORD", b"")
-        assert read_tree(path, QUESTION).distribution == ("ours-too", "1.0")
+        assert read_tree(path, REQUEST).distribution == ("ours-too", "1.0")
 
     @pytest.mark.parametrize("platform", ["win_amd64", "win32.win_amd64"])
     def test_a_wheel_for_windows(self, tmp_path: Path, platform: str) -> None:
@@ -240,7 +239,7 @@ class TestHostile:
         path = write_tar(tmp_path / "x.tar")
         with tarfile.open(path, "a") as archive:
             archive.add(PLAIN, "ours/../../../etc/libplain.so")
-        contents = read_tree(path, QUESTION)
+        contents = read_tree(path, REQUEST)
         assert contents.libraries.keys() == FILES.keys()
         [problem] = problems_of(contents)
         assert "'ours/../../../etc/libplain.so' leads out of the archive" in problem
@@ -250,7 +249,7 @@ class TestHostile:
         with tarfile.open(path, "w") as archive:
             archive.add(PLAIN, "a" * 100_000)
             archive.add(PLAIN, "p.so")
-        contents = read_tree(path, QUESTION)
+        contents = read_tree(path, REQUEST)
         assert list(contents.libraries) == ["p.so"]
         [problem] = problems_of(contents)
         assert "or is longer than 4,096 characters" in problem and len(problem) < 500
@@ -261,14 +260,14 @@ class TestHostile:
         at = data.index(b"PK\1\2") + 20
         data[at : at + 8] = len(data).to_bytes(4, "little") * 2
         path.write_bytes(data)
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert problem == f"{path}: files in it overlap; crafted or damaged"
 
     def test_a_method_that_is_not_read(self, tmp_path: Path) -> None:
         path = write_zip(tmp_path / "x.zip")
         with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
             archive.write(PLAIN, "lzma.so")
-        contents = read_tree(path, QUESTION)
+        contents = read_tree(path, REQUEST)
         assert contents.libraries.keys() == FILES.keys()
         [problem] = problems_of(contents)
         assert problem.startswith(f"{path}/lzma.so: is packed by method 14 of ZIP archives")
@@ -279,19 +278,18 @@ class TestHostile:
         # The flags of the last entry of the central directory.
         data[data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 8] |= 1
         path.write_bytes(data)
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert problem.startswith(f"{path}/ours/libplain.so: is encrypted")
 
     @pytest.mark.parametrize(("says", "wanted"), [
-        (100, "has not the size that the archive says"),
+        (100, "cannot be unpacked: Bad CRC-32"),
         (10**6, "has not the size that the archive says"),
-        (10**9, "[0-9,]+ bytes can't unpack to 1,000,000,000"),
     ])  # fmt: skip
     def test_a_size_that_lies(self, tmp_path: Path, says: int, wanted: str) -> None:
         path = write_zip(tmp_path / "x.zip")
         size, lie = (n.to_bytes(4, "little") for n in (PLAIN.stat().st_size, says))
         path.write_bytes(path.read_bytes().replace(size, lie))
-        problems = problems_of(read_tree(path, QUESTION))
+        problems = problems_of(read_tree(path, REQUEST))
         assert any(re.match(f"{path}/ours/libplain.so: {wanted}", p) for p in problems)
 
     def test_bytes_that_do_not_match_their_checksum(self, tmp_path: Path) -> None:
@@ -300,8 +298,8 @@ class TestHostile:
         at = data.rindex(b"PK\1\2", 0, data.rindex(b"libplain.so")) + 16
         data[at] ^= 1
         path.write_bytes(data)
-        [problem] = problems_of(read_tree(path, QUESTION))
-        assert problem.startswith(f"{path}/ours/libplain.so: does not match the archive's checksum")
+        [problem] = problems_of(read_tree(path, REQUEST))
+        assert problem.startswith(f"{path}/ours/libplain.so: cannot be unpacked: Bad CRC-32")
 
     def test_a_table_without_end(self, tmp_path: Path) -> None:
         # The header of a long name that claims to have a gigabyte.
@@ -309,7 +307,7 @@ class TestHostile:
         info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
         path = tmp_path / "x.tar"
         path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert "a table of 1.1 GB in it is over the limit" in problem
 
     def test_long_names_without_end(self, tmp_path: Path) -> None:
@@ -318,7 +316,7 @@ class TestHostile:
         info.type, info.size = tarfile.GNUTYPE_LONGNAME, 512
         path = tmp_path / "x.tar"
         path.write_bytes((info.tobuf(tarfile.GNU_FORMAT) + b"a" * 512) * 2000)
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert problem.startswith(f"{path}: maximum recursion depth exceeded")
 
     @pytest.mark.parametrize(
@@ -337,12 +335,12 @@ class TestHostile:
         path = tmp_path / "x.tar"
         padded = body + bytes(-len(body) % 512)
         path.write_bytes(info.tobuf() + padded + tarfile.TarInfo("y").tobuf() + bytes(1024))
-        [found] = problems_of(read_tree(path, QUESTION))
+        [found] = problems_of(read_tree(path, REQUEST))
         assert problem in found
 
     def test_names_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(archives, "MAX_NAMES", 30)
-        [problem] = problems_of(read_tree(write_tar(tmp_path / "x.tar"), QUESTION))
+        [problem] = problems_of(read_tree(write_tar(tmp_path / "x.tar"), REQUEST))
         assert "names of more than 30 B" in problem
 
     def test_a_stored_file_that_claims_the_bytes_of_others(self, tmp_path: Path) -> None:
@@ -351,13 +349,13 @@ class TestHostile:
         at = data.index(b"PK\1\2") + 24
         data[at : at + 4] = (40_000).to_bytes(4, "little")
         path.write_bytes(data)
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert "libm.so: at offset 0x0: has" in problem and "the archive says 40,000" in problem
 
     def test_more_than_the_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(archives, "MAX_UNPACKED", 20 << 10)
         path = write_tar(tmp_path / "x.tar.gz", "w:gz")
-        problem = problems_of(read_tree(path, QUESTION))[-1]
+        problem = problems_of(read_tree(path, REQUEST))[-1]
         assert problem.startswith(f"{path}: unpacks to more than the limit of 20.5 kB")
 
     def test_no_tar_archive_in_it(self, tmp_path: Path) -> None:
@@ -374,7 +372,7 @@ class TestHostile:
         for size in sample(len(data), 25):
             archive.write_bytes(data[:size])
             # More zeros follow the two blocks that end a tar archive.
-            if not problems_of(read_tree(archive, QUESTION)):
+            if not problems_of(read_tree(archive, REQUEST)):
                 assert len(data) - size <= tarfile.RECORDSIZE
 
     def test_names_that_json_cannot_hold(self, tmp_path: Path) -> None:
@@ -397,7 +395,7 @@ class TestHostile:
         path = tmp_path / "x.tar.xz"
         half = len(data) // 2
         path.write_bytes(lzma.compress(data[:half]) + lzma.compress(data[half:]))
-        contents = read_tree(path, QUESTION)
+        contents = read_tree(path, REQUEST)
         assert problems_of(contents) == []
         assert contents.libraries.keys() == FILES.keys()
 
@@ -405,21 +403,21 @@ class TestHostile:
     def test_xz_that_ends_early(self, name: str, tmp_path: Path) -> None:
         path = WRITERS[name](tmp_path / name)
         os.truncate(path, path.stat().st_size * 9 // 10)
-        assert problems_of(read_tree(path, QUESTION))
+        assert problems_of(read_tree(path, REQUEST))
 
     def test_a_tar_archive_without_its_end(self, tmp_path: Path) -> None:
         """Nothing else shows that xz stopped at zeros between two streams."""
         path = tmp_path / "x.tar.xz"
         head = tarfile.TarInfo("x").tobuf()
         path.write_bytes(lzma.compress(head) + bytes(8) + lzma.compress(bytes(1024)))
-        [problem] = problems_of(read_tree(path, QUESTION))
+        [problem] = problems_of(read_tree(path, REQUEST))
         assert problem.endswith("no tar header here; is the archive damaged?")
 
     def test_a_debian_package_without_data(self, tmp_path: Path) -> None:
         path = write_deb(tmp_path / "x.deb", bytes, "")
         data = path.read_bytes()
         path.write_bytes(data[: data.index(b"data.tar")])
-        assert problems_of(read_tree(path, QUESTION)) == [
+        assert problems_of(read_tree(path, REQUEST)) == [
             f"{path}: a Debian package without data.tar; is it damaged?"
         ]
 
@@ -431,17 +429,17 @@ class TestHostile:
         data = bytearray(path.read_bytes())
         data[data.rindex(b"PK\1\2", 0, data.rindex(b"RECORD")) + 16] ^= 1
         path.write_bytes(data)
-        contents = read_tree(path, dataclasses.replace(QUESTION, with_lists=True))
+        contents = read_tree(path, REQUEST, by_package=True)
         assert contents.libraries.keys() == {*FILES, "last.so"}
         [problem] = problems_of(contents)
-        assert "RECORD: does not match the archive's checksum" in problem
+        assert "RECORD: cannot be unpacked: Bad CRC-32" in problem
 
     @pytest.mark.slow
     def test_damage_anywhere(self, archive: Path) -> None:
         data = archive.read_bytes()
         for at in sample(len(data), 15):
             archive.write_bytes(data[:at] + os.urandom(24) + data[at + 24 :])
-            contents = read_tree(archive, QUESTION)
+            contents = read_tree(archive, REQUEST)
             assert all(str(archive) in problem for problem in problems_of(contents))
 
 
@@ -457,7 +455,7 @@ def deflated(folder: Path, data: bytes) -> Member:
 
 def test_reading_a_deflated_file_in_any_order(tmp_path: Path) -> None:
     data = b"".join(os.urandom(500) * 3 for _ in range(200))
-    with DeflatedMember(deflated(tmp_path, data)) as opened:
+    with open_source(deflated(tmp_path, data)) as opened:
         for begin in [*sample(len(data), 200), len(data) - 1]:
             end = min(begin + begin % 25_000, len(data))
             assert opened.read(begin, end - begin) == data[begin:end]
@@ -476,7 +474,7 @@ def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
         with small_disk(tmp_path / "disk", size) as disk:
             monkeypatch.setattr(tempfile, "tempdir", str(disk))
             before = free_pages(disk)
-            with DeflatedMember(member) as opened:
+            with open_source(member) as opened:
                 assert opened.read(0, len(data)) == data
                 assert (free_pages(disk) < before) is is_on_disk
                 assert not list(disk.iterdir())
@@ -486,7 +484,7 @@ def test_a_deflated_file_is_unpacked_to_memory_without_room_on_the_disk(
     large = msgspec.structs.replace(large, size=(4 << 30) // cores + 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(FormatError, match=r"more than the .* unpacked to memory; set TMPDIR"):
-        DeflatedMember(large)
+        open_source(large)
 
 
 def sample(size: int, count: int) -> Iterator[int]:
@@ -503,6 +501,6 @@ def test_files_that_end_around_full_blocks(tmp_path: Path) -> None:
             info.size = size
             archive.addfile(info, io.BytesIO(b"x" * size))
         archive.add(PLAIN, "p.so")
-    contents = read_tree(path, QUESTION)
+    contents = read_tree(path, REQUEST)
     assert problems_of(contents) == []
     assert list(contents.libraries) == ["p.so"]

@@ -22,11 +22,7 @@ def runs(before: list[float], after: list[float]) -> list[RunFigures]:
 
 
 def test_summary() -> None:
-    assert summarize([5, 1, 2, 4, 3]) == Summary(
-        runs=5, median=3, minimum=1, maximum=5, first_quartile=2, third_quartile=4
-    )
-    assert summarize([5, 1, 2, 4, 3]).iqr == 2
-    assert summarize([7]).iqr == 0
+    assert summarize([5, 1, 2, 4, 3]) == Summary(runs=5, median=3, minimum=1, maximum=5)
 
 
 def test_warm_up_does_not_count() -> None:

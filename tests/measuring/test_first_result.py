@@ -12,7 +12,7 @@ import pytest
 
 from pytest_negativa.measuring.sampler import FIRST_RESULT_VARIABLE, first_result_library
 from pytest_negativa.processes.redirect import (
-    RedirectTable,
+    make_table,
     redirect_environment,
     redirect_library,
     write_table,
@@ -108,7 +108,7 @@ def test_only_the_first_counts(stage: Stage) -> None:
 def test_beside_the_library_that_redirects(stage: Stage, tmp_path: Path) -> None:
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
-    write_table(RedirectTable(str(tmp_path / "nowhere"), {}), table)
+    write_table(make_table(tmp_path / "nowhere", ()), table)
     environ = redirect_environment({}, table, logs)
     environ["LD_AUDIT"] = f"{first_result_library()}:{environ['LD_AUDIT']}"
     stage.environ.update(environ)

@@ -15,8 +15,8 @@ from tests.support.libraries import SHARED_OBJECTS
 def test_every_element_and_frame_is_one_block(path: Path) -> None:
     library_map = read_library(path, Scope(headers_only=True))
     records = list(library_map.iter_code())
-    inside = {id(element) for element in library_map.iter_elements()}
-    assert [r for r in records if id(r) in inside] == list(library_map.iter_elements())
-    assert [r for r in records if id(r) not in inside] == list(library_map.iter_frames())
+    elements = [e for region in library_map.iter_regions() for e in region.elements]
+    assert [r for r in records if r.region is not None] == elements
+    assert [r for r in records if r.region is None] == list(library_map.iter_frames())
     by_section = [b for section in library_map.sections for b in section.iter_code()]
     assert by_section == records

@@ -13,7 +13,6 @@ from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.trace import (
     Context,
-    DataKind,
     FirstUse,
     ImageUse,
     LibraryUsage,
@@ -22,7 +21,6 @@ from pytest_negativa.models.trace import (
     TracedLibrary,
     Usage,
     UsageProcess,
-    UsedData,
 )
 from pytest_negativa.planning.by_tests import (
     compare_groups,
@@ -134,13 +132,16 @@ def test_a_look_up_stands_for_launches_that_were_not_counted() -> None:
             id="enumerated",
         ),
         pytest.param(
-            replace(
-                image(A, f=A),
-                data=(UsedData(name="v", kind=DataKind.GLOBAL, first=image(A).first),),
-            ),
+            replace(image(A, f=A), data=("v",)),
             {"f": (A,)},
             {"f"},
             id="a variable",
+        ),
+        pytest.param(
+            replace(image(A, f=A), functions=("g",)),
+            {"f": (A,)},
+            {"f"},
+            id="a function",
         ),
         pytest.param(
             replace(image(A, f=A), processes=(0, 1)), {"f": (A,)}, {"f"}, id="a child used it"

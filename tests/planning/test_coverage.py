@@ -101,11 +101,9 @@ def test_groups_by_source_file_or_namespace() -> None:
         signatures.__getitem__,
         places,
     )
-    groups = {
-        group.name: {t: [k.name for k in kernels] for t, kernels in group.templates.items()}
-        for group in found.groups()
-    }
-    assert groups == {"": {"h": ["m4"]}, "ns": {"f": ["m1", "m2"]}, "src/g.cu": {"g": ["m3"]}}
+    groups = [(name, [k.name for k in kernels]) for name, kernels in found.groups().items()]
+    assert groups == [("", ["m4"]), ("ns", ["m1", "m2"]), ("src/g.cu", ["m3"])]
+    assert [kernel.template for kernel in found.kernels] == ["f", "f", "g", "h"]
     [g] = (kernel for kernel in found.kernels if kernel.name == "m3")
     assert (g.line, g.runs) == (7, ())
     assert found.kernels[0].runs == (KernelRun(TEST.place, None),)

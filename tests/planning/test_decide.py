@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import LibraryMap, Problem, Region, Scope
+from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around
 from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
@@ -137,7 +137,7 @@ def test_policies_keep_more_of_what_was_used(policy: KeepPolicy, archs: set[str]
     found = plan(library_map, usage_of(used), policy)
 
     kept = {d.start for d in found.decisions if d.kept}
-    by_start = {e.payload.start: e for e in library_map.iter_elements()}
+    by_start = {e.payload.start: e for e in library_map.iter_code()}
     assert {str(by_start[start].arch) for start in kept} == {"sm_90", *archs}
     assert len(kept) == 2
 
@@ -191,7 +191,7 @@ def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
 
 
 def test_veto_keeps_what_nothing_else_does(multiarch: LibraryMap) -> None:
-    first = next(multiarch.iter_elements())
+    first = next(multiarch.iter_code())
     policy = KeepPolicy(vetoes=(lambda _, e: "mine" if e is first else None,))
 
     found = plan(multiarch, usage_of(library_usage(multiarch, {})), policy)
@@ -271,7 +271,7 @@ def test_missing_data_means_keep(
 
 
 def test_places_that_are_not_understood_are_noted(multiarch: LibraryMap) -> None:
-    problems = (Problem(offset=64, text="no container"), Problem(offset=128, text="no header"))
+    problems = ("at offset 0x40: no container", "at offset 0x80: no header")
     usage = usage_of(library_usage(multiarch, {}))
 
     found = plan(replace(multiarch, problems=problems), usage)
@@ -350,7 +350,7 @@ def test_what_was_read_past_the_driver_is_kept() -> None:
 
 
 def test_element_that_may_be_an_image_in_memory_is_kept(multiarch: LibraryMap) -> None:
-    [element, *_] = [e for e in multiarch.iter_elements() if e.content is not None]
+    [element, *_] = [e for e in multiarch.iter_code() if e.content is not None]
     kernel = multiarch.kernels_of(element.content)[0].name
     usage = usage_of(
         library_usage(multiarch, {}), memory={"ab" * 32: (element.unpacked_size, [kernel])}

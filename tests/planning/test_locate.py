@@ -71,7 +71,7 @@ def test_frames_are_known_by_their_hash() -> None:
 
 
 def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: LibraryMap) -> None:
-    element = next(e for e in multiarch.iter_elements() if isinstance(e.content, Cubin))
+    element = next(e for e in multiarch.iter_code() if isinstance(e.content, Cubin))
     names = [k.name for k in multiarch.kernels_of(element.content)]
     for size, kernels, expected in (
         (element.unpacked_size, names[:1], True),

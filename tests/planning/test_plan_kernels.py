@@ -9,15 +9,12 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import Call, Cubin, Element, LibraryMap, Region, Scope
+from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import (
-    DataKind,
-    FirstUse,
     LibraryUsage,
     Usage,
-    UsedData,
 )
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
@@ -52,9 +49,7 @@ def used(library_map: LibraryMap, *kernels: str) -> LibraryUsage:
 
 def linked(library_map: LibraryMap, arch: str = "sm_90") -> Element:
     return next(
-        e
-        for e in library_map.iter_elements()
-        if isinstance(e.content, Cubin) and str(e.arch) == arch
+        e for e in library_map.iter_code() if isinstance(e.content, Cubin) and str(e.arch) == arch
     )
 
 
@@ -139,19 +134,14 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
     library_map = read("libpointers.so")
     element = next(
         e
-        for e in library_map.iter_elements()
+        for e in library_map.iter_code()
         if isinstance(e.content, Cubin) and not e.content.relocatable
     )
     region = next(r for r in library_map.iter_regions() if element in r.elements)
     usage = library_usage(library_map, {region.span.start: ["plain"]})
     without = plan(library_map, usage_of(usage))
-    looked_up = UsedData(
-        name="_Z6calledf",
-        kind=DataKind.UNIFIED_FUNCTION,
-        first=FirstUse(process=0, context=0, time_ns=0),
-    )
     [image] = usage.images
-    image = replace(image, data=(looked_up,))
+    image = replace(image, functions=("_Z6calledf",))
 
     found = plan(library_map, usage_of(replace(usage, images=(image,))))
 
@@ -159,7 +149,7 @@ def test_functions_whose_address_was_looked_up_stay() -> None:
         "_Z6calledf",
         "__cuda_sm3x_div_rn_noftz_f32_slowpath",
     }
-    image = replace(image, data=(replace(looked_up, name="_Z4gonef"),))
+    image = replace(image, functions=("_Z4gonef",))
     found = plan(library_map, usage_of(replace(usage, images=(image,))))
     assert found.trimmed == () and "a kernel that was used is not in them" in found.notes[0]
 
@@ -296,7 +286,7 @@ def test_a_kernel_that_a_used_one_launches_is_used() -> None:
     (section,) = library_map.sections
     old = linked(library_map)
     assert isinstance(old.content, Cubin)
-    launch = Call(names.index("calls_shared"), names.index("calls_chain"))
+    launch = names.index("calls_shared"), names.index("calls_chain")
     launching = replace(old, content=replace(old.content, references=(launch,)))
     regions = tuple(
         replace(r, elements=tuple(launching if e is old else e for e in r.elements))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.models.library import Call, Cubin, Function, LibraryMap, Scope, Signature
+from pytest_negativa.models.library import Cubin, Function, LibraryMap, Scope
 from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.reachable import Reach, launchable, reach
 from tests.support.libraries import BIN
@@ -26,7 +26,7 @@ POINTED_AT = {
 
 
 def cubins(library_map: LibraryMap) -> Iterator[Cubin]:
-    for element in library_map.iter_elements():
+    for element in library_map.iter_code():
         if isinstance(element.content, Cubin) and not element.content.relocatable:
             yield element.content
 
@@ -102,7 +102,7 @@ def cubin(**changes: object) -> Cubin:
         kernels=tuple(Function(n, 0x100 + n * 16, 16) for n in range(3)),
         device_functions=tuple(Function(n, 0x100 + n * 16, 16) for n in range(3, 6)),
         externals=(9,),
-        calls=(Call(0, 3), Call(3, 4), Call(1, 5), Call(1, 9)),
+        calls=((0, 3), (3, 4), (1, 5), (1, 9)),
     )
     return replace(base, **changes)
 
@@ -123,16 +123,16 @@ def ranges(*indices: int) -> tuple[Span, ...]:
         (
             {
                 "device_functions": tuple(Function(3, 0x100 + n * 16, 16) for n in range(3, 6)),
-                "calls": (Call(0, 3), Call(1, 9)),
+                "calls": ((0, 3), (1, 9)),
             },
             (0,),
             (1, 2),
         ),
         # Kernel 2 launches kernel 1 from the device.
-        ({"references": (Call(2, 1),)}, (2,), (0, 3, 4)),
+        ({"references": ((2, 1),)}, (2,), (0, 3, 4)),
         # A kernel in a table, for whoever launches from there.
-        ({"address_taken": (Signature(1, 8),)}, (2,), (0, 3, 4)),
-        ({"indirect_calls": (Signature(2, 8),)}, (2,), (0, 1, 3, 4, 5)),
+        ({"address_taken": ((1, 8),)}, (2,), (0, 3, 4)),
+        ({"indirect_calls": ((2, 8),)}, (2,), (0, 1, 3, 4, 5)),
     ],
 )
 def test_closure(
@@ -149,12 +149,12 @@ def test_closure(
     ("changes", "launched"),
     [
         ({}, set()),
-        ({"references": (Call(0, 4),)}, set()),
-        ({"references": (Call(0, 1), Call(1, 0))}, {1}),
+        ({"references": ((0, 4),)}, set()),
+        ({"references": ((0, 1), (1, 0))}, {1}),
         # A function that the kernel calls launches kernel 1, and that launches kernel 2.
-        ({"references": (Call(4, 1), Call(5, 2))}, {1, 2}),
+        ({"references": ((4, 1), (5, 2))}, {1, 2}),
         # An address in a table doesn't tell who launches from there.
-        ({"references": (Call(1, 2),), "address_taken": (Signature(1, 8),)}, set()),
+        ({"references": ((1, 2),), "address_taken": ((1, 8),)}, set()),
     ],
 )
 def test_launches_from_the_device(changes: dict[str, object], launched: set[int]) -> None:
@@ -163,7 +163,7 @@ def test_launches_from_the_device(changes: dict[str, object], launched: set[int]
 
 def test_two_names_of_one_code_stay_if_one_does() -> None:
     aliases = (Function(0, 0x100, 16), Function(1, 0x100, 16), Function(2, 0x110, 16))
-    found = reach(cubin(kernels=aliases, device_functions=(), calls=(Call(1, 9),)), (1,))
+    found = reach(cubin(kernels=aliases, device_functions=(), calls=((1, 9),)), (1,))
 
     assert found == Reach(frozenset({0, 1}), (Span(0x110, 0x120),), 32)
 
@@ -172,7 +172,7 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
     ("changes", "reason"),
     [
         ({"relocatable": True}, "relocatable"),
-        ({"calls": (Call(0, 3), Call(3, 4), Call(0, 9))}, "a device function that nothing calls"),
+        ({"calls": ((0, 3), (3, 4), (0, 9))}, "a device function that nothing calls"),
         ({"calls": (), "externals": ()}, "a device function that nothing calls"),
         ({"externals": (9, 10)}, "a function of the driver that nothing calls"),
         # As a linker of CUDA 9 leaves a kernel that launches another.

@@ -90,7 +90,7 @@ def die(logs: Path, *command: str | Path, **more: str) -> int:
 
 def find(processes: tuple[LoggedProcess, ...], library: Path) -> LoggedLibrary:
     """The one record of a library."""
-    (found,) = (one for p in processes for one in p.libraries if one.path == str(library))
+    (found,) = (one for p in processes for one in p.libraries if one.file.path == str(library))
     return found
 
 
@@ -100,12 +100,12 @@ def test_pages_of_threads_children_handlers_constructor_and_exit(
     run(logs, program, library, **watcher)
     found = find(read_page_logs(logs), library)
     status = library.stat()
-    assert (found.device, found.inode, found.size) == (
+    assert found.file[1:4] == (
         status.st_dev,
         status.st_ino,
         status.st_size,
     )
-    assert (found.mtime_ns, found.watched) == (status.st_mtime_ns, True)
+    assert (found.file.mtime_ns, found.watched) == (status.st_mtime_ns, True)
     names = symbols_of(library)
     assert {names[page] for page in found.pages if page in names} == FUNCTIONS
     assert count_lost(logs) == 0
@@ -127,7 +127,7 @@ def test_exceptions_through_unwind_tables_that_come_page_by_page(
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).catch_many(1000))"
     assert run(logs, sys.executable, "-c", code, **watcher) == "1000\n"
     (process,) = read_page_logs(logs)
-    paths = {Path(one.path).name for one in process.libraries}
+    paths = {Path(one.file.path).name for one in process.libraries}
     assert "libthrowing.so" in paths and any(name.startswith("libstdc++") for name in paths)
 
 
@@ -155,7 +155,7 @@ for name in ("in_main", "in_thread"):
     run(logs, sys.executable, "-c", code)
     (process,) = read_page_logs(logs)
     names = symbols_of(library)
-    found = [one for one in process.libraries if one.path == str(library)]
+    found = [one for one in process.libraries if one.file.path == str(library)]
     assert [{names[page] for page in one.pages if page in names} for one in found] == [
         {"in_constructor", "in_main"},
         {"in_constructor", "in_thread"},
@@ -190,7 +190,7 @@ kept.in_thread()
     found = [
         {names[page] for page in one.pages if page in names}
         for one in process.libraries
-        if one.path in (str(library), str(kept))
+        if one.file.path in (str(library), str(kept))
     ]
     assert found == [{"in_constructor", "in_thread"}, *[{"in_constructor", "in_main"}] * 100]
 
@@ -518,5 +518,5 @@ def test_a_child_with_its_parents_id_waits_for_no_thread_of_the_parent(
         # If a thread of the parent held the lock, the child must not wait for it.
         assert subprocess.run(command, env=environ, timeout=60).returncode == 0
     libraries = [one for process in read_page_logs(logs) for one in process.libraries]
-    touched = {page for one in libraries if one.path == str(library) for page in one.pages}
+    touched = {page for one in libraries if one.file.path == str(library) for page in one.pages}
     assert "in_child" in {symbols_of(library).get(page) for page in touched}

@@ -736,8 +736,7 @@ except NegativaError as e:
 def test_symbolic_links_of_one_original_are_one_row(stage: Stage) -> None:
     link = stage.other / "link.so"
     link.symlink_to(stage.lib)
-    table = make_table(stage.root, [link, stage.lib])
-    assert [*table.rows] == [str(stage.lib)]
+    assert make_table(stage.root, [link, stage.lib]) == make_table(stage.root, [stage.lib])
 
 
 # ---- The environment ----

@@ -66,7 +66,7 @@ def test_library_of_cuda_9(real_libs: Path) -> None:
     assert not summarize(library_map).problems
     kernels = Counter(
         (str(e.arch), e.kind.value)
-        for e in library_map.iter_elements()
+        for e in library_map.iter_code()
         for _ in library_map.kernels_of(e.content)
     )
     assert kernels == {

@@ -113,7 +113,8 @@ def test_annotations() -> None:
         "void multiply<32>() of libours.so: no test used this kernel",
         "::warning file=src/b.cu,line=3,title=1 unused kernel::"
         "blur of libours.so: no test used this kernel",
-        "::notice title=GPU code::1.6 kB of 1.8 kB GPU code (94.3%25) is unused",
+        "::notice title=GPU code::1.6 kB of 1.8 kB GPU code (94.3%25) in 1 library is unused "
+        "on NVIDIA H200 (9.0).",
     ]
 
 
@@ -131,14 +132,14 @@ def test_missing() -> None:
     assert list(render_missing([OURS], OPTIONS)) == [
         "libours.so: 2 of 5 kernels looked up (40.0%)\n"
         "  without line information\n"
-        "    hidden\n"
+        "        hidden\n"
         "  src/a.cu\n"
         "    12  void multiply<32>()\n"
         "  src/b.cu\n"
         "     3  blur"
     ]
     [some] = render_missing([OURS], Reports(formats=(), top=1, demangle=False))
-    assert some.endswith("    hidden\n    and 2 more")
+    assert some.endswith("  hidden\n    and 2 more")
     assert "so there is no kernel coverage" in "".join(render_missing([], OPTIONS))
 
 

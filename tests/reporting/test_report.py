@@ -52,7 +52,7 @@ def test_files_that_are_gpu_code_count_in_all_totals() -> None:
     assert [cell.strip() for cell in total if cell][:5] == [
         "total", "5.0 kB", "2.8 kB", "2.0 kB", "74.5%",
     ]  # fmt: skip
-    assert render_markdown(one).splitlines()[2].startswith("2.0 kB of 2.8 kB (74.5%) is unused")
+    assert render_markdown(one).splitlines()[2].startswith("2.0 kB of 2.8 kB GPU code (74.5%) in ")
     assert render_nothing(report(code_files())) is None
 
 
@@ -68,9 +68,9 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     head, _, rest = shown.partition("\n\n")
     assert head.split("\n")[1] == "No GPU: replaying."
     assert rest.partition("\n\n")[2] == (
+        "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
         "Kept for lack of knowledge or by policy:\n"
         "  libours.so: all of it is kept (incomplete): why\n\n"
-        "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
         "Warnings:\n  a glob"
     )
@@ -112,21 +112,21 @@ def test_markdown() -> None:
     rows = (row(), row("lib|odd.so", notes=("a note",)))
     assert render_markdown(report(*rows, replay="No GPU.", warnings=("a glob",))) == (
         "# GPU code used by the tests\n\n"
-        "3.3 kB of 3.5 kB (94.3%) is unused on NVIDIA H200 (9.0).\n\n"
+        "3.3 kB of 3.5 kB GPU code (94.3%) in 2 libraries is unused on NVIDIA H200 (9.0).\n\n"
         "No GPU.\n\n"
         "| library | GPU code | unused | | for other GPUs | no used kernel | kernels | used |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| `libours.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n"
         "| `lib\\|odd.so` | 1.8 kB | 1.6 kB | 94.3% | 1.6 kB | 50 B | 1,200 | 3 |\n\n"
-        "## Notes\n\n- `lib|odd.so`: a note\n\n"
+        "## Kept for lack of knowledge or by policy\n\n- lib\\|odd.so: a note\n\n"
         "## Warnings\n\n- a glob\n"
     )
 
 
 def test_markdown_without_anything() -> None:
     shown = render_markdown(report(devices=(), not_covered=("x",), crossed=("y",)))
-    assert "0 B of 0 B (-) is unused on an unknown device." in shown
-    assert shown.endswith("## Not covered by the trace\n\n- x\n\n## Thresholds crossed\n\n- y\n")
+    assert "0 B of 0 B GPU code (-) in 0 libraries is unused on an unknown device." in shown
+    assert shown.endswith("is kept\n\n- x\n\n## Thresholds crossed\n\n- y\n")
 
 
 def test_unused_code_inside_kept_elements() -> None:

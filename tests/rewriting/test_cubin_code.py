@@ -28,7 +28,7 @@ _SH_OFFSET = 0x18
 
 def cubin_of(name: str, arch: str = "sm_90") -> bytes:
     """The first cubin of a library for ``arch`` that isn't relocatable."""
-    for element in read_library(BIN / name, Scope()).iter_elements():
+    for element in read_library(BIN / name, Scope()).iter_code():
         content = element.content
         if isinstance(content, Cubin) and str(element.arch) == arch and not content.relocatable:
             data = (BIN / name).read_bytes()
@@ -180,14 +180,14 @@ def test_prototypes_of_the_call_graph_stay() -> None:
     code = code_of(cubin)
     names = NameTable()
     read = parse_cubin(cubin, names)
-    prototypes = {names.names()[s.prototype] for s in (*read.address_taken, *read.indirect_calls)}
+    prototypes = {names.names()[p] for _, p in (*read.address_taken, *read.indirect_calls)}
     assert prototypes
 
     made = overwritten(cubin, [code["plain"]], 1)
 
     names = NameTable()
     again = parse_cubin(made.content, names)
-    found = {names.names()[s.prototype] for s in (*again.address_taken, *again.indirect_calls)}
+    found = {names.names()[p] for _, p in (*again.address_taken, *again.indirect_calls)}
     assert found == prototypes
 
 

@@ -194,7 +194,7 @@ class TestReuse:
         if how == "a folder":
             copy.mkdir()
             made = reconstruct(planned, Path(first.root))
-            assert [(r.path, "Is a directory" in r.reason) for r in made.refused] == [
+            assert [(p, "Is a directory" in r) for p, r in made.refused.items()] == [
                 (first.libraries[0].library.path, True)
             ]
             copy.rmdir()
@@ -223,8 +223,8 @@ class TestReuse:
             file.write(b"!")
         os.utime(original, ns=(before.st_atime_ns, before.st_mtime_ns))
         made = reconstruct(planned, Path(first.root))
-        assert [r.path for r in made.refused] == [str(original)]
-        assert "changed since it was traced: sha256" in made.refused[0].reason
+        [(path, reason)] = made.refused.items()
+        assert path == str(original) and "changed since it was traced: sha256" in reason
         assert len(made.libraries) == len(first.libraries) - 1
         assert below(Path(made.root)) == {c.library.path for c in made.libraries}
 
@@ -276,7 +276,7 @@ class TestRefused:
         wrong = AnalyzedLibrary(planned[2].library_map, planned[1].plan)
         made = reconstruct([planned[0], wrong, planned[2]], root)
         assert [c.library.path for c in made.libraries] == [planned[2].plan.library.path]
-        reasons = {Path(r.path).name: r.reason for r in made.refused}
+        reasons = {Path(p).name: r for p, r in made.refused.items()}
         assert "1,000 bytes, expected" in reasons[NAMES[0]]
         assert "not of the same file" in reasons[NAMES[1]]
         assert below(root) == {planned[2].plan.library.path}
@@ -289,7 +289,7 @@ class TestRefused:
         before = {p: p.read_bytes() for p in folder.iterdir()}
         made = reconstruct(planned, root)
         assert len(made.refused) == len(planned)
-        assert all(f"leads to {folder}" in r.reason for r in made.refused)
+        assert all(f"leads to {folder}" in r for r in made.refused.values())
         assert {p: p.read_bytes() for p in folder.iterdir()} == before
 
     def test_path_that_leads_out_of_the_folder(self, planned: Planned, root: Path) -> None:

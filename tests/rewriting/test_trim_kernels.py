@@ -64,7 +64,7 @@ def without(content: bytes, unused: tuple[Span, ...], value: int) -> bytes:
 
 
 def cubin_element(library_map: LibraryMap, start: int) -> Element:
-    return next(e for e in library_map.iter_elements() if e.payload.start == start)
+    return next(e for e in library_map.iter_code() if e.payload.start == start)
 
 
 @pytest.mark.parametrize("value", [0, 1])

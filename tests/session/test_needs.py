@@ -69,7 +69,9 @@ def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None
     # Reports tell that it is a part.
     part = Path(folder[1]).name
     sentence = f"This plan is for 2 of 3 tests of {whole} alone; what the others need is not in it."
-    reports = project.negativa("report", part, "terminal", "markdown:a.md", "html:a.html").stdout
+    reports = project.negativa(
+        "report", "--run", part, "terminal", "markdown:a.md", "html:a.html"
+    ).stdout
     assert sentence in reports
     assert sentence.replace("_", r"\_") in (project.folder / "a.md").read_text()
     # A part is no growth, so one run is left.

@@ -55,7 +55,7 @@ Unused kernels of libquickstart.so, 9 of 13:
 MARKDOWN = f"""\
 # GPU code used by the tests
 
-60.2 kB of 67.2 kB (89.6%) is unused on NVIDIA H200 (9.0).
+60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused on NVIDIA H200 (9.0).
 
 {NO_GPU_LINE}
 

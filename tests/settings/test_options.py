@@ -222,7 +222,7 @@ CASES = [
         _limits(),
     ),
     Case(
-        "cache.dir",
+        "cache_dir",
         ("../c",), "/c",
         "~/maps", "/users/ada/maps",
         "../maps", "/project/maps",
@@ -638,9 +638,9 @@ def test_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", refuse)
-    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache.dir is None
+    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache_dir is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache.dir == "/caches/negativa"
+    assert resolve({}, {}, None, root=ROOT, cwd=CWD).cache_dir == "/caches/negativa"
 
 
 def test_settings_travel_to_workers() -> None:

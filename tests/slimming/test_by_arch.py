@@ -68,15 +68,14 @@ def test_the_drivers_choice_of_every_region_stays() -> None:
 def test_each_element_has_a_decision() -> None:
     for path in BIN.glob("*.so"):
         library_map = headers(path)
-        spans = [(e.payload.start, e.payload.end) for e in library_map.iter_elements()]
-        spans += [(f.span.start, f.span.end) for f in library_map.iter_frames()]
+        spans = [(e.payload.start, e.payload.end) for e in library_map.iter_code()]
         made = plan(library_map, H200)
         assert [(d.start, d.end) for d in made.decisions] == sorted(spans)
 
 
 def test_ptx_stays_if_asked_for() -> None:
     library_map = headers(MULTIARCH)
-    ptx = [e for e in library_map.iter_elements() if e.kind is ElementKind.PTX]
+    ptx = [e for e in library_map.iter_code() if e.kind is ElementKind.PTX]
     assert ptx
     without, with_ptx = plan(library_map, H200), plan(library_map, H200, ptx=True)
     starts = {d.start for d in with_ptx.decisions if d.kept}
@@ -214,9 +213,9 @@ class TestSlimming:
 
     def test_what_is_left_is_what_the_device_loads(self, site: Made) -> None:
         elements = sum(map(len, SHAPES)) * 2
-        assert len(list(read(site.one).iter_elements())) == elements
+        assert len(list(read(site.one).iter_code())) == elements
         slim_trees(SlimRequest(paths=(site.one,), devices=(H200,), options=FAST))
-        left = [e for e in read(site.one).iter_elements() if e.kind is not ElementKind.UNKNOWN]
+        left = [e for e in read(site.one).iter_code() if e.kind is not ElementKind.UNKNOWN]
         assert {str(e.arch) for e in left} == {"sm_90"}
         assert len(left) == 2 * len(SHAPES)
 

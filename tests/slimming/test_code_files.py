@@ -198,19 +198,22 @@ def test_a_newer_file_stays(
     path = site / "kernels/cubins/a/two.cubin"
     from pytest_negativa.slimming import code_files
 
-    def take_out_late(place: Path, state: FileState, *, by_ctime: bool) -> None:
+    def take_out_late(place: Path, state: FileState) -> None:
         if place == path:
             path.unlink()
             path.write_bytes(b"newer")
-        take_out(place, state, by_ctime=by_ctime)
+        take_out(place, state)
 
     monkeypatch.setattr(code_files, "take_out", take_out_late)
     report = slim(site)
     assert path.read_bytes() == b"newer"
     [failed] = [row for row in report.rows if row.status is SlimStatus.FAILED]
     fault.check(failed.detail or "")
+    monkeypatch.undo()
+    assert [row.status for row in slim(site).rows] == [SlimStatus.SLIMMED]
     manifest = json.loads((site / MANIFEST_NAME).read_text())
     assert "kernels/cubins/a/two.cubin" not in manifest["removed"]
+    assert path.read_bytes() == b"newer"
 
 
 def test_undo_leaves_files_of_a_distribution_that_is_gone(site: Path, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
-from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import write_record
 from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN
@@ -115,7 +114,7 @@ def test_errors_are_explained(library: Path, lock_for: Callable[[str], Lock]) ->
 def test_lock_says_how_much(library: Path, tmp_path: Path, lock_for: Callable[[str], Lock]) -> None:
     one = planned_for(library, "calls_shared")
     run = tmp_path / "run"
-    save_map(one.library_map, run / "map" / "0.json")
+    write_record(run / "map" / "0.json", one.library_map)
     write_record(run / "plan" / "0.json", one.plan)
     write_record(run / "verdict.json", verdict_of(one))
     done = CliRunner().invoke(

@@ -27,7 +27,6 @@ from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_tr
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.maps import save_map
 from pytest_negativa.storage.records import write_record
 from tests.support.compacting import needs_compiler, read
 from tests.support.libraries import PLAIN
@@ -62,7 +61,7 @@ def run(site: Made, lock: Lock) -> Callable[..., SlimReport]:
 
 
 def code_left(path: Path) -> int:
-    return sum(e.kind is not ElementKind.UNKNOWN for e in read(path).iter_elements())
+    return sum(e.kind is not ElementKind.UNKNOWN for e in read(path).iter_code())
 
 
 def test_all_code_goes_and_nothing_else(
@@ -79,7 +78,7 @@ def test_all_code_goes_and_nothing_else(
     entry = load_manifest(site.folder).slimmed[TWO]
     assert entry.never_loaded
     original = read(site.lock_file.parent / "site-packages" / TWO)
-    assert entry.gpu_code_removed == sum(e.payload.size for e in original.iter_elements())
+    assert entry.gpu_code_removed == sum(e.payload.size for e in original.iter_code())
     # The library of the lock is what it is without.
     alone = tmp_path / "alone" / site.one.name
     alone.parent.mkdir()
@@ -323,8 +322,6 @@ def test_locks_that_do_not_know(
         run(lock=msgspec.structs.replace(lock, proof=changed))
     with pytest.raises(OptionError, match="has no libraries"):
         run(lock=msgspec.structs.replace(lock, libraries=()))
-    with pytest.raises(OptionError, match="goes with a lock"):
-        run(lock=None, devices=(H200,))
     assert snapshot(site.folder) == before
 
 
@@ -368,7 +365,7 @@ class TestLock:
         warnings: Sequence[UsageWarning] = (),
     ) -> Path:
         one, two, plain = (planned_of(path) for path in (site.one, site.two, PLAIN))
-        save_map(one.library_map, folder / "map" / "0.json")
+        write_record(folder / "map" / "0.json", one.library_map)
         write_record(folder / "plan" / "0.json", one.plan)
         write_record(folder / "verdict.json", verdict_of(one))
         lack = UsageWarning(code="gap", text="the detector was off", process=0)

@@ -226,7 +226,7 @@ def test_a_file_is_read_again_only_if_it_changed(tmp_path: Path) -> None:
     name = hashlib.sha256(b"first").hexdigest()
     with path.open("r+b") as file:
         file.write(b"other")
-    os.utime(path, ns=(0, known.mtime_ns))
+    os.utime(path, ns=(0, known.mtime_ns + 1))
     with pytest.raises(TakenError):
         keep_original(path, aside / name, "0" * 16, known)
     assert not (aside / name).exists()

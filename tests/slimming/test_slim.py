@@ -172,7 +172,7 @@ def test_archs_are_for_what_the_lock_does_not_have(site: Made, tmp_path: Path) -
     """By its own recipe each: the second library is known by the lock alone as a neighbour."""
     lock = msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1])
     run(site, lock=lock, devices=(ComputeCapability(9, 0),))
-    elements = [e for e in read(site.two).iter_elements() if e.kind is not ElementKind.UNKNOWN]
+    elements = [e for e in read(site.two).iter_code() if e.kind is not ElementKind.UNKNOWN]
     assert {str(e.arch) for e in elements} == {"sm_90"}
     assert len(elements) == 2 * len(SHAPES)
     expected = site.one.read_bytes()
@@ -637,7 +637,7 @@ def test_manifests_that_are_refused(site: Made) -> None:
         (changed(original="/a\0b"), "a zero byte"),
         (changed(spare="/a\\\0/b"), "a zero byte"),
         (changed(mtime_ns=2**63), "not a manifest"),
-        (json.dumps({**document, "format_version": 7}), "format_version 7"),
+        (json.dumps({**document, "format_version": 8}), "format_version 8"),
         (manifest.read_text().replace(f'"{ONE}"', '"../../etc/passwd"'), "not below its folder"),
         (manifest.read_text().replace(f'"{ONE}"', '"/etc/passwd"'), "not below its folder"),
     ):
@@ -737,7 +737,7 @@ class TestCheck:
 
 def test_map_of_the_fixture_has_what_the_lock_says(site: Made) -> None:
     assert len(site.lock.libraries[0].kept) == 2
-    assert site.lock.libraries[0].elements == len(list(read(site.one).iter_elements()))
+    assert site.lock.libraries[0].elements == len(list(read(site.one).iter_code()))
 
 
 def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
@@ -765,7 +765,7 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
 
     assert [row.status for row in report.rows] == [SlimStatus.SLIMMED], report.rows
     after_map = read_slimmed(library)
-    [left] = [e for e in after_map.iter_elements() if e.kind is ElementKind.CUBIN]
+    [left] = [e for e in after_map.iter_code() if e.kind is ElementKind.CUBIN]
     after = unpacked(library, left.payload.start)
     assert len(after) == len(before)
     for unused in trimmed.unused:
@@ -776,7 +776,7 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
 
 def code_of(library_map: LibraryMap, trimmed: TrimmedCubin) -> list[Span]:
     """Where the functions lie that stay of a cubin."""
-    [cubin] = [e.content for e in library_map.iter_elements() if e.payload.start == trimmed.start]
+    [cubin] = [e.content for e in library_map.iter_code() if e.payload.start == trimmed.start]
     assert isinstance(cubin, Cubin)
     found = [
         Span(f.offset_in_cubin, f.offset_in_cubin + f.code_size)
@@ -797,6 +797,6 @@ def read_slimmed(library: Path) -> LibraryMap:
 
 def unpacked(library: Path, payload_start: int) -> bytes:
     found = read_slimmed(library)
-    [element] = [e for e in found.iter_elements() if e.payload.start == payload_start]
+    [element] = [e for e in found.iter_code() if e.payload.start == payload_start]
     stored = library.read_bytes()[payload_start : payload_start + element.stored_size]
     return unpack(stored, element.compression, element.unpacked_size)

@@ -16,8 +16,8 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.report import report_image
+from pytest_negativa.models.base import Listing
 from pytest_negativa.models.hostcode import HostUsage
-from pytest_negativa.models.listing import SlimList
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
@@ -129,7 +129,7 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
         arguments = map(str, (*words, "--spare-never-loaded", "--json", *more, site.folder))
         done = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        rows = msgspec.json.decode(done.stdout, type=SlimList).libraries
+        rows = msgspec.json.decode(done.stdout, type=Listing[SlimRow]).rows
         return {row.path: row for row in rows}
 
     foreseen = slim("--dry-run")

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import encode_json
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.listing import LISTING_VERSION, SlimList
+from pytest_negativa.models.base import Listing
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
@@ -216,14 +216,14 @@ class TestPathsThatAreNotUtf8:
         words = ("--no-way-back", "--arch=sm_20", "--force-arch", "--strip-others", "--json")
         done = negativa("slim", *words, tmp_path)
         assert done.exit_code == 0, done.output
-        [told] = json.loads(done.stdout)["libraries"]
+        [told] = json.loads(done.stdout)["rows"]
         assert told["path"] == "libone.so"
         assert (tmp_path / "lib\udcff.so").read_bytes() == MULTIARCH.read_bytes()
 
     def test_json_has_escapes(self) -> None:
         row = SlimRow.unchanged("w\udcff.so", SlimStatus.FAILED, 0, None)
-        listing = SlimList(format_version=LISTING_VERSION, libraries=(row,), stopped=False)
-        assert json.loads(encode_json(listing))["libraries"][0]["path"] == r"w\udcff.so"
+        listing = Listing(format_version=1, rows=(row,))
+        assert json.loads(encode_json(listing))["rows"][0]["path"] == r"w\udcff.so"
 
     @pytest.mark.parametrize("option", ["--spare", "--keep-originals"])
     def test_a_folder_for_what_is_kept_is_refused(self, tmp_path: Path, option: str) -> None:

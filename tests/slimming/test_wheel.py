@@ -210,8 +210,6 @@ def test_a_wheel_in_which_nothing_is_slimmed(tmp_path: Path) -> None:
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     made = tmp_path / "out" / wheel.name
     assert result.exit_code == 0 and made.read_bytes() == wheel.read_bytes()
-    assert f"{made} is a copy: nothing was slimmed" in result.stderr
-    assert "check the licences of" not in result.stderr
 
 
 class Pipe(io.BytesIO):

@@ -14,7 +14,8 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.maps import decode_map, encode_map, load_map, save_map
+from pytest_negativa.storage.maps import decode_map, encode_map, load_map
+from pytest_negativa.storage.records import write_record
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
 
@@ -22,23 +23,23 @@ from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 def test_map_survives_the_file(library: Path, tmp_path: Path) -> None:
     library_map = read_library(library, Scope())
     file = tmp_path / "map.json"
-    save_map(library_map, file)
+    write_record(file, library_map)
     assert load_map(file) == library_map
     assert decode_map(encode_map(library_map), "here") == library_map
 
 
 def test_version_comes_first(tmp_path: Path) -> None:
-    save_map(read_library(MULTIARCH, Scope()), tmp_path / "map.json")
-    assert (tmp_path / "map.json").read_text().startswith('{"format_version":4,')
+    write_record(tmp_path / "map.json", read_library(MULTIARCH, Scope()))
+    assert (tmp_path / "map.json").read_text().startswith('{"format_version":5,')
 
 
 def test_other_version_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "map.json"
-    save_map(replace(read_library(MULTIARCH, Scope()), format_version=5), file)
+    write_record(file, replace(read_library(MULTIARCH, Scope()), format_version=4))
     with pytest.raises(StoreError) as caught:
         load_map(file)
     assert str(caught.value) == (
-        f"{file}: format_version 5, this release reads 4; make the map again"
+        f"{file}: format_version 4, this release reads 5; make the map again"
     )
 
 
@@ -49,8 +50,8 @@ def test_other_version_is_refused(tmp_path: Path) -> None:
         (b"\xff\xfe", "not a library map"),
         (b"[]", "not a library map"),
         (b'{"format_version": "1"}', "not a library map"),
-        (b'{"format_version": 4}', "not a library map"),
-        (b'{"format_version": 4} trailing', "not a library map"),
+        (b'{"format_version": 5}', "not a library map"),
+        (b'{"format_version": 5} trailing', "not a library map"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:

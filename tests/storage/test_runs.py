@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
-from pytest_negativa.models.trace import AFTER_SESSION, Gap, UsageWarning
+from pytest_negativa.models.trace import AFTER_SESSION, UsageWarning
 from pytest_negativa.models.verdict import FoundBy, NeededSpan
 from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.published import load_manifest
@@ -278,10 +278,7 @@ def test_an_index_that_leads_nowhere(
     """In a file that was made by hand. From its end, or another table, it would name another."""
     lack = UsageWarning(code="x", text="x", process=0)
     usage = with_launches(used(MULTIARCH, regions=(0,)), Launched("scale", 1, 2, 3, ("step",)))
-    gap = Gap(process=0, context=TEST, reason="x", start_ns=1, end_ns=None)
-    usage = replace(
-        usage, contexts=(TEST, AFTER_SESSION), gaps=(gap,), warnings=(lack,), incomplete=(lack,)
-    )
+    usage = replace(usage, contexts=(TEST, AFTER_SESSION), warnings=(lack,), incomplete=(lack,))
     write_record(run.usage_file, usage)
     assert load_usage(run) == usage
 

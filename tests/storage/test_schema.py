@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
-from pytest_negativa.storage.maps import save_map
+from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
@@ -34,7 +34,7 @@ def test_only_the_configuration_has_a_file() -> None:
 def test_map_files_fit(tmp_path: Path) -> None:
     schema = jsonschema.Draft202012Validator(json.loads(schema_text("library-map")))
     for library in SHARED_OBJECTS:
-        save_map(read_library(library, Scope()), tmp_path / "map.json")
+        write_record(tmp_path / "map.json", read_library(library, Scope()))
         schema.validate(json.loads((tmp_path / "map.json").read_bytes()))
 
 

@@ -167,9 +167,7 @@ def read(path: Path) -> LibraryMap:
 
 def spans(library_map: LibraryMap) -> list[tuple[int, int]]:
     """Of all payloads and frames, by offset."""
-    elements = [(e.payload.start, e.payload.end) for e in library_map.iter_elements()]
-    frames = [(f.span.start, f.span.end) for f in library_map.iter_frames()]
-    return sorted(elements + frames)
+    return sorted((e.payload.start, e.payload.end) for e in library_map.iter_code())
 
 
 def plan_of(library_map: LibraryMap, is_kept: Callable[[int], bool]) -> LibraryPlan:
@@ -259,10 +257,7 @@ def assert_same_image(
 
 def kept_parts(library_map: LibraryMap, plan: LibraryPlan) -> list[Element]:
     kept = {(d.start, d.end) for d in plan.decisions if d.kept}
-    parts: list[Element] = [
-        e for e in library_map.iter_elements() if (e.payload.start, e.payload.end) in kept
-    ]
-    return parts + [f for f in library_map.iter_frames() if (f.span.start, f.span.end) in kept]
+    return [e for e in library_map.iter_code() if (e.payload.start, e.payload.end) in kept]
 
 
 def chain(memory: bytes, vaddr: int) -> list[tuple[int, int, int]]:

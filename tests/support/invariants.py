@@ -19,7 +19,7 @@ def check_map(library_map: LibraryMap) -> None:
     used.sort()
     for before, after in itertools.pairwise(used):
         assert before.end <= after.start, "two containers share bytes"
-    for element in library_map.iter_elements():
+    for element in library_map.iter_code():
         assert element.stored_size <= element.payload.size
         if element.kind is ElementKind.UNKNOWN:
             assert element.unreadable
@@ -27,10 +27,6 @@ def check_map(library_map: LibraryMap) -> None:
         if element.compression is Compression.NONE:
             assert element.unpacked_size == element.payload.size
         _check_names(library_map, element.content)
-    for frame in library_map.iter_frames():
-        assert frame.unreadable is None or frame.content is None
-        _check_names(library_map, frame.content)
-    assert all(0 <= problem.offset <= library_map.library.size for problem in library_map.problems)
     encoded = encode_map(library_map)
     assert decode_map(encoded, "memory") == library_map
 
@@ -60,10 +56,9 @@ def _check_names(library_map: LibraryMap, content: object) -> None:
         indices = [
             *(f.name for f in (*content.kernels, *content.device_functions)),
             *content.externals,
-            *(d.name for d in (*content.global_data, *content.constant_data)),
-            *(i for c in (*content.calls, *content.references) for i in (c.caller, c.callee)),
-            *(s.function for s in (*content.address_taken, *content.indirect_calls)),
-            *(s.prototype for s in (*content.address_taken, *content.indirect_calls)),
+            *(*content.global_data, *content.constant_data),
+            *itertools.chain(*content.calls, *content.references),
+            *itertools.chain(*content.address_taken, *content.indirect_calls),
         ]
     elif isinstance(content, Ptx):
         indices = [

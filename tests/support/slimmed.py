@@ -29,9 +29,9 @@ from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
-    Compacted,
     CompactOptions,
     Cut,
+    Smaller,
 )
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.slimming.spares import SpareTarget, plan_cut
@@ -73,7 +73,7 @@ def plan_for(library_map: LibraryMap, kernel: str) -> LibraryPlan:
 
 def compact(
     library_map: LibraryMap, plan: LibraryPlan, target: Path, edits: Edits | None = None
-) -> Compacted:
+) -> Smaller:
     """Without what is never loaded, so that there is always something to gain."""
     options = CompactOptions(min_gain=-(1 << 30))
     done = compact_library(library_map.library.path, target, library_map, plan, edits, options)
@@ -84,10 +84,8 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    planned = plan_cut(path, library_map, plan, SpareTarget(folder))
-    return cut_library(
-        path, folder / path.name, folder, planned.needed, CutOptions(), planned.containers
-    )
+    needed, containers = plan_cut(path, library_map, plan, SpareTarget(folder))
+    return cut_library(path, folder / path.name, folder, needed, CutOptions(), containers)
 
 
 def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed:

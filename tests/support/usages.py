@@ -97,7 +97,6 @@ def usage_of(
         processes=(PROCESS,),
         launches={},
         ranges=(),
-        gaps=(),
         warnings=(),
         incomplete=tuple(incomplete),
     )

@@ -21,7 +21,6 @@ import pytest
 
 from pytest_negativa.models.trace import (
     Context,
-    DataKind,
     EndRecord,
     ImageForm,
     Phase,
@@ -91,10 +90,7 @@ def test_what_the_calls_tell(which: str, request: pytest.FixtureRequest) -> None
     assert use.form is ImageForm.FATBIN
     assert use.calls == ("cuLibraryLoadData", "cuModuleLoad", "cuModuleLoadData")
     assert list(use.kernels) == ["_Z1kv", "from file", "from module"]
-    assert [(d.name, d.kind) for d in use.data] == [
-        ("managed", DataKind.MANAGED),
-        ("variable", DataKind.GLOBAL),
-    ]
+    assert use.data == ("managed", "variable")
     context = Context(phase=Phase.CALL, nodeid='t.py::t["é\n"]', detail="d")
     assert usage.contexts == (context,)
 

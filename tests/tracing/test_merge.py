@@ -242,7 +242,7 @@ def test_data_enumerations_and_prelinked(tmp_path: Path) -> None:
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
     use = usage.libraries[0].images[0]
-    assert [(d.name, d.kind) for d in use.data] == [("d", DataKind.MANAGED)]
+    assert (use.data, use.functions) == (("d",), ())
     assert use.enumerated_by == ("cuLibraryEnumerateKernels", "cuModuleEnumerateFunctions")
     assert use.whole
     assert [
@@ -277,7 +277,6 @@ def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
         *([GapEndRecord(id=2, time_ns=20)] if ended else []),
     ]
     usage = merge_traces([write(tmp_path, header(), lines)])
-    assert usage.gaps[0].end_ns == (20 if ended else None)
     assert usage.incomplete[0].code == "gap"
     state = "was off" if ended else "went off and stayed so"
     assert usage.incomplete[0].text.endswith(f"test_profiler: the detector {state}: negativa_off")
@@ -327,13 +326,9 @@ def test_samples_alone_tell_no_devices(tmp_path: Path) -> None:
     assert not merge_traces([session, sample]).incomplete
 
 
-def test_a_gap_tells_its_test(tmp_path: Path) -> None:
+def test_a_gap_whose_context_was_lost(tmp_path: Path) -> None:
     gap = GapRecord(id=2, reason="negativa_off", context=1, time_ns=10)
-    [found] = merge_traces([write(tmp_path, header(), [context(1, "t"), gap])]).gaps
-    assert (found.context.nodeid, found.reason) == ("t", "negativa_off")
-    # The context of a gap was lost.
     usage = merge_traces([write(tmp_path, header(), [gap])])
-    assert usage.gaps[0].context.phase is Phase.PROCESS
     assert usage.incomplete[0].text.startswith("process: the detector")
 
 

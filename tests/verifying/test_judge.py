@@ -15,7 +15,6 @@ from pytest_negativa.models.outcomes import Circumstances, Outcome, SessionResul
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     Reconstruction,
-    RefusedLibrary,
     RepackedCubin,
 )
 from pytest_negativa.models.round import RoundKind
@@ -253,8 +252,8 @@ def test_each_lack_of_evidence_ends_the_proof(made: tuple[LibraryPlan, Reconstru
 
 def test_a_refused_library(made: tuple[LibraryPlan, Reconstruction]) -> None:
     plan, reconstruction = made
-    refused = RefusedLibrary(path=plan.library.path, reason="it changed")
-    without = replace_fields(reconstruction, libraries=(), refused=(refused,))
+    refused = {plan.library.path: "it changed"}
+    without = replace_fields(reconstruction, libraries=(), refused=refused)
     row, against = judge_one((plan, without), LoadEvidence())
     assert (row.status, row.detail) == (LibraryStatus.NOT_PROVED, "it changed")
     assert row.copy_sha256 is None and against == [COULD_NOT, NO_COPY]

@@ -75,7 +75,7 @@ def worker(name: str, *, ended: bool = True, last: Context = AFTER_SESSION) -> U
 def usage(*processes: UsageProcess) -> Usage:
     return Usage(
         format_version=USAGE_VERSION, run_ids=(), devices=(), libraries=(), memory_images=(),
-        compiled=(), contexts=(), processes=processes, launches={}, ranges=(), gaps=(), warnings=(),
+        compiled=(), contexts=(), processes=processes, launches={}, ranges=(), warnings=(),
         incomplete=(),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
-from pytest_negativa.reporting.units import format_bytes, format_holders, format_share
+from pytest_negativa.reporting.rows import describe_unused
 
 _SCRIPTS = ("data.js", "view.js", "treemap.js", "table.js", "pages.js", "main.js")
 
@@ -28,7 +28,7 @@ def render_html(contents: ReportContents) -> bytes:
         "policy": _policy(script, style),
         "style": style,
         "script": script,
-        "summary": html.escape(_summary(contents.report)),
+        "summary": html.escape(describe_unused(contents.report)),
         "origin": html.escape(_origin(contents.report)),
         "data": base64.b64encode(pack(build_page(contents))).decode(),
     }
@@ -51,15 +51,6 @@ def _policy(script: str, style: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _summary(report: RunReport) -> str:
-    holders = format_holders(*report.holders)
-    return (
-        f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({format_share(report.unused_bytes, report.code_bytes)}) in {holders} is unused on "
-        f"{', '.join(report.devices) or 'an unknown device'}."
-    )
 
 
 def _origin(report: RunReport) -> str:

@@ -10,14 +10,13 @@ The original is only read. The result gets its name after it has passed its chec
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
-from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -26,24 +25,20 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import read_original
-from pytest_negativa.rewriting.compact.new_tables import NewTables, aligned, append_headers
-from pytest_negativa.rewriting.compact.pages import (
-    PageLayout,
-    PageMap,
-    lay_out,
-    moved_segments,
-    unsegmented,
-)
+from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
+from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CheckError,
-    Compacted,
     CompactOptions,
+    Design,
+    Smaller,
+    Spare,
 )
 from pytest_negativa.rewriting.compact.regions import plan_removal
 from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
-from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder, write_layout
+from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.attributes import copy_metadata
 
@@ -57,7 +52,7 @@ def compact_library(
     options: CompactOptions | None = None,
     *,
     state: FileState | None = None,
-) -> Compacted:
+) -> Smaller:
     """Write a compacted copy of a library to ``target``, replacing what was there.
 
     The same input and options make the same bytes. The result has the original's permissions
@@ -88,10 +83,22 @@ def compact_library(
                 raise ReconstructError(
                     f"{source.path}: its map and its plan are not of the same file"
                 )
-            _check_identity(source, plan.library, state)
+            check_identity(source, plan.library, state)
         try:
             with refusing(target, "written", ReconstructError):
-                return _compact(source, target, library_map, plan, edits, options)
+                design = _design(source, library_map, plan, edits, options)
+                declared = ""
+                if library_map is not None and plan is not None:
+                    declared = declared_code(source, library_map, plan, edits)
+                return write_design(
+                    source,
+                    target,
+                    design,
+                    None if plan is None else plan.library,
+                    declared=declared,
+                    page_size=options.page_size,
+                    takes_place=options.takes_place,
+                )
         except (CheckError, FormatError, ValueError):
             # Another file than the one that was analyzed is the likelier cause.
             if plan is not None and plan.library.sha256 is not None:
@@ -120,28 +127,13 @@ def foresee_compaction(
     return design.layout.edits.size
 
 
-@dataclass(frozen=True, slots=True)
-class _Design:
-    """The design of a compacted file.
-
-    Attributes:
-        pages: the pages that stay.
-        new_tables: those of the new file.
-        layout: the new file.
-    """
-
-    pages: PageLayout
-    new_tables: NewTables
-    layout: FileLayout
-
-
 def _design(
     source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     edits: Edits | None,
     options: CompactOptions,
-) -> _Design:
+) -> Design:
     """Design the new file.
 
     Raises:
@@ -159,36 +151,20 @@ def _design(
     zeros = union((*removal.filled, *_zeros_of(edits)))
     pages = lay_out(tables, zeros, page_size, options.max_headers)
     builder = LayoutBuilder()
-    for start, end in pages.pages.kept:
+    for start, end in pages.kept:
         builder.append_copy(start, end)
-    segments = tuple(moved_segments(tables, pages.holes, pages.pages, zeros=True))
-    segments = aligned(source, tables, segments)
-    new_tables = append_headers(builder, source, tables, pages.pages, segments, strip=options.strip)
-    gain = source.size - builder.size
-    if gain < options.min_gain:
-        reason = (
-            f"saves only {format_bytes(gain)}, the minimum is {format_bytes(options.min_gain)}"
-            if gain > 0
-            else "there is nothing to remove"
-        )
-        raise CannotCompactError(source.path, reason)
-    unsegmented_zeros = (Fill(start, end, 0) for start, end in unsegmented(tables, pages.pages))
+    segments = aligned(source, tables, tuple(moved_segments(tables, pages, zeros=True)))
+    append_headers(builder, source, tables, pages, segments, strip=options.strip)
+    refuse_small_gain(source, builder.size, options.min_gain)
+    unsegmented_zeros = (Fill(start, end, 0) for start, end in unsegmented(tables, pages))
     try:
         for change in (*changes.changes, *unsegmented_zeros):
-            for moved in _moved(change, pages.pages):
+            for moved in _moved(change, pages):
                 builder.change(moved)
         layout = builder.build()
     except ValueError as e:
         raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
-    return _Design(pages, new_tables, layout)
-
-
-def _check_identity(source: ByteSource, library: LibraryIdentity, state: FileState | None) -> None:
-    """Refuse another file, as far as size and state tell."""
-    if library.sha256 is not None or state is None:
-        check_size(source, library)
-    elif state_of(source.fileno()) != state:
-        raise StaleLibraryError(f"{source.path} changed after its map was made; try again")
+    return Design(layout, pages.holes, tuple(_notes(pages, options)))
 
 
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
@@ -206,50 +182,10 @@ def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
         position = end
 
 
-def _compact(
-    source: ByteSource,
-    target: Path,
-    library_map: LibraryMap | None,
-    plan: LibraryPlan | None,
-    edits: Edits | None,
-    options: CompactOptions,
-) -> Compacted:
-    design = _design(source, library_map, plan, edits, options)
-    with new_file(target) as new:
-        write_layout(design.layout, source, new.fd)
-        # After writing: the original's permissions may forbid it.
-        os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-        declared = ""
-        if library_map is not None and plan is not None:
-            declared = declared_code(source, library_map, plan, edits)
-        certificate = certify(
-            source.path, new.path(), declared=declared, page_size=options.page_size
-        )
-        with ByteSource(new.path()) as compacted:
-            original_sha256, sha256 = source.sha256(), compacted.sha256()
-        if plan is not None and plan.library.sha256 is not None:
-            check_sha256(plan.library, original_sha256)
-        if not source.is_unchanged():
-            raise StaleLibraryError(f"{source.path} changed while it was compacted; try again")
-        lost = copy_metadata(source.fileno(), new.fd) if options.takes_place else ()
-        new.publish()
-    return Compacted(
-        size_before=source.size,
-        size_after=design.layout.edits.size,
-        original_sha256=original_sha256,
-        sha256=sha256,
-        gaps=design.pages.holes,
-        load_segments=sum(s.p_type == PT_LOAD for s in design.new_tables.segments),
-        certificate=certificate,
-        notes=(*_notes(design.pages, options), *lost),
-        kept=design.layout.copies,
-    )
-
-
-def _notes(layout: PageLayout, options: CompactOptions) -> Iterator[str]:
-    if layout.given_up:
+def _notes(pages: PageMap, options: CompactOptions) -> Iterator[str]:
+    if pages.given_up:
         yield (
-            f"{format_bytes(layout.given_up)} of unused GPU code are zeros in the file instead of "
+            f"{format_bytes(pages.given_up)} of unused GPU code are zeros in the file instead of "
             f"gone: more holes would need more than {options.max_headers:,} program headers"
         )
 
@@ -261,3 +197,108 @@ def _zeros_of(edits: Edits) -> Iterator[Range]:
             yield edit.start + len(edit.data.rstrip(b"\0")), edit.end
         elif edit.value == 0:
             yield edit.start, edit.end
+
+
+# ---- Writing, also of libraries with a spare ----
+
+
+def check_identity(
+    source: ByteSource, library: LibraryIdentity | None, state: FileState | None
+) -> None:
+    """Refuse another file than the one that was analyzed, as far as size and state tell.
+
+    Raises:
+        StaleLibraryError: it is another file.
+    """
+    if library is not None and (library.sha256 is not None or state is None):
+        check_size(source, library)
+    elif state is not None and state_of(source.fileno()) != state:
+        raise StaleLibraryError(f"{source.path} changed after its map was made; try again")
+
+
+def refuse_small_gain(source: ByteSource, size: int, least: int) -> None:
+    """Refuse a result that is too large to be worth it; ``size`` and ``least`` gain in bytes.
+
+    Raises:
+        CannotCompactError: see above.
+    """
+    gain = source.size - size
+    if gain < least:
+        reason = (
+            f"saves only {format_bytes(gain)}, the minimum is {format_bytes(least)}"
+            if gain > 0
+            else "there is nothing to remove"
+        )
+        raise CannotCompactError(source.path, reason)
+
+
+def write_design(
+    source: ByteSource,
+    target: Path,
+    design: Design,
+    library: LibraryIdentity | None,
+    spare: Spare | None = None,
+    *,
+    declared: str = "",
+    page_size: int | None = None,
+    takes_place: bool = True,
+) -> Smaller:
+    """Write a library, and its spare before it.
+
+    Args:
+        source: the original.
+        target: the new library.
+        design: of the new library.
+        library: the original as it was analyzed.
+        spare: where the gaps go; None: they are lost.
+        declared, page_size: see ``certify``.
+        takes_place: of the original, so the result gets its owner, attributes and times, too.
+
+    Raises:
+        CannotCompactError: the result fails its check.
+        StaleLibraryError: the original is not the file that was analyzed.
+        ReconstructError: the spare can't be written.
+        OSError: the library can't be written.
+    """
+    new_spare = None
+    with contextlib.ExitStack() as stack:
+        if spare is not None:
+            with refusing(spare.folder, "written", ReconstructError):
+                new_spare = stack.enter_context(new_file(spare.path))
+                write_layout(spare.layout, source, new_spare.fd)
+                os.fchmod(new_spare.fd, 0o644)
+        new = stack.enter_context(new_file(target))
+        write_layout(design.layout, source, new.fd)
+        # After writing: the original's permissions may forbid it.
+        os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+        certificate = certify(
+            source.path,
+            new.path(),
+            None if new_spare is None else new_spare.path(),
+            declared=declared,
+            sha256=None if spare is None else spare.original_sha256,
+            page_size=page_size,
+        )
+        with ByteSource(new.path()) as made:
+            sha256 = made.sha256()
+        original_sha256 = source.sha256() if spare is None else spare.original_sha256
+        if library is not None and library.sha256 is not None:
+            check_sha256(library, original_sha256)
+        if not source.is_unchanged():
+            raise StaleLibraryError(f"{source.path} changed while it was read; try again")
+        lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
+        if spare is not None and new_spare is not None:
+            with refusing(spare.folder, "written", ReconstructError):
+                new_spare.publish(durable=True)
+        new.publish(durable=spare is not None)
+    return Smaller(
+        library=target,
+        size_before=source.size,
+        size_after=design.layout.edits.size,
+        original_sha256=original_sha256,
+        sha256=sha256,
+        gaps=design.gaps,
+        kept=design.layout.copies,
+        certificate=certificate,
+        notes=(*design.notes, *lost),
+    )

@@ -12,14 +12,15 @@ code may lie in data that programs write to (``.ldata`` of cuFFT).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import ReconstructError, StaleLibraryError, refusing
+from msgspec.structs import asdict
+
+from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.elf_tables import (
     DF_TEXTREL,
     DT_FLAGS,
@@ -51,6 +52,8 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import (
     PAGE_SIZE,
@@ -64,7 +67,11 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
-from pytest_negativa.rewriting.compact.certify import certify
+from pytest_negativa.rewriting.compact.compact import (
+    check_identity,
+    refuse_small_gain,
+    write_design,
+)
 from pytest_negativa.rewriting.compact.dynamic import (
     dynamic_rows,
     exports_resolvers,
@@ -83,13 +90,9 @@ from pytest_negativa.rewriting.compact.pages import (
     moved_segments,
     pages_without,
 )
-from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
+from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut, Design, Spare
 from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.rewriting.layout import (
-    FileLayout,
-    LayoutBuilder,
-    write_layout,
-)
+from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PROBLEMS,
@@ -104,8 +107,6 @@ from pytest_negativa.spare.note import (
     trailer_offset,
     why_no_stub,
 )
-from pytest_negativa.storage.atomic import new_file
-from pytest_negativa.storage.attributes import copy_metadata
 
 # The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
 _NAMES = {b".eh_frame", b".gcc_except_table"}
@@ -176,6 +177,9 @@ def cut_library(
     needed: Iterable[Range],
     options: CutOptions | None = None,
     containers: Iterable[Range] = (),
+    *,
+    library: LibraryIdentity | None = None,
+    state: FileState | None = None,
 ) -> Cut:
     """Write a library without the pages that nothing needs, and the spare that holds them.
 
@@ -190,18 +194,21 @@ def cut_library(
         options: see ``CutOptions``.
         containers: ranges of file offsets with GPU code that may go, too; see
             ``regions.removable_code``.
+        library, state: the original as it was analyzed, as far as that is known.
 
     Raises:
         CannotCompactError: the library must stay as it is.
+        StaleLibraryError: the file is not the one that was analyzed.
         FormatError: the original can't be read.
         ReconstructError: a file can't be written.
     """
     options = options or CutOptions()
     with ByteSource(path) as source:
-        design = _design(source, target, needed, options, containers)
-        named = Path(next(iter(options.folders), spares))
+        check_identity(source, library, state)
+        design, spare = _design(source, target, spares, needed, options, containers)
         with refusing(target, "cut", ReconstructError):
-            return _write(source, target, spares, design, named)
+            made = write_design(source, target, design, library, spare)
+    return Cut(**asdict(made), spare=spare.path)
 
 
 def foresee_cut(
@@ -220,7 +227,9 @@ def foresee_cut(
         FormatError: the original can't be read.
     """
     with ByteSource(path) as source:
-        return _design(source, Path(path), needed, options, containers).library.edits.size
+        whole = Path(path)
+        design, _ = _design(source, whole, whole.parent, needed, options, containers)
+    return design.layout.edits.size
 
 
 def gap_sizes(
@@ -243,24 +252,14 @@ def gap_sizes(
     return [end - start for start, end in holes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Design:
-    """A cut library before it is written."""
-
-    sha256: str
-    holes: tuple[Span, ...]
-    note: Note
-    library: FileLayout
-    spare: FileLayout
-
-
 def _design(
     source: ByteSource,
     target: Path,
+    spares: Path,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range],
-) -> _Design:
+) -> tuple[Design, Spare]:
     containers = union(containers)
     tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not holes:
@@ -283,20 +282,15 @@ def _design(
     for start, end in pages.kept:
         builder.append_copy(start, end)
     _append_tables(builder, source, tables, pages, note, addition)
-    gain = source.size - builder.size
-    if options.min_gain is not None and gain < options.min_gain:
-        raise CannotCompactError(
-            source.path,
-            f"saves only {format_bytes(max(gain, 0))}, "
-            f"the minimum is {format_bytes(options.min_gain)}",
-        )
-    return _Design(
-        sha256=sha256,
-        holes=holes,
-        note=note,
-        library=builder.build(),
-        spare=_spare_layout(source, tables, pages, note),
+    if options.min_gain is not None:
+        refuse_small_gain(source, builder.size, options.min_gain)
+    spare = Spare(
+        path=spares / note.spare_name,
+        layout=_spare_layout(source, tables, pages, note),
+        folder=Path(next(iter(options.folders), spares)),
+        original_sha256=sha256,
     )
+    return Design(builder.build(), holes), spare
 
 
 def _read_holes(
@@ -312,46 +306,6 @@ def _read_holes(
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
     return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
-
-
-def _write(
-    source: ByteSource,
-    target: Path,
-    spares: Path,
-    design: _Design,
-    named: Path,
-) -> Cut:
-    """Write both files; ``named`` is the folder of spares that users know."""
-    spare = spares / design.note.spare_name
-    with contextlib.ExitStack() as stack:
-        with refusing(named, "written", ReconstructError):
-            new_spare = stack.enter_context(new_file(spare))
-            write_layout(design.spare, source, new_spare.fd)
-        new_library = stack.enter_context(new_file(target))
-        write_layout(design.library, source, new_library.fd)
-        os.fchmod(new_spare.fd, 0o644)
-        certificate = certify(
-            source.path, new_library.path(), new_spare.path(), sha256=design.sha256
-        )
-        if not source.is_unchanged():
-            raise StaleLibraryError(f"{source.path} changed while it was cut; try again")
-        with refusing(named, "written", ReconstructError):
-            new_spare.publish(durable=True)
-        notes = copy_metadata(source.fileno(), new_library.fd)
-        with ByteSource(new_library.path()) as cut:
-            size, sha256 = cut.size, cut.sha256()
-        new_library.publish(durable=True)
-    return Cut(
-        library=target,
-        spare=spare,
-        size_before=source.size,
-        size_after=size,
-        original_sha256=design.sha256,
-        sha256=sha256,
-        gaps=design.holes,
-        certificate=certificate,
-        notes=notes,
-    )
 
 
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:
@@ -563,8 +517,7 @@ def _append_tables(
 ) -> None:
     texts = note.pack().ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
     texts = texts.ljust(addition.relocations - addition.note, b"\0") + addition.relocation_bytes
-    holes = sorted((hole.offset, hole.offset + hole.end - hole.start) for hole in note.holes)
-    others = list(moved_segments(tables, holes, pages, zeros=False))
+    others = list(moved_segments(tables, pages, zeros=False))
     dynamic = read_dynamic(source, tables)
     symbols = dynamic[DT_SYMTAB]
     load = next(

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
@@ -52,19 +51,6 @@ _STRIPPED = re.compile(rb"\.symtab|\.strtab|\.debug.*", re.DOTALL)
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-@dataclass(slots=True)
-class NewTables:
-    """The tables of the new file.
-
-    Attributes:
-        segments: the program headers.
-        sections: the section headers.
-    """
-
-    segments: tuple[ProgramHeader, ...]
-    sections: list[SectionHeader] = field(default_factory=list)
-
-
 def append_headers(
     builder: LayoutBuilder,
     source: ByteSource,
@@ -76,7 +62,7 @@ def append_headers(
     moved: Mapping[int, SectionHeader] | None = None,
     spare: str | None = None,
     loaded_at: int | None = None,
-) -> NewTables:
+) -> None:
     """Append sections that are never loaded, and the tables, behind the pages that stay.
 
     Args:
@@ -91,28 +77,27 @@ def append_headers(
         loaded_at: address of the program headers, which get a segment of their own; None: they are
             not loaded.
     """
-    new = NewTables(segments)
     if loaded_at is not None:
         place = -(-builder.size // pages.page_size) * pages.page_size
         size = PHDR.size * (len(segments) + 1)
         load = ProgramHeader(
             PT_LOAD, PF_R, place, loaded_at, loaded_at, size, size, pages.page_size
         )
-        new.segments = (*segments, load)
-    phoff = builder.append(b"".join(PHDR.pack(s) for s in new.segments), pages.page_size)
-    names_index = _add_sections(
-        builder, new, source, tables, pages, strip=strip, moved=moved or {}, spare=spare
+        segments = (*segments, load)
+    phoff = builder.append(b"".join(PHDR.pack(s) for s in segments), pages.page_size)
+    marker = _marker_text(tables, segments, source.size, spare)
+    sections, names_index = _add_sections(
+        builder, marker, tables, pages, strip=strip, moved=moved or {}
     )
-    shoff = builder.append(b"".join(SHDR.pack(s) for s in new.sections), 8)
+    shoff = builder.append(b"".join(SHDR.pack(s) for s in sections), 8)
     header = tables.header._replace(
         e_phoff=phoff,
         e_shoff=shoff,
-        e_phnum=len(new.segments),
-        e_shnum=len(new.sections),
+        e_phnum=len(segments),
+        e_shnum=len(sections),
         e_shstrndx=names_index,
     )
     builder.change(Patch(0, EHDR.pack(header)))
-    return new
 
 
 def aligned(
@@ -138,18 +123,17 @@ def aligned(
 
 def _add_sections(
     builder: LayoutBuilder,
-    new_tables: NewTables,
-    source: ByteSource,
+    marker: bytes,
     tables: ElfTables,
     pages: PageMap,
     *,
     strip: bool,
     moved: Mapping[int, SectionHeader],
-    spare: str | None,
-) -> int:
-    """Fill ``new_tables.sections``; returns the index of the section with their names."""
+) -> tuple[list[SectionHeader], int]:
+    """The new section headers, and the index of the section with their names."""
     kept = _kept_unloaded(tables, strip=strip)
     names = list(tables.names)
+    sections: list[SectionHeader] = []
     later: list[tuple[bytes, SectionHeader]] = []
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_NULL or (
@@ -177,14 +161,12 @@ def _add_sections(
         else:
             new = _NO_SECTION
             names[index] = b""
-        new_tables.sections.append(new)
+        sections.append(new)
+    later.append((MARKER, _unloaded(SHT_PROGBITS, builder.append(marker), len(marker))))
     for name, piece in later:
         names.append(name)
-        new_tables.sections.append(piece)
-    names.append(MARKER)
-    text = _marker_text(tables, new_tables, source.size, spare)
-    new_tables.sections.append(_unloaded(SHT_PROGBITS, builder.append(text), len(text)))
-    return _add_names(builder, new_tables, tables, names)
+        sections.append(piece)
+    return sections, _add_names(builder, sections, tables, names)
 
 
 def _kept_unloaded(tables: ElfTables, *, strip: bool) -> set[int]:
@@ -236,26 +218,26 @@ def _copy_unloaded(builder: LayoutBuilder, section: SectionHeader) -> SectionHea
 
 
 def _add_names(
-    builder: LayoutBuilder, new: NewTables, tables: ElfTables, names: list[bytes]
+    builder: LayoutBuilder, sections: list[SectionHeader], tables: ElfTables, names: list[bytes]
 ) -> int:
     """Write the names of all sections; returns the index of the section that holds them."""
-    own = new.sections[tables.header.e_shstrndx]
+    own = sections[tables.header.e_shstrndx]
     index = tables.header.e_shstrndx
     # A loaded section of names may have another use: it stays, and the names get a new section.
     if own.loaded:
-        index = len(new.sections)
+        index = len(sections)
         names.append(b".shstrtab")
-        new.sections.append(own)
+        sections.append(own)
     table = bytearray(b"\0")
     places = {b"": 0}
     for at, name in enumerate(names):
         if name not in places:
             places[name] = len(table)
             table += name + b"\0"
-        new.sections[at] = new.sections[at]._replace(sh_name=places[name])
+        sections[at] = sections[at]._replace(sh_name=places[name])
     start = builder.append(bytes(table))
     header = _unloaded(SHT_STRTAB, start, len(table))._replace(sh_name=places[names[index]])
-    new.sections[index] = header
+    sections[index] = header
     return index
 
 
@@ -263,10 +245,12 @@ def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
     return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
 
 
-def _marker_text(tables: ElfTables, new: NewTables, size: int, spare: str | None) -> bytes:
+def _marker_text(
+    tables: ElfTables, segments: tuple[ProgramHeader, ...], size: int, spare: str | None
+) -> bytes:
     facts: dict[str, int | str] = {
         "compacted": MARKER_VERSION,
-        "load_segments": sum(1 for s in new.segments if s.p_type == PT_LOAD),
+        "load_segments": sum(1 for s in segments if s.p_type == PT_LOAD),
         "load_segments_before": len(tables.loads),
         "size_before": size,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -43,11 +43,15 @@ class PageMap:
         kept: the ranges.
         page_size: bytes.
         places: new offset of each range's start.
+        holes: ranges within segments that leave the file; old offsets.
+        given_up: bytes of holes that stay in the file, because program headers are limited.
     """
 
     kept: tuple[Span, ...]
     page_size: int
     places: tuple[int, ...]
+    holes: tuple[Span, ...]
+    given_up: int = 0
 
     @property
     def size(self) -> int:
@@ -71,24 +75,7 @@ class PageMap:
         return intersection([(start, end)], self.kept)
 
 
-@dataclass(frozen=True, slots=True)
-class PageLayout:
-    """The pages that stay, and the holes in segments.
-
-    Attributes:
-        pages: the pages.
-        holes: ranges within segments that leave the file; old offsets.
-        given_up: bytes of holes that stay in the file, because program headers are limited.
-    """
-
-    pages: PageMap
-    holes: tuple[Span, ...]
-    given_up: int = 0
-
-
-def lay_out(
-    tables: ElfTables, zeros: Sequence[Range], page_size: int, max_headers: int
-) -> PageLayout:
+def lay_out(tables: ElfTables, zeros: Sequence[Range], page_size: int, max_headers: int) -> PageMap:
     """Find the holes in ``zeros``.
 
     Args:
@@ -100,8 +87,7 @@ def lay_out(
     found = sorted(_find_holes(tables, zeros, page_size))
     others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
     holes = largest_holes(tables, found, max_headers - others, zeros=True)
-    pages = pages_without(tables, holes, page_size)
-    return PageLayout(pages, holes, size(found) - size(holes))
+    return pages_without(tables, holes, page_size, size(found) - size(holes))
 
 
 def largest_holes(
@@ -175,13 +161,11 @@ def _part(load: ProgramHeader, start: int, end: int, mapped_end: int) -> Program
     )
 
 
-def moved_segments(
-    tables: ElfTables, holes: Sequence[Range], pages: PageMap, *, zeros: bool
-) -> Iterator[ProgramHeader]:
+def moved_segments(tables: ElfTables, pages: PageMap, *, zeros: bool) -> Iterator[ProgramHeader]:
     """The program headers of a library with holes; see ``split_loads``."""
     for segment in tables.segments:
         if segment.p_type == PT_LOAD:
-            for load in _split(tables, segment, holes, zeros):
+            for load in _split(tables, segment, pages.holes, zeros):
                 yield _moved_load(load, pages)
         elif segment.p_type not in (PT_NULL, PT_PHDR):
             # PT_PHDR goes: the table gets another place.
@@ -198,9 +182,15 @@ def _moved_load(load: ProgramHeader, pages: PageMap) -> ProgramHeader:
     return load._replace(p_offset=offset, p_align=alignment)
 
 
-def pages_without(tables: ElfTables, holes: Iterable[Range], page_size: int) -> PageMap:
+def pages_without(
+    tables: ElfTables, holes: tuple[Span, ...], page_size: int, given_up: int = 0
+) -> PageMap:
     """The pages that stay if holes, whole pages of segments, leave the file and memory."""
-    return _place(_kept_pages(tables, holes, page_size), page_size)
+    # The ELF header is in page 0, which need not be in a segment.
+    loaded = ((s.p_offset, s.file_end) for s in tables.loads)
+    kept = union(minus(around([(0, 1), *loaded], page_size), union(holes)))
+    places = tuple(itertools.accumulate((span.size for span in kept), initial=0))[:-1]
+    return PageMap(kept, page_size, places, holes, given_up)
 
 
 def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Span]:
@@ -210,17 +200,6 @@ def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> It
             # A PT_LOAD must have bytes of the file before its zeros.
             inside = intersection([(load.p_offset + 1, load.file_end)], zeros)
             yield from within(inside, page_size)
-
-
-def _kept_pages(tables: ElfTables, holes: Iterable[Range], page_size: int) -> tuple[Span, ...]:
-    # The ELF header is in page 0, which need not be in a segment.
-    loaded = ((s.p_offset, s.file_end) for s in tables.loads)
-    return union(minus(around([(0, 1), *loaded], page_size), union(holes)))
-
-
-def _place(kept: tuple[Span, ...], page_size: int) -> PageMap:
-    places = tuple(itertools.accumulate((span.size for span in kept), initial=0))[:-1]
-    return PageMap(kept, page_size, places)
 
 
 def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Span]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.spans import MovedSpan, Span
+from pytest_negativa.rewriting.layout import FileLayout
 
 
 class CannotCompactError(ReconstructError):
@@ -49,40 +50,59 @@ class Smaller(Record, frozen=True, kw_only=True):
     """A library that lost bytes; sizes in bytes.
 
     Attributes:
+        library: the new file.
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
-        gaps: removed ranges of file offsets of the original.
+        gaps: removed ranges of file offsets of the original. Without a spare they read as zeros.
+        kept: what of the original lies where in the result, by offset.
         certificate: the word of the program that compared the files.
         notes: remarks for the report.
     """
 
+    library: Path
     size_before: NonNegative
     size_after: NonNegative
     original_sha256: str
     sha256: str
     gaps: tuple[Span, ...]
+    kept: tuple[MovedSpan, ...]
     certificate: str
     notes: tuple[str, ...] = ()
 
 
-class Compacted(Smaller, frozen=True, kw_only=True):
-    """A library that was compacted: its gaps read as zeros at run time.
-
-    Attributes:
-        load_segments: number of ``PT_LOAD`` headers.
-        kept: what of the original lies where in the result, by offset.
-    """
-
-    load_segments: NonNegative
-    kept: tuple[MovedSpan, ...]
-
-
 class Cut(Smaller, frozen=True, kw_only=True):
-    """A library that was cut: a file has its gaps.
+    """A library that was cut: the file ``spare`` has its gaps."""
+
+    spare: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """The file that has what a library lost.
 
     Attributes:
-        library, spare: the files.
+        path: of the file.
+        layout: its content.
+        folder: where users will find it, for messages.
+        original_sha256: hex digest of the library, which the spare has.
     """
 
-    library: Path
-    spare: Path
+    path: Path
+    layout: FileLayout
+    folder: Path
+    original_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A smaller library before it is written.
+
+    Attributes:
+        layout: the new file.
+        gaps: ranges of file offsets of the original that leave it.
+        notes: remarks for the report.
+    """
+
+    layout: FileLayout
+    gaps: tuple[Span, ...]
+    notes: tuple[str, ...] = ()

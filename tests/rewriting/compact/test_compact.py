@@ -28,7 +28,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import CompactOptions, Smaller
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import (
@@ -73,7 +73,7 @@ def compact(
     plan: LibraryPlan | None = None,
     edits: Edits | None = None,
     **options: object,
-) -> Compacted:
+) -> Smaller:
     return compact_library(
         path,
         target,
@@ -138,7 +138,7 @@ def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     assert span_size(result.gaps) > unused - left
     assert result.size_after == target.stat().st_size < result.size_before - unused + left
     before, after = image(path), image(target)
-    assert len(after.loads) == result.load_segments > len(result.gaps)
+    assert len(after.loads) > len(result.gaps)
     assert_same_image(before, after, library_map, plan)
     # Each of the kept elements is there, unchanged.
     for part in kept_parts(library_map, plan):

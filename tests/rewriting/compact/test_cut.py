@@ -351,7 +351,7 @@ def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -
         os.utime(library, (0, 0))
         yield 0, 1
 
-    with pytest.raises(StaleLibraryError, match="changed while it was cut"):
+    with pytest.raises(StaleLibraryError, match="changed while it was read"):
         cut_library(library, tmp_path / "cut.so", tmp_path, needed(), OPTIONS)
     assert os.listdir(tmp_path) == ["libpages.so"]
 

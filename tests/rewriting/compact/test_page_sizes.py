@@ -15,7 +15,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
-from pytest_negativa.rewriting.compact.records import Compacted, CompactOptions
+from pytest_negativa.rewriting.compact.records import CompactOptions, Smaller
 from tests.support.compacting import (
     Image,
     assert_same_image,
@@ -50,7 +50,7 @@ class Slimmed:
     library_map: LibraryMap
     plan: LibraryPlan
     target: Path
-    result: Compacted
+    result: Smaller
 
     def assert_same_memory(self, page: int) -> None:
         before, after = mapped(self.path, page), mapped(self.target, page)

@@ -44,7 +44,7 @@ def test_holes_are_whole_pages_inside_the_zeros(library: tuple[ElfTables, int, i
 
 def test_pages_move_up_in_order(library: tuple[ElfTables, int, int]) -> None:
     tables, start, _ = library
-    pages = lay_out(tables, [(start, start + 2 * PAGE)], PAGE, 1000).pages
+    pages = lay_out(tables, [(start, start + 2 * PAGE)], PAGE, 1000)
     assert pages.offset_of(start - 1) == start - 1
     assert not list(pages.pieces(start, start + 2 * PAGE))
     assert pages.offset_of(start + 2 * PAGE) == start
@@ -90,7 +90,7 @@ def test_elf_header_stays_where_no_segment_has_it(library: tuple[ElfTables, int,
         p_memsz=max(first.p_memsz - PAGE, 0),
     )
     others = tuple(moved if s is first else s for s in tables.segments if s.p_type == PT_LOAD)
-    pages = lay_out(replace(tables, segments=others), [(start, start + PAGE)], PAGE, 1000).pages
+    pages = lay_out(replace(tables, segments=others), [(start, start + PAGE)], PAGE, 1000)
     assert pages.offset_of(0) == 0
     assert pages.offset_of(PAGE - 1) == PAGE - 1
 

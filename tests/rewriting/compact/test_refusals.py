@@ -324,6 +324,6 @@ def test_original_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("pytest_negativa.rewriting.compact.certify.PROGRAM", touching)
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
-    with pytest.raises(StaleLibraryError, match="changed while it was compacted"):
+    with pytest.raises(StaleLibraryError, match="changed while it was read"):
         compact_library(path, target, library_map, plan)
     assert list(target.parent.iterdir()) == []
