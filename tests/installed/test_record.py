@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import random
-import stat
 from pathlib import Path
 
 import pytest
@@ -80,6 +79,7 @@ def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
     assert after == expected.encode()
 
 
+<<<<<<< HEAD
 def test_files_outside_of_the_site(record: Path) -> None:
     assert update(record, b"../../bin/tool,o,5\n", "../../bin/tool") == (
         b"../../bin/tool,sha256=new,7\n"
@@ -106,6 +106,8 @@ def test_mode_stays(record: Path) -> None:
     assert [path.name for path in record.parent.iterdir()] == ["RECORD"]
 
 
+=======
+>>>>>>> h-tests
 def test_no_record(record: Path) -> None:
     assert not installed(record).update({str(record.parents[1] / "x.so"): NEW})
     assert not record.exists()

@@ -13,7 +13,6 @@ from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCo
 from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.report import (
     LibraryRow,
-    ReasonRow,
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
@@ -24,7 +23,11 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
+<<<<<<< HEAD
 from tests.support.reports import PLAN, USED, code_files, report, row, runtime
+=======
+from tests.support.reports import PLAN, code_files, report, row
+>>>>>>> h-tests
 from tests.support.usages import usage_of
 
 COVERED = LibraryCoverage(
@@ -37,45 +40,6 @@ def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
     return "\n\n".join(
         render_report(report(*rows, **changes), Reports(formats=(), top=top, demangle=True))
     )
-
-
-def test_row() -> None:
-    assert row() == LibraryRow(
-        path="/lib/libours.so",
-        size=4000,
-        code_bytes=1750,
-        elements=5,
-        kept=(
-            ReasonRow(reason="hook", elements=1, bytes=0),
-            ReasonRow(reason="loaded", elements=1, bytes=100),
-        ),
-        unused=(
-            ReasonRow(reason="no-used-kernel", elements=1, bytes=50),
-            ReasonRow(reason="wrong-arch", elements=2, bytes=1600),
-        ),
-        kernels=1200,
-        used_kernels=3,
-        first_uses=USED,
-        unused_kernels=(),
-        notes=(),
-    )
-    assert (row().unused_bytes, row().unused_elements, row().kept_elements) == (1650, 3, 2)
-    assert row().unused_bytes_by("wrong-arch") == 1600
-    assert row().unused_bytes_by("no-such-reason") == 0
-
-
-GOLDEN = """\
-1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
-
-library       size    GPU code    unused    share    for other GPUs    no used kernel    elements kept    kernels used
-----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
-libours.so  4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200
-----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
-total       4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200"""  # noqa: E501
-
-
-def test_terminal() -> None:
-    assert text(row()) == GOLDEN
 
 
 def test_files_that_are_gpu_code_count_in_all_totals() -> None:
