@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.runtime_code import find_runtime_code
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
@@ -24,6 +25,7 @@ from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.located import LocatedLibrary
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
@@ -160,6 +162,7 @@ class _Analyzer:
         self._names: list[LibraryNames] = []
         self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
+        self._located: list[LocatedLibrary] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
@@ -194,7 +197,7 @@ class _Analyzer:
             usage=self._contents.usage(),
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
             without_code=without_code,
-            runtime_kernels=self._runtime_kernels(hashes),
+            runtime=find_runtime_code(self._usage, self._located, self._known_images(hashes)),
             unreadable=tuple(sorted(unreadable)),
             warnings=(*unchecked, *self._glob_warnings(analyzed)),
             unchecked=unchecked,
@@ -246,6 +249,7 @@ class _Analyzer:
         )
         used, changed, lack = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
+        self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
         covered = self._cover(library_map, plan, used, names)
         return AnalyzedLibrary(library_map, plan, covered, names.distribution)
@@ -281,12 +285,12 @@ class _Analyzer:
                 return warning.text
         return next(self._usage.why_unended(), None)
 
-    def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
-        images = [
-            *self._usage.compiled,
-            *(i for i in self._usage.memory_images if i.sha256 not in hashes),
-        ]
-        return tuple(sorted({name for image in images for name in image.kernels}))
+    def _known_images(self, frames: set[str]) -> set[str]:
+        """SHA-256 of the images in memory that may come from a library or a package's file."""
+        suspects = {i.sha256 for one in self._located for i in one.suspects.values()}
+        files = {digest for one in self._watched for digest, _ in one.files.values()}
+        packaged = {i.sha256 for i in self._usage.memory_images if record_digest(i.sha256) in files}
+        return frames | suspects | packaged
 
     def _library_names(self, library_map: LibraryMap) -> LibraryNames:
         path = library_map.library.path

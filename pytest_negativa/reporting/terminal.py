@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
@@ -45,8 +45,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
             title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
             names = map(printable, map(spell, row.unused_kernels))
             yield itemize(title, (cut_middle(name, width - 2) for name in names))
-    if report.compiled_kernels:
-        yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
+    if report.runtime:
+        yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report, spell))
     yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))
 
 
@@ -56,7 +56,7 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if not report.gpu_used:
         lines = ["negativa: no GPU code was used by any process of this run"]
-    elif not report.libraries and not report.compiled_kernels:
+    elif not report.libraries and not report.runtime:
         lines = ["negativa: no GPU code was loaded from any library that is looked at"]
     else:
         return None
@@ -110,7 +110,10 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,}"
 
 
-def _compiled_line(names: Sequence[str]) -> str:
-    shown = printable(format_names(names, _MAX_COMPILED))
-    kernels = format_items(len(names), "kernel", "kernels")
-    return f"Compiled at run time, so in no file: {kernels} ({shown})."
+def _runtime_lines(report: RunReport, spell: Callable[[str], str]) -> Iterator[str]:
+    for is_new, title in ((True, "Compiled at run time"), (False, "From caches of compilers")):
+        found = {spell(n) for one in report.runtime if one.is_new is is_new for n in one.kernels}
+        if found:
+            shown = printable(format_names(sorted(found), _MAX_COMPILED))
+            yield f"{title}: {format_items(len(found), 'kernel', 'kernels')} ({shown})."
+    yield "negativa kernels --jit lists them."

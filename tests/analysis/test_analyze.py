@@ -134,30 +134,6 @@ def test_a_distribution_that_is_misspelt(tmp_path: Path, installed: Path) -> Non
     assert len(found.libraries) == 1
 
 
-@pytest.mark.parametrize("option", ["libraries: {include: [%s]}", "keep: {libraries: [%s]}"])
-def test_a_distribution_without_its_prefix(tmp_path: Path, installed: Path, option: str) -> None:
-    found = analyze(used(installed), settings(tmp_path, option % "Our_Package"))
-    assert found.warnings[0].endswith("of this run; did you mean dist:Our.Package?")
-
-
-@pytest.mark.parametrize(
-    ("text", "warning"),
-    [
-        (
-            "libraries:\n  include: ['*', libmultiarc.so]\n",
-            "2:12: libraries.include: 'libmultiarc.so' matches no library or file with GPU code of "
-            "this run; did you mean libmultiarch.so?",
-        ),
-        (
-            "keep:\n  libraries:\n  - zzz\n",
-            "3:3: keep.libraries: 'zzz' matches no library or file with GPU code of this run",
-        ),
-    ],
-)
-def test_library_globs_that_match_nothing(tmp_path: Path, text: str, warning: str) -> None:
-    assert multiarch(tmp_path, text).warnings == (f"{tmp_path}/negativa.yaml:{warning}",)
-
-
 def test_kernel_globs_that_match_nothing(tmp_path: Path) -> None:
     usage = used(BIN / "libnames.so")
     library_map = read_library(BIN / "libnames.so", Scope(devices=("9.0",)))

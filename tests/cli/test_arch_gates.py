@@ -29,8 +29,6 @@ from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 from tests.support.sites import install
 
-LOADED = 904 + 952 + 1104 + 992 + 1032 + 1160
-
 
 def as_json(*arguments: str | Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(inspect("--json", *arguments).stdout)

@@ -19,13 +19,10 @@ from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
-from tests.support.libraries import ROOT
 from tests.support.recordings import Lines, rewrite
 from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
-
-TRACES = ROOT / "tests" / "data" / "traces"
 
 
 def without(*names: str) -> Callable[[Lines], Lines]:
@@ -303,15 +300,6 @@ def test_bad_runs_by_failure_mode(shards: Project) -> None:
     assert "no run is left to combine" in done.stderr
     done = shards.negativa("combine", "first", "second", status=1)
     assert "nothing is planned from this run: first: 2 tests failed" in done.stdout
-
-
-@pytest.mark.slow
-def test_recordings_of_several_processes(project: Project) -> None:
-    folders = [str(TRACES / "h200-children"), str(TRACES / "h200-ops")]
-    project.negativa("combine", *folders)
-    found = usage(project)
-    assert len(found["processes"]) == 8
-    assert len(found["run_ids"]) == 2
 
 
 @pytest.mark.slow

@@ -91,30 +91,6 @@ def test_two_folders(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_the_ten_largest_changes_and_the_sum_of_the_rest(project: Project) -> None:
-    library = project.folder / "quickstart/libquickstart.so"
-    for folder, count in (("old", 1), ("new", 13)):
-        (project.folder / folder).mkdir()
-        for number in range(count):
-            shutil.copy(library, project.folder / folder / f"lib{number:02}.so")
-
-    shown = project.negativa("diff", "old", "new").stdout
-
-    by_library, by_arch, kernels = shown.split("\n\n")[1:]
-    assert by_library.splitlines()[-1].split() == [
-        "2", "more", "134.4", "kB", "appeared", "+134.4", "kB"
-    ]  # fmt: skip
-    assert len(by_library.splitlines()) == 2 + 10 + 1
-    # Each of twelve has 6.2 to 12.9 kB of machine code for six archs, and of PTX.
-    assert by_arch.splitlines()[-1].split() == [
-        "74", "more", "677.7", "kB", "appeared", "+677.7", "kB"
-    ]  # fmt: skip
-    assert kernels.splitlines()[0] == "156 kernels appeared:"
-    assert kernels.splitlines()[-1] == "  and 134 more"
-    assert "more" not in project.negativa("diff", "old", "new", "--top=0").stdout
-
-
-@pytest.mark.slow
 def test_a_folder_of_archives_alone(project: Project) -> None:
     (project.folder / "dist").mkdir()
     for name in ("a-1.0-py3-none-any.whl", "b.tar.gz"):

@@ -76,3 +76,5 @@ def test_a_wheel_has_the_pages(tmp_path: Path) -> None:
         names = {Path(name) for name in archive.namelist()}
     inside = {name.stem for name in names if name.parts[:2] == ("pytest_negativa", "docs")}
     assert inside == topics()
+    html = Path("pytest_negativa/reporting/html")
+    assert {html / path.name for path in (ROOT / html).iterdir() if path.is_file()} <= names

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.support.kills import FULL_DISK, Ended, points, run
-from tests.support.libraries import MULTIARCH, NEGATIVA, make_large
+from tests.support.libraries import NEGATIVA
 from tests.support.verified import VerifiedProject
 
 pytestmark = pytest.mark.slow
@@ -57,28 +57,3 @@ def test_a_file_that_the_user_named(
             assert target.read_bytes() == OLD
         assert negativa(proved, *words).status == 0
         assert target.read_bytes() == new
-
-
-@pytest.mark.nightly
-@HOW
-def test_the_cache_of_maps(proved: VerifiedProject, by: int) -> None:
-    library = make_large(MULTIARCH, proved.folder / "large.so")
-    cache = proved.folder.parent / "cache"
-    words = ("inspect", "--json", str(library))
-
-    def forget() -> None:
-        for entry in cache.iterdir():
-            entry.unlink()
-
-    forget()
-    whole = negativa(proved, *words)
-    assert whole.changes
-    for at in points(whole.changes, seed=by):
-        forget()
-        ended = negativa(proved, *words, at=at, by=by)
-        if by == FULL_DISK:
-            # It only takes longer.
-            assert (ended.status, ended.stdout) == (0, whole.stdout)
-        for _ in range(2):
-            again = negativa(proved, *words)
-            assert (again.status, again.stdout) == (0, whole.stdout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 
 import pytest
@@ -11,11 +9,8 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.storage.runs import Run
-from tests.support.libraries import ROOT
 from tests.support.recordings import rewrite
 from tests.support.sessions import FIRST_USES, HEADLINE, KERNELS, LOADED, Project, used_kernels
-
-NOTHING = "negativa: no GPU code was loaded from any library that is looked at\n"
 
 
 @pytest.fixture
@@ -116,19 +111,6 @@ def test_locate_a_recording(recorded: Project) -> None:
     assert {d[3] for d in recorded.plan()} == {"library-policy"}
     recorded.negativa("locate", "--exclude-library", "libquickstart.so")
     assert list((recorded.results / "run" / "spans").iterdir()) == []
-
-
-def test_locate_a_folder_of_traces_leaves_no_link(project: Project) -> None:
-    folder = project.folder / "h200-ops"
-    shutil.copytree(ROOT / "tests/data/traces/h200-ops", folder)
-
-    done = project.negativa("locate", "--run", "h200-ops")
-
-    assert "torch/lib/libtorch_cuda.so: not found" in done.stdout
-    assert "0 B of 0 B GPU code (-) in 0 libraries is unused on NVIDIA H200 (9.0)." in done.stdout
-    kernels = json.loads((folder / "trace.json").read_text())["detected_kernels"]
-    assert len(kernels) > 50
-    assert not (project.folder / "latest").exists()
 
 
 def test_a_failed_run_is_not_planned_later(recorded: Project) -> None:
@@ -244,17 +226,6 @@ def test_a_value_that_cannot_be_used_is_named_as_it_was_given(project: Project) 
     assert flag == "negativa: error: --keep-ptx: found 'some', expected off, newest or all\n"
     variable = project.negativa("locate", status=2, NEGATIVA_REQUIRE_GPU="some").stderr
     assert variable.startswith("negativa: error: NEGATIVA_REQUIRE_GPU: found 'some'")
-
-
-def test_thresholds_and_reports(recorded: Project) -> None:
-    rewrite(recorded, ".negativa/run/trace/h200.jsonl")
-    recorded.write("negativa.yaml", "thresholds: {max_unused_percent: 50}\n")
-
-    done = recorded.negativa("locate", "--run", ".negativa/run", "--report=json:a.json", status=1)
-
-    assert done.stdout == "Reports: a.json\n"
-    crossed = json.loads((recorded.folder / "a.json").read_text())["crossed"]
-    assert crossed == ["max_unused_percent: 89.6% of the GPU code is unused, the limit is 50%"]
 
 
 @pytest.mark.slow

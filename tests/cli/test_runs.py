@@ -118,19 +118,6 @@ def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
         assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
 
 
-def test_the_folder_for_runs_is_ignored_by_git(project: Project) -> None:
-    project.write("test_a.py", PASSES)
-    project.pytest("-q", "--negativa")
-    assert (project.results / ".gitignore").read_text().endswith("\n*\n")
-
-
-def test_a_folder_of_the_user_gets_no_gitignore(project: Project) -> None:
-    project.write("test_a.py", PASSES)
-    (project.folder / "out").mkdir()
-    project.pytest("-q", "--negativa", "--negativa-dir=out")
-    assert not (project.folder / "out" / ".gitignore").exists()
-
-
 @pytest.mark.slow
 def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> None:
     """Two shards are pushed; another machine combines, reports and fetches them."""

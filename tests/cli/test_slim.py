@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
@@ -296,16 +295,6 @@ class TestSlim:
         assert problem in negativa("slim", *words, site.folder, code=2).stderr
         assert snapshot(site.folder) == before
 
-    @pytest.mark.parametrize("name", ["notes.txt", "libtext.so", "program"])
-    def test_a_file_that_is_no_library(self, tmp_path: Path, name: str) -> None:
-        path = tmp_path / name
-        path.write_text("no library")
-        for options in (("--arch", "9.0"), ()):  # Before it misses a lock.
-            assert (
-                "not a shared library"
-                in negativa("slim", "--no-way-back", *options, path, code=2).stderr
-            )
-
     def test_a_folder_of_wheels(self, tmp_path: Path) -> None:
         (tmp_path / "one-1.0-py3-none-any.whl").write_bytes(b"PK")
         result = negativa("slim", "--no-way-back", "--arch", "sm_90", tmp_path, code=1)
@@ -319,10 +308,6 @@ class TestSlim:
         for name in (ONE, TWO):
             assert f"{name}: no original is kept" in result.stdout
         assert "no original" not in negativa("slim", "--no-way-back", *lock, site.folder).stdout
-
-    def test_a_check_of_nothing_is_no_success(self, site: Made) -> None:
-        result = negativa("slim", "check", site.folder, code=1)
-        assert f"nothing was slimmed in {site.folder}: nothing was checked" in result.stderr
 
     def test_undo_where_nothing_was_slimmed(self, site: Made) -> None:
         text = f"nothing was slimmed in {site.folder}\n"
@@ -346,18 +331,6 @@ class TestSlim:
         lines = result.stderr.splitlines()
         for line, name in zip(lines, (ONE, TWO), strict=True):
             assert line.startswith(f"negativa: error: {name}: {detail}")
-
-    def test_originals_that_are_kept_already(self, site: Made, tmp_path: Path) -> None:
-        words = ("--lock", site.lock_file, "--keep-originals", tmp_path / "kept", site.folder)
-        negativa("slim", *words)
-        assert "no original" not in negativa("slim", *words).stdout
-
-    def test_damaged_library_is_an_error_of_check(self, site: Made) -> None:
-        negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
-        data = bytearray(site.one.read_bytes())
-        data[56:58] = (4).to_bytes(2, "little")
-        site.one.write_bytes(data)
-        assert "changed: differs" in negativa("slim", "check", site.folder, code=1).stderr
 
     def test_damage_in_kernel_code_is_an_error_of_check(self, site: Made) -> None:
         negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
@@ -421,15 +394,6 @@ class TestSlim:
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "False"
 
-    def test_help(self) -> None:
-        done = subprocess.run([NEGATIVA, "slim", "--help"], capture_output=True, text=True)
-        for word in ("--lock", "--arch", "--strip-others", "--require", "  undo  ", "  check  "):
-            assert word in done.stdout
-        assert "--undo" not in done.stdout and "--check" not in done.stdout
-        assert "Usage: negativa slim [OPTIONS] [PATH]...\n" in done.stdout
-        assert " slim undo [OPTIONS] [PATH]...\n" in negativa("slim", "undo", "--help").stdout
-        assert "--dry-run" not in negativa("slim", "check", "--help").stdout
-
     @pytest.mark.parametrize("name", ["undo", "check"])
     def test_folder_called_like_a_command(
         self, site: Made, monkeypatch: pytest.MonkeyPatch, name: str
@@ -443,14 +407,6 @@ class TestSlim:
         assert f"nothing was slimmed in {name}" in negativa("slim", name, name, code=code).output
         assert "2 libraries" in negativa("slim", "--no-way-back", *lock, name).stdout
         assert "sound" in negativa("slim", "check", name).stdout
-
-
-def test_manifest_is_json_for_others(site: Made) -> None:
-    negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
-    document = json.loads((site.folder / "negativa-slim.json").read_text())
-    assert document["format_version"] == 7
-    assert set(document["slimmed"]) == {ONE, TWO}
-    assert msgspec.json.decode(msgspec.json.encode(document)) == document
 
 
 def test_what_negativa_needs_stays_where_it_runs(

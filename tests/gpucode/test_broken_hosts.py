@@ -42,14 +42,6 @@ SOUND = build_host([fatbin_section(REGION)])
 SHT_HASH = 5
 
 
-def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
-    library = tmp_path / "lib.so"
-    library.write_bytes(SOUND.data)
-    library_map = read_library(library, Scope())
-    check_map(library_map)
-    assert [r.span.start for r in library_map.iter_regions()] == [SOUND.offsets[0]]
-
-
 @pytest.mark.parametrize(
     ("data", "offset", "problem"),
     [
@@ -70,7 +62,6 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
             id="archive",
         ),
         pytest.param(build_host([], elf_class=1).data, 4, "ELF class 1, expected 2", id="32-bit"),
-        pytest.param(build_host([], elf_class=0).data, 4, "ELF class 0", id="class-0"),
         pytest.param(
             build_host([], encoding=2).data, 5, "ELF data encoding 2, expected 1", id="big-endian"
         ),
@@ -82,12 +73,8 @@ def test_the_sound_file_that_the_others_are_made_from(tmp_path: Path) -> None:
             "has no section headers",
             id="no-section-headers",
         ),
-        pytest.param(build_host([], count=0).data, 0x28, "no section headers", id="no-sections"),
         pytest.param(
             build_host([], table_entry_size=40).data, 0x3A, "e_shentsize 40", id="entry-size"
-        ),
-        pytest.param(
-            build_host([], table_entry_size=0).data, 0x3A, "e_shentsize 0", id="entry-size-0"
         ),
         pytest.param(build_host([], count=50).data, None, "past the end of the file", id="count"),
         pytest.param(build_host([], count=0xFFFF).data, 0x3C, "e_shnum 65535", id="count-max"),
@@ -286,18 +273,6 @@ def test_missing_file(tmp_path: Path) -> None:
         read_library(tmp_path / "lib.so", Scope())
 
 
-def test_dangling_symlink(tmp_path: Path) -> None:
-    (tmp_path / "lib.so").symlink_to(tmp_path / "lib.so.1")
-    with pytest.raises(FormatError, match=r"lib\.so: cannot be opened: No such file"):
-        read_library(tmp_path / "lib.so", Scope())
-
-
-def test_symlink_to_itself(tmp_path: Path) -> None:
-    (tmp_path / "lib.so").symlink_to("lib.so")
-    with pytest.raises(FormatError, match="Too many levels of symbolic links"):
-        read_library(tmp_path / "lib.so", Scope())
-
-
 def test_symlink_is_followed(tmp_path: Path) -> None:
     (tmp_path / "lib.so.1").write_bytes(SOUND.data)
     (tmp_path / "lib.so").symlink_to("lib.so.1")
@@ -354,25 +329,12 @@ def test_file_without_permission(tmp_path: Path) -> None:
     assert message == f"{library}: cannot be opened: Permission denied"
 
 
-def test_working_folder_that_is_gone(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    script = (
-        "import os\n"
-        "from pytest_negativa.errors import FormatError\n"
-        "from pytest_negativa.gpucode.library import read_library\n"
-        "from pytest_negativa.models.library import Scope\n"
-        "os.rmdir(os.getcwd())\n"
-        "try:\n"
-        "    read_library('lib.so', Scope())\n"
-        "except FormatError as e:\n"
-        "    print(e)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=gone
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("lib.so: cannot be opened: No such file")
+def test_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FormatError, match=r"^lib\.so: cannot be opened: No such file"):
+        read_library("lib.so", Scope())
 
 
 # --- Files that change meanwhile ----------------------------------------------------------

@@ -69,7 +69,6 @@ def element_with(**changes: int | bytes) -> bytes:
 
 BROKEN_REGIONS = [
     pytest.param(build_region([SOUND], version=2), 4, "region version 2", id="version"),
-    pytest.param(build_region([SOUND], version=0), 4, "region version 0", id="version-0"),
     pytest.param(
         build_region([SOUND], header_size=24), 4, "with a header of 24 bytes", id="header-size"
     ),
@@ -77,9 +76,6 @@ BROKEN_REGIONS = [
     pytest.param(build_region([SOUND], size=2**64 - 1), 8, "region ends at", id="size-2-to-64"),
     pytest.param(
         build_region([element_with(version=0x0102)]), 18, "element header version 0x102", id="1.2"
-    ),
-    pytest.param(
-        build_region([element_with(header_size=0)]), 20, "element header of 0 bytes", id="header-0"
     ),
     pytest.param(
         build_region([element_with(header_size=63)]), 20, "header of 63 bytes", id="header-63"
@@ -98,12 +94,6 @@ BROKEN_REGIONS = [
         16,
         "element header leaves its region",
         id="half-a-header",
-    ),
-    pytest.param(
-        build_region([SOUND, bytes(8)]),
-        16 + len(build_element(SOUND)),
-        "element header leaves its region",
-        id="rest-too-small",
     ),
     pytest.param(
         build_region([SOUND, bytes(63)]),
@@ -179,17 +169,11 @@ def bad_zstd() -> bytes:
 
 UNREADABLE = [
     pytest.param(ElementSpec(content=IMAGE, kind=3), "element kind 3 is not known", id="kind-3"),
-    pytest.param(ElementSpec(content=IMAGE, kind=0), "element kind 0 is not known", id="kind-0"),
     pytest.param(
         ElementSpec(content=IMAGE, kind=0xFFFF), "element kind 65535 is not known", id="kind-65535"
     ),
     pytest.param(
         ElementSpec(content=IMAGE, flags=LINUX_64 | 0x8), "flags 0x8 are not known", id="opencl"
-    ),
-    pytest.param(
-        ElementSpec(content=IMAGE, flags=LINUX_64 | 0x400000),
-        "flags 0x400000 are not known",
-        id="flag-behind-those-of-archs",
     ),
     pytest.param(
         ElementSpec(content=IMAGE, flags=LINUX_64 | 1 << 63),
@@ -205,11 +189,6 @@ UNREADABLE = [
         ElementSpec(content=IMAGE, flags=LINUX_64 | LZ4 | ZSTD, payload=pack(IMAGE, ZSTD)),
         "both LZ4 and zstd",
         id="two-compressions",
-    ),
-    pytest.param(
-        ElementSpec(content=IMAGE, flags=ZSTD, compressed_size=1 << 20),
-        "compressed size 0x100000 exceeds the payload's",
-        id="compressed-size-past-payload",
     ),
     pytest.param(
         ElementSpec(
@@ -274,28 +253,6 @@ UNREADABLE = [
         ElementSpec(content=IMAGE, flags=LZ4, payload=b"\xff" * 64), "lz4", id="lz4-garbage"
     ),
     pytest.param(
-        ElementSpec(content=IMAGE, flags=ZSTD, payload=b""), "zstd", id="zstd-without-payload"
-    ),
-    pytest.param(
-        ElementSpec(
-            content=IMAGE,
-            flags=ZSTD,
-            payload=build_frame([Block(1, b"\0", 100_000)], 100_000),
-            unpacked_size=100_000,
-        ),
-        "not a cubin",
-        id="rle-zeros",
-    ),
-    pytest.param(
-        ElementSpec(
-            content=IMAGE,
-            flags=ZSTD,
-            payload=build_frame([Block(0, IMAGE)], len(IMAGE), ended=False),
-        ),
-        "zstd",
-        id="frame-without-last-block",
-    ),
-    pytest.param(
         ElementSpec(
             content=IMAGE,
             flags=ZSTD,
@@ -323,12 +280,6 @@ UNREADABLE = [
         id="frame-holds-less-than-it-states",
     ),
     pytest.param(ElementSpec(content=b"not a cubin at all, but text"), "not a cubin", id="text"),
-    pytest.param(ElementSpec(content=b""), "not a cubin", id="nothing"),
-    pytest.param(ElementSpec(content=IMAGE[:63]), "not a cubin", id="short-cubin"),
-    pytest.param(
-        ElementSpec(content=b"\0" * 100, kind=PTX), "no .version and .target", id="zeros-as-ptx"
-    ),
-    pytest.param(ElementSpec(content=b"", kind=PTX), "not PTX", id="empty-ptx"),
 ]
 
 

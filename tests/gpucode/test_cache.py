@@ -95,14 +95,6 @@ def test_map_of_everything_does_not_answer_for_less(library: Path, cache: MapCac
         assert same(found, one(library, request, None))
 
 
-def test_map_for_a_device_does_not_answer_for_another(library: Path, cache: MapCache) -> None:
-    one(library, for_device("9.0"), cache)
-    for request in (for_device("8.0"), ALL):
-        found = one(library, request, cache)
-        assert not found.cached
-        assert same(found, one(library, request, None))
-
-
 def test_headers_of_one_device_are_not_shown_for_another(library: Path, cache: MapCache) -> None:
     one(library, for_device("9.0", headers_only=True), cache)
     for request in (for_device("8.6", headers_only=True), HEADERS):

@@ -13,19 +13,15 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from pytest_negativa.arch import ElementKind, SmArch
-from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import cubin_arch, parse_cubin
-from pytest_negativa.gpucode.fatbin import WalkBudget, parse_region
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
-from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import (
     Compression,
     Cubin,
     Element,
     LibraryMap,
-    Ptx,
     Region,
     Scope,
     Section,
@@ -45,7 +41,6 @@ ALL = sorted(FILES)
 BARE = (".cubin", ".fatbin", ".ptx", ".ltoir", ".bc", ".a")
 HOSTS = [name for name in ALL if not name.endswith(BARE)]
 CUBINS = [name for name in ALL if name.endswith(".cubin")]
-FATBINS = [name for name in ALL if name.endswith(".fatbin")]
 # cuobjdump looks into these sections, and lists linked code before relocatable code.
 SEEN_BY_CUOBJDUMP = (".nv_fatbin", "__nv_relfatbin")
 
@@ -188,17 +183,6 @@ def check_frame(frame: Element, piece: Fact, names: tuple[str, ...]) -> None:
     assert str(frame.arch) == piece["piece"].split(".")[1]
 
 
-def test_sections_of_libplaces() -> None:
-    regions = {s.name: len(s.regions) for s in map_of("libplaces.so").sections}
-    assert regions == {".rodata": 1, ".ldata": 2, ".cask_resource": 1}
-
-
-def test_frames_are_bare_cubins_alone() -> None:
-    # Not the frame of text, nor the lone magic behind the last one.
-    frames = {s.name: len(s.frames) for s in map_of("libframes.so").sections}
-    assert frames == {".ldata": 2, ".data": 1}
-
-
 @pytest.mark.parametrize("name", ["libplain.so", "libfalse_hits.so"])
 def test_library_without_gpu_code(name: str) -> None:
     assert map_of(name).sections == ()
@@ -259,49 +243,6 @@ def test_every_offset_and_field_of_the_golden_library() -> None:
         for region in golden["regions"]
     ]
     assert found == expected
-
-
-def test_golden_offsets_by_hand() -> None:
-    # A few of them literally, so that a manifest written by a wrong walker doesn't agree.
-    section = sections_of(map_of("libmultiarch.so"))[".nv_fatbin"]
-    assert (section.span.start, section.span.end, section.vaddr) == (8320, 31840, 8320)
-    assert [(r.span.start, r.span.end) for r in section.regions] == [
-        (8320, 15624),
-        (15624, 23264),
-        (23264, 31840),
-    ]
-    first, last = section.regions[0].elements[0], section.regions[0].elements[-1]
-    assert (first.header_offset, first.payload.start, first.payload.end) == (8336, 8400, 9280)
-    assert (first.stored_size, first.unpacked_size, str(first.arch)) == (873, 4328, "sm_75")
-    assert (last.header_offset, last.payload.start, last.payload.end) == (15248, 15328, 15624)
-    assert (last.stored_size, last.unpacked_size, last.kind) == (293, 874, ElementKind.PTX)
-
-
-@pytest.mark.parametrize(
-    ("name", "compressions"),
-    [
-        ("libmode_default.so", "none none zstd"),
-        ("libmode_size.so", "zstd zstd zstd"),
-        ("libmode_speed.so", "none none lz4"),
-        ("libmode_balance.so", "none none zstd"),
-        ("libmode_none.so", "none none none"),
-        ("libmode_all_lz4.so", "lz4 lz4 lz4"),
-        ("libmode_all_zstd.so", "zstd zstd zstd"),
-        ("liblto_lz4.so", "lz4"),
-        ("liblto_none.so", "none"),
-    ],
-)
-def test_compression_of_each_mode(name: str, compressions: str) -> None:
-    found = [e.compression.value for e in map_of(name).iter_code()]
-    assert found == compressions.split()
-
-
-def test_ptx_names_its_kernels() -> None:
-    library_map = map_of("libptx_only.so")
-    (element,) = library_map.iter_code()
-    assert isinstance(element.content, Ptx)
-    assert element.content.target == "sm_75"
-    assert sorted(k.name for k in library_map.kernels_of(element.content)) == ["scale", "shift"]
 
 
 def test_data_is_told_apart_by_memory() -> None:
@@ -384,26 +325,6 @@ def test_call_graph_of_linked_and_of_relocatable_code() -> None:
     assert sorted(relocatable) == [False] * 3 + [True] * 3
 
 
-def test_call_graph_of_code_compiled_whole() -> None:
-    # ptxas has copied the functions into the kernels' sections: nothing of theirs is left.
-    library_map = map_of("libcallgraph.so")
-    for element in library_map.iter_code():
-        assert isinstance(element.content, Cubin)
-        assert call_graph(element.content, library_map.names) == {
-            "calls": {("calls_printf", "vprintf")},
-            "references": set(),
-            "address_taken": set(),
-            "indirect_calls": set(),
-        }
-
-
-def test_call_graph_of_a_launch_from_the_device() -> None:
-    library_map = map_of("libchild_launch.so")
-    (element,) = library_map.iter_code()
-    assert isinstance(element.content, Cubin)
-    assert call_graph(element.content, library_map.names)["references"] == {("parent", "child")}
-
-
 def iter_images() -> Iterator[tuple[str, bytes]]:
     for name in CUBINS:
         yield name, path_of(name).read_bytes()
@@ -438,56 +359,12 @@ def test_code_offsets_and_sizes_against_pyelftools() -> None:
         assert all(size > 0 for _, size in found.values()), label
 
 
-@pytest.mark.parametrize("name", CUBINS)
-def test_cubin_by_itself(name: str) -> None:
-    image = path_of(name).read_bytes()
-    names = NameTable()
-    cubin = parse_cubin(image, names, digest=True)
-    (expected,) = FILES[name]["cuobjdump"]["elements"]
-    assert cubin_facts(cubin, names.names()) == {
-        key: expected[key] for key in ("kernels", "functions", "undefined_functions", "data")
-    }
-    assert cubin.sha256 == FILES[name]["sha256"]
-    assert cubin.relocatable == ("_rdc" in name)
-    with pytest.raises(FormatError, match=r"at offset 0x12: is a bare cubin"):
-        read_library(path_of(name), Scope())
-
-
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [
-        ("kernels.sm_75.cubin", "sm_75"),
-        ("kernels.sm_80.cubin", "sm_80"),
-        ("kernels.sm_90.cubin", "sm_90"),
-        ("kernels.sm_100.cubin", "sm_100"),
-        ("kernels.sm_120.cubin", "sm_120"),
-        # ptxas 13 writes the suffix elsewhere.
-        ("kernels.sm_100f.cubin", "sm_100"),
-    ],
-)
-def test_arch_that_a_cubin_states(name: str, arch: str) -> None:
-    assert str(cubin_arch(path_of(name).read_bytes())) == arch
-
-
 def test_arch_that_cubins_of_the_older_abi_state() -> None:
     data = path_of("libabi7.so").read_bytes()
     elements = list(map_of("libabi7.so").iter_code())
     assert len(elements) == 7
     for element in elements:
         assert cubin_arch(content_of(data, element)) == element.arch
-
-
-@pytest.mark.parametrize("name", FATBINS)
-def test_fatbin_by_itself(name: str) -> None:
-    with ByteSource(path_of(name)) as source:
-        region = parse_region(source, 0, source.size, WalkBudget(source.path, source.size))
-    assert (region.span.start, region.span.end) == (0, FILES[name]["size"])
-    expected = FILES[name]["cuobjdump"]["elements"]
-    assert [(e.kind.name, str(e.arch), e.identifier) for e in region.elements] == [
-        (e["kind"], e["arch"], e["identifier"]) for e in expected
-    ]
-    with pytest.raises(FormatError, match="is a bare fatbin; expected a library"):
-        read_library(path_of(name), Scope())
 
 
 @pytest.mark.parametrize(
@@ -514,15 +391,6 @@ def test_scope_reads_the_frames_that_run_on_its_device(device: str, read: set[st
     frames = list(map_of("libframes.so", Scope(devices=(device,))).iter_frames())
     assert {str(f.arch) for f in frames if f.content is not None} == read
     assert len(frames) == 3
-
-
-def test_headers_alone() -> None:
-    for name in ("libmultiarch.so", "libframes.so"):
-        library_map = map_of(name, Scope(headers_only=True))
-        assert library_map.names == ()
-        assert all(e.content is None for e in library_map.iter_code())
-        assert all(f.content is None for f in library_map.iter_frames())
-    assert len(list(library_map.iter_frames())) == 3
 
 
 def test_identity_of_a_library() -> None:

@@ -32,7 +32,7 @@ from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from tests.support.builders import CubinSpec, ElementSpec, build_cubin, build_region, zstd_frame
+from tests.support.builders import CubinSpec, build_cubin, zstd_frame
 from tests.support.compacting import (
     COMPACTABLE,
     SHAPES,
@@ -76,12 +76,6 @@ class TestFixtures:
         assert removed.size_before == before.library.size
         assert removed.gone_bytes == span_size(done.gaps)
         assert after.library.build_id == before.library.build_id
-
-    def test_of_headers_only_no_functions_are_known(self, tmp_path: Path) -> None:
-        before = read(BIN / "libmultiarch.so")
-        compact(before, plan_of(before, lambda number: number == 3), tmp_path / "lib.so")
-        after, _ = read_slimmed(tmp_path / "lib.so", Scope(headers_only=True))
-        assert len(list(after.iter_code())) == 1
 
     @pytest.mark.parametrize("name", ["libcallgraph.so", "libmode_none.so", "libmode_all_lz4.so"])
     def test_functions_that_are_gone(self, name: str, tmp_path: Path) -> None:
@@ -149,14 +143,6 @@ class TestHoles:
         names = [section.name for section in after.sections]
         assert len(names) == len(set(names))
 
-    def test_places_of_removed_elements(self, library: Path, tmp_path: Path) -> None:
-        """Of region 3 (elements 6 to 11) two runs are gone, the last one with the region's end."""
-        before = read(library)
-        plan = plan_of(before, {7, 9}.__contains__)
-        compact(before, plan, tmp_path / "lib.so")
-        after, _ = read_slimmed(tmp_path / "lib.so", ALL)
-        assert len(list(after.iter_code())) == 2
-
     def test_overwritten_elements_are_removed_ones(self, library: Path, tmp_path: Path) -> None:
         """As in copies that were overwritten before: their headers say sm_999."""
         before = read(library)
@@ -191,24 +177,6 @@ class TestHoles:
         assert removed.gone_bytes == span_size(done.gaps) > 40_000
         code = sum(decision.size for decision in plan.decisions)
         assert removed.stored_bytes == code - removed.gone_bytes
-
-    def test_section_that_is_gone_as_a_whole(self, tmp_path: Path) -> None:
-        """It has no bytes in the file, and begins and ends with a page."""
-        region = build_region([ElementSpec(content=content(5 * 4096 - 80, 5))])
-        (tmp_path / "built").mkdir()
-        (tmp_path / "built" / "relocatable.bin").write_bytes(region)
-        assert len(region) == 5 * 4096
-        library = build(
-            tmp_path / "built",
-            extra='    .section __nv_relfatbin, "a", @progbits\n    .balign 4096\n'
-            '    .incbin "relocatable.bin"\n',
-        )
-        before = read(library)
-        done = compact(before, plan_of(before, lambda number: False), tmp_path / "lib.so")
-        after, removed = read_slimmed(tmp_path / "lib.so", ALL)
-        assert rows(after) == {}
-        assert removed.gone_bytes == span_size(done.gaps) > 5 * 4096
-        assert removed.stored_bytes == 0
 
     @needs_stub
     @pytest.mark.parametrize("kept", range(3))
@@ -308,12 +276,6 @@ class TestDamaged:
         last = loads_of(slimmed)[-1]
         data = self.changed(slimmed, last + 32, 1 << 30)
         with pytest.raises(FormatError, match="past the end of the file at"):
-            self.read(data, tmp_path)
-
-    def test_segment_with_less_memory_than_file(self, slimmed: bytes, tmp_path: Path) -> None:
-        last = loads_of(slimmed)[-1]
-        data = self.changed(slimmed, last + 40, 1)
-        with pytest.raises(FormatError, match="bytes of the file in 0x1 of memory"):
             self.read(data, tmp_path)
 
     def test_truncated(self, slimmed: bytes, tmp_path: Path) -> None:

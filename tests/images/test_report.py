@@ -55,7 +55,7 @@ from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
 from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
-from tests.support.libraries import BIN, MULTIARCH, PLAIN, make_large, without_build_id
+from tests.support.libraries import BIN, MULTIARCH, PLAIN, without_build_id
 from tests.support.sites import make_wheel, pip_install
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
@@ -153,10 +153,6 @@ class TestTree:
         assert list(tree.sizes) == ["program"]
         sm_90 = SmArch(9, 0)
         assert tree.code_files == {"k.cubin": (cubin.stat().st_size, FileKind.CUBIN, sm_90)}
-
-    def test_a_folder_that_is_not_there(self, root: Path) -> None:
-        result = CliRunner().invoke(main, ["inspect", "--packages", str(root)])
-        assert result.exit_code == 2 and "neither a folder nor an archive" in result.stderr
 
     @pytest.mark.parametrize(
         ("path", "wanted"),
@@ -371,18 +367,6 @@ def invoke(*arguments: str, status: int = 0) -> Invoked:
     result = CliRunner().invoke(main, ["inspect", "--packages", "--no-cache", *arguments])
     assert result.exit_code == status, result.output
     return Invoked(result.stdout, result.stderr)
-
-
-def test_the_file_of_settings_names_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "negativa.yaml").write_text("cache_dir: maps")
-    (tmp_path / "image").mkdir()
-    make_large(MULTIARCH, tmp_path / "image" / "large.so")
-    result = CliRunner().invoke(main, ["inspect", "--packages", "image"])
-    assert (result.exit_code, result.stderr) == (0, "Next: pytest --negativa\n")
-    assert len(list((tmp_path / "maps").iterdir())) == 1
 
 
 def write_run(folder: Path, usage: Usage, plans: Sequence[LibraryPlan]) -> None:

@@ -63,12 +63,3 @@ def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(site / "my/x.so")]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     assert found.stdout == "my-code\n"
-
-
-def test_gone_since() -> None:
-    path = "/nowhere/lib/python3.12/site-packages/my/lib/x.so.1"
-    assert Places().of(path) == Place("my/lib/x.so.1")
-
-
-def test_elsewhere(tmp_path: Path) -> None:
-    assert Places().of(str(tmp_path / "x.so")) == Place(str(tmp_path / "x.so"))

@@ -79,25 +79,9 @@ def test_the_session_is_measured(project: Path) -> None:
     assert "2 passed" in log.read_text()
 
 
-@pytest.mark.nightly
-def test_a_suite_that_fails_alike_is_measured(project: Path) -> None:
-    done = run(project, "--negativa-measure", environ={"RESULT": "bad"})
-    assert "runs ended with exit status 1; output in " in done.stdout
-
-
 def test_without_slim_libraries(project: Path) -> None:
     (project / ".negativa" / "reconstructed").rename(project / "elsewhere")
     done = run(project, "--negativa-measure", status=4)
     assert "reconstructed: no slim libraries here; make some with pytest --neg" in done.stderr
     named = set(re.findall(r"--[a-z-]+", done.stderr))
     assert named == {"--negativa", "--negativa-verify"}
-
-
-@pytest.mark.nightly
-def test_called_by_a_program(project: Path) -> None:
-    code = "import pytest, sys; sys.exit(pytest.main(['--negativa-measure', '--rootdir=.']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(measurement(project)["results"]) >= 1  # type: ignore[arg-type]

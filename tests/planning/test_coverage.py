@@ -58,13 +58,6 @@ def runs(found: LibraryCoverage) -> dict[str, list[tuple[str, int | None]]]:
     }
 
 
-def test_at_level_lookup_a_kernel_ran_in_the_test_that_looked_it_up_first() -> None:
-    found = cover_library(plan("a", "b", unused=("c",)), USED, usage(counts=False))
-    first = [("tests/test_a.py::test_b", None)]
-    assert runs(found) == {"a": first, "b": first, "c": []}
-    assert (found.run_kernels, found.counted, found.word) == (2, False, "looked up")
-
-
 def test_at_level_launch_a_kernel_ran_in_the_tests_that_launched_it() -> None:
     launches = (
         Launched("a", context=0, launches=2),

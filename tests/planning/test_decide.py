@@ -109,20 +109,6 @@ def test_the_order_of_the_map_makes_no_difference() -> None:
     assert names == sorted(names)
 
 
-def test_nothing_used_is_all_unused(multiarch: LibraryMap) -> None:
-    found = plan(multiarch, usage_of(library_usage(multiarch, {})))
-
-    assert reasons(found) == {WRONG: 18, NO_KERNEL: 3}
-    assert found.unused_bytes == found.code_bytes
-    assert found.code_bytes == sum(e.payload.size for e in multiarch.iter_code())
-
-
-def test_loaded_region_without_a_kernel_is_kept(multiarch: LibraryMap) -> None:
-    used = library_usage(multiarch, {regions(multiarch)[0].span.start: ()})
-
-    assert reasons(plan(multiarch, usage_of(used)))[KeepReason.LOADED.value] == 1
-
-
 def test_union_of_devices() -> None:
     library_map = read("libmultiarch.so", "8.6", "9.0")
     region = regions(library_map)[0]
@@ -418,17 +404,3 @@ def test_relocatable_code_is_kept_where_the_driver_may_link_it(
     found = plan(library_map, usage_of(used))
 
     assert reasons(found)[KeepReason.RELOCATABLE.value] == kept_relocatable
-
-
-def test_spans_are_the_unused_payloads(multiarch: LibraryMap) -> None:
-    region = regions(multiarch)[1]
-    used = library_usage(multiarch, {region.span.start: kernels_for(multiarch, region)})
-    found = plan(multiarch, usage_of(used))
-
-    spans = negativa_ml_spans(found)
-
-    assert spans["so_path"] == multiarch.library.path
-    assert [(s["start"], s["end"], s["reason"]) for s in spans["spans"]] == [
-        (d.start, d.end, d.reason) for d in found.decisions if not d.kept
-    ]
-    assert len(spans["spans"]) == 20

@@ -6,7 +6,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
@@ -86,15 +85,6 @@ def test_an_element_that_may_have_been_unpacked_by_the_library(multiarch: Librar
         assert (element.header_offset in found.suspects) is expected
 
 
-def test_images_at_one_offset_are_one_use(multiarch: LibraryMap) -> None:
-    start = next(iter(multiarch.iter_regions())).span.start
-    two = [library_usage(multiarch, {start: [kernel]}) for kernel in ("a", "b")]
-    united = replace(two[0], images=tuple(image for used in two for image in used.images))
-    found = locate_library(multiarch, united, usage_of(*two), "it was written")
-    assert found.uses[start].kernels.keys() == {"a", "b"}
-    assert found.unmatched == () and found.changed == "it was written"
-
-
 @pytest.mark.planted_fault(
     "A program reads a region of a library from its file and hands the driver the copy in memory.",
     says="memory-image",
@@ -126,10 +116,3 @@ def test_a_region_that_a_program_read_from_the_file(
 )
 def test_contexts_for_people(context: Context, text: str) -> None:
     assert str(context) == text
-
-
-def test_a_library_is_known_by_its_real_path(tmp_path: Path) -> None:
-    link = tmp_path / "libx.so"
-    link.symlink_to(BIN / "libmultiarch.so")
-    found = read_library(link, Scope(devices=("9.0",)))
-    assert Path(found.library.path) == (BIN / "libmultiarch.so").resolve()

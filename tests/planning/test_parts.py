@@ -62,14 +62,6 @@ def test_two_parts() -> None:
     assert lock.libraries[0].unused_bytes == one.plan.unused_bytes
 
 
-def test_united_parts_are_a_part() -> None:
-    one = planned()
-    both = unite_verdicts("both", [one], [part("a", one), part("b", one)])
-    usage = replace(loads("", one), run_ids=("a", "b"))
-    again = unite_verdicts("all", [one], [VerifiedPart(usage, both), part("c", one)])
-    assert again.proved and again.parts == ("a", "b", "c")
-
-
 @pytest.mark.planted_fault(
     "A shard was proved with less removed than the plan of all shards removes.",
     says="not proved: it was still there when the tests ran",

@@ -115,16 +115,6 @@ def test_a_kernel_that_another_image_used_stays_in_all() -> None:
     assert kept[0] >= {"calls_shared", "calls_chain"}
 
 
-def test_kernel_globs_keep_what_they_name() -> None:
-    library_map = read("libcallgraph.so")
-    keep = policy(kernels=GlobSet(["calls_ch*"]))
-
-    found = plan(library_map, usage_of(used(library_map, "calls_shared")), keep)
-
-    kernels = {n for n in found.trimmed[0].kept if not n.startswith("$")}
-    assert kernels == {"calls_shared", "calls_chain"}
-
-
 def test_other_archs_lose_the_same_kernels() -> None:
     library_map = read("libcallgraph.so", "9.0", "7.5")
     keep = policy(devices=(ComputeCapability(7, 5),))
@@ -256,16 +246,6 @@ def test_other_reasons_keep_all_kernels() -> None:
     assert {d.reason for d in found.decisions} == {KeepReason.UNMATCHED.value}
     assert found.trimmed == ()
     assert found.notes == ()
-
-
-def test_an_element_that_may_have_been_unpacked_stays_whole() -> None:
-    library_map = read("libcallgraph.so")
-    memory = {"ab" * 32: (linked(library_map).unpacked_size, ["calls_chain"])}
-
-    found = plan(library_map, usage_of(library_usage(library_map, {}), memory=memory))
-
-    assert [d.reason for d in found.decisions if d.kept] == [KeepReason.MEMORY_IMAGE.value]
-    assert found.trimmed == () and found.notes == ()
 
 
 def test_a_single_kernel_stays_without_a_note() -> None:

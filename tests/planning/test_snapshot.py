@@ -102,15 +102,6 @@ def test_libraries_are_paired_whatever_else_was_loaded() -> None:
         assert [c.code.after for c in shrunk if c.name == added] == [None]
 
 
-def test_two_sites_have_the_same_place() -> None:
-    both = [
-        replace(library(f"/{venv}/site-packages/l.so", sm_80=size), place="l.so")
-        for venv, size in (("v", 100), ("w", 50))
-    ]
-    grown = compare_snapshots(snapshot("1", *both), snapshot("2", *both)).libraries
-    assert sorted(one.code for one in grown) == [Change(50, 50), Change(100, 100)]
-
-
 def test_one_path_of_two_sites_counts_together_in_a_lock() -> None:
     lock = lock_of(QUICKSTART_LIBRARY)
     [one] = lock.libraries

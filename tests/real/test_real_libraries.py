@@ -1,28 +1,21 @@
-"""NVIDIA's own libraries against literal totals, a second reader, and cuobjdump."""
+"""NVIDIA's own libraries against a second reader and cuobjdump."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.cli.main import main
-from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope, Section
-from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.storage.maps import encode_map
-from pytest_negativa.storage.schema import schema_text
 from tests.support.walker import Walked, walk
 
 pytestmark = pytest.mark.real_libs
@@ -30,60 +23,27 @@ pytestmark = pytest.mark.real_libs
 HEADERS = Scope(headers_only=True)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a library of one version holds; ``sections`` says how the walker must look."""
+class Expected(NamedTuple):
+    """A library, and how the walker must look into its sections."""
 
     path: str
     sections: dict[str, str]
-    regions: int
-    elements: int
-    payload_bytes: int
-    frames: int = 0
-    frame_bytes: int = 0
 
 
 LIBRARIES = {
-    "cublas": Expected(
-        "nvidia/cu13/lib/libcublas.so.13", {".nv_fatbin": "regions"}, 193, 1_257, 46_341_200
-    ),
+    "cublas": Expected("nvidia/cu13/lib/libcublas.so.13", {".nv_fatbin": "regions"}),
     "cublasLt": Expected(
         "nvidia/cu13/lib/libcublasLt.so.13",
         {".nv_fatbin": "regions", ".cask_resource": "mixed", ".ldata": "frames", ".data": "frames"},
-        3_165,
-        6_120,
-        216_741_432,
-        frames=393,
-        frame_bytes=85_245_200,
     ),
     "cufft": Expected(
-        "nvidia/cu13/lib/libcufft.so.12",
-        {".nv_fatbin": "regions", ".ldata": "mixed"},
-        23_984,
-        23_984,
-        263_483_056,
+        "nvidia/cu13/lib/libcufft.so.12", {".nv_fatbin": "regions", ".ldata": "mixed"}
     ),
-    "curand": Expected(
-        "nvidia/cu13/lib/libcurand.so.10", {".nv_fatbin": "regions"}, 11, 109, 89_555_280
-    ),
+    "curand": Expected("nvidia/cu13/lib/libcurand.so.10", {".nv_fatbin": "regions"}),
     "nccl": Expected(
-        "nvidia/nccl/lib/libnccl.so.2",
-        {".nv_fatbin": "regions", "__nv_relfatbin": "regions"},
-        143,
-        976,
-        186_926_016,
+        "nvidia/nccl/lib/libnccl.so.2", {".nv_fatbin": "regions", "__nv_relfatbin": "regions"}
     ),
 }
-
-TORCH_PAYLOAD_BYTES = {
-    "29790ad41b7d53b254f233f4141ec43370a58915": 297_572_240,
-    "d5a8ca54ade703f346f36090e67116f56c5e3a64": 297_573_016,
-}
-"""By build id: torch 2.11.0 for CUDA 13.0 and Python 3.11, and for Python 3.12.
-
-Each Python version has its own build of the library. The two have the same size, elements and
-unpacked sizes, but 710 cubins differ in content and so compress to other lengths.
-"""
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -143,26 +103,6 @@ def assert_equals_walk(library_map: LibraryMap, walked: dict[str, Walked]) -> No
         assert unpacked == seen.unpacked
         frames = {f.span.start: (f.span.size, f.unpacked_size) for f in section.frames}
         assert frames == seen.frames
-
-
-def test_totals(real_libs: Path, expected: Expected) -> None:
-    library_map = read_library(real_libs / expected.path, HEADERS)
-    summary = summarize(library_map)
-    stored = sum(e.payload.size for e in library_map.iter_code() if e.region is not None)
-    framed = sum(f.span.size for f in library_map.iter_frames())
-    assert (summary.regions, summary.elements, stored) == (
-        expected.regions,
-        expected.elements,
-        expected.payload_bytes,
-    )
-    assert (summary.frames, framed) == (expected.frames, expected.frame_bytes)
-    assert not library_map.problems
-
-
-def test_cublas_by_kind(real_libs: Path) -> None:
-    library_map = read_library(real_libs / LIBRARIES["cublas"].path, HEADERS)
-    kinds = Counter(e.kind for e in library_map.iter_code())
-    assert kinds == {ElementKind.CUBIN: 1_069, ElementKind.PTX: 188}
 
 
 def test_equals_independent_walk(real_libs: Path, expected: Expected) -> None:
@@ -244,27 +184,6 @@ def test_all_readable(real_libs: Path, expected: Expected) -> None:
     assert summary.kernels
 
 
-def test_cache_gives_the_same(real_libs: Path, tmp_path: Path) -> None:
-    path = real_libs / LIBRARIES["curand"].path
-    cache = MapCache(tmp_path, 1 << 30)
-    request = MapRequest(scope=Scope(), with_map=True)
-    (first,) = map_libraries([path], request, cache)
-    (second,) = map_libraries([path], request, cache)
-    assert (first.cached, second.cached) == (False, True)
-    assert first.library_map is not None
-    assert second.library_map is not None
-    assert encode_map(first.library_map) == encode_map(second.library_map)
-    assert isinstance(first.summary, LibrarySummary)
-    assert first.summary == second.summary
-
-
-def test_json_fits_schema(real_libs: Path) -> None:
-    path = str(real_libs / LIBRARIES["curand"].path)
-    result = CliRunner().invoke(main, ["inspect", "--no-cache", "--json", "--elements", path])
-    assert result.exit_code == 0
-    jsonschema.validate(json.loads(result.stdout), json.loads(schema_text("inspection")))
-
-
 def test_torch(torch_cuda: Path) -> None:
     library_map = read_library(torch_cuda, HEADERS)
     walked = walk(torch_cuda, {".nv_fatbin": "regions"})
@@ -272,11 +191,6 @@ def test_torch(torch_cuda: Path) -> None:
     section = walked[".nv_fatbin"]
     # Nothing between the regions: no byte of the section is unaccounted for.
     assert section.accounted == section.size
-    expected = TORCH_PAYLOAD_BYTES.get(library_map.library.build_id or "")
-    if expected is None:
-        pytest.skip(f"compared with the walk alone: build id {library_map.library.build_id}")
-    assert (section.regions, section.elements.total()) == (444, 2_789)
-    assert section.payload_bytes == expected
 
 
 def test_torch_listing(torch_cuda: Path, cuobjdump: Path) -> None:

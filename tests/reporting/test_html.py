@@ -6,10 +6,6 @@ import base64
 import hashlib
 import html
 import re
-import shutil
-import subprocess
-import sys
-import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace as replace_fields
@@ -41,7 +37,6 @@ from pytest_negativa.reporting.html.render import render_html
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.pages import unpacked
-from tests.support.sessions import unmeasured_environ
 from tests.support.usages import TEST, Launched, with_launches
 
 MULTIPLY = "void matrices::multiply<32>(float const*, float const*, float*, int, int, int)"
@@ -308,21 +303,3 @@ def test_names_are_text(contents: ReportContents, name: str) -> None:
     assert name in html.unescape(page)
     assert (name in page) == (name == "{{data}}")
     assert page.count("</script>") == 2
-
-
-@pytest.mark.slow
-def test_a_wheel_has_the_page(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    sources = tmp_path / "sources"
-    for name in ("pytest_negativa", "docs"):
-        shutil.copytree(root / name, sources / name)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(root / name, sources)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)]
-    subprocess.run([*command, str(sources)], check=True, env=unmeasured_environ())
-    (wheel,) = tmp_path.glob("*.whl")
-    folder = Path("pytest_negativa/reporting/html")
-    built = {name for name in zipfile.ZipFile(wheel).namelist() if Path(name).parent == folder}
-    assert built == {
-        str(folder / path.name) for path in (root / folder).iterdir() if path.is_file()
-    }

@@ -13,7 +13,6 @@ from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCo
 from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.report import (
     LibraryRow,
-    ReasonRow,
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
@@ -24,7 +23,7 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
-from tests.support.reports import PLAN, USED, code_files, report, row
+from tests.support.reports import PLAN, code_files, report, row, runtime
 from tests.support.usages import usage_of
 
 COVERED = LibraryCoverage(
@@ -37,45 +36,6 @@ def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
     return "\n\n".join(
         render_report(report(*rows, **changes), Reports(formats=(), top=top, demangle=True))
     )
-
-
-def test_row() -> None:
-    assert row() == LibraryRow(
-        path="/lib/libours.so",
-        size=4000,
-        code_bytes=1750,
-        elements=5,
-        kept=(
-            ReasonRow(reason="hook", elements=1, bytes=0),
-            ReasonRow(reason="loaded", elements=1, bytes=100),
-        ),
-        unused=(
-            ReasonRow(reason="no-used-kernel", elements=1, bytes=50),
-            ReasonRow(reason="wrong-arch", elements=2, bytes=1600),
-        ),
-        kernels=1200,
-        used_kernels=3,
-        first_uses=USED,
-        unused_kernels=(),
-        notes=(),
-    )
-    assert (row().unused_bytes, row().unused_elements, row().kept_elements) == (1650, 3, 2)
-    assert row().unused_bytes_by("wrong-arch") == 1600
-    assert row().unused_bytes_by("no-such-reason") == 0
-
-
-GOLDEN = """\
-1.6 kB of 1.8 kB GPU code (94.3%) in 1 library is unused on NVIDIA H200 (9.0).
-
-library       size    GPU code    unused    share    for other GPUs    no used kernel    elements kept    kernels used
-----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
-libours.so  4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200
-----------  ------  ----------  --------  -------  ----------------  ----------------  ---------------  --------------
-total       4.0 kB      1.8 kB    1.6 kB    94.3%            1.6 kB              50 B           2 of 5      3 of 1,200"""  # noqa: E501
-
-
-def test_terminal() -> None:
-    assert text(row()) == GOLDEN
 
 
 def test_files_that_are_gpu_code_count_in_all_totals() -> None:
@@ -100,7 +60,7 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     shown = text(
         row(notes=("all of it is kept (incomplete): why",)),
         replay="No GPU: replaying.",
-        compiled_kernels=tuple("abcdefg"),
+        runtime=(runtime(*"abcdefg"), runtime("h", is_new=False)),
         not_covered=("worker gw0 was lost",),
         warnings=("a glob",),
         crossed=("max_gpu_code: too much",),
@@ -108,13 +68,13 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     head, _, rest = shown.partition("\n\n")
     assert head.split("\n")[1] == "No GPU: replaying."
     assert rest.partition("\n\n")[2] == (
-        "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
+        "Compiled at run time: 7 kernels (a, b, c, d, e and 2 more).\n"
+        "From caches of compilers: 1 kernel (h).\nnegativa kernels --jit lists them.\n\n"
         "Kept for lack of knowledge or by policy:\n"
         "  libours.so: all of it is kept (incomplete): why\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
         "Warnings:\n  a glob"
     )
-    assert "no file: 1 kernel (a)." in text(compiled_kernels=("a",))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +103,7 @@ def test_no_code_at_all() -> None:
     assert render_nothing(replayed) == (
         f"{line}\nNo GPU: replaying.\nWarnings:\n  negativa.yaml:2:4: a glob"
     )
-    for known in ({"compiled_kernels": ("k",)}, {"not_covered": ("x",)}):
+    for known in ({"runtime": (runtime("k"),)}, {"not_covered": ("x",)}):
         assert render_nothing(report(**known)) is None
     assert render_nothing(report(row())) is None
 
@@ -206,7 +166,7 @@ def test_few_unused_kernels_are_named() -> None:
 
 
 def test_names_are_safe_to_print() -> None:
-    shown = text(row(), compiled_kernels=("evil\x1b[2J",), warnings=("a\x1b]0;b",))
+    shown = text(row(), runtime=(runtime("evil\x1b[2J"),), warnings=("a\x1b]0;b",))
     assert "\x1b" not in shown
 
 

@@ -36,13 +36,6 @@ def test_a_table_without_rows_has_its_headers() -> None:
     assert found.split("\n")[0].split() == list(HEADERS)
 
 
-def test_columns_go_before_names_get_short() -> None:
-    found = table(54, drop=(1, 2))
-    assert found[0].split() == ["library", "before", "after"]
-    assert found[2].split()[0] == "libtorch_cuda_li...f_a_long_name.so"
-    assert max(map(len, found)) <= 54
-
-
 @pytest.mark.parametrize("width", range(24, 130))
 def test_a_figure_is_never_shown_without_what_it_is_of(width: int) -> None:
     """Both reasons together are the unused code."""
@@ -51,14 +44,6 @@ def test_a_figure_is_never_shown_without_what_it_is_of(width: int) -> None:
     header = re.split(r"\s{2,}", found.split("\n")[0])
     assert ("for other GPUs" in header) == ("no used kernel" in header), header
     assert {"elements", "kept", "kernels", "used"}.isdisjoint(header)
-
-
-@pytest.mark.parametrize("width", [40, 44, 60, 61])
-def test_two_columns_of_names_share_the_room(width: int) -> None:
-    rows = [("tests/test_vectors.py::test_add[1]", "tests/test_vectors.py::test_b", "1.00")]
-    found = format_table("llr", ("test", "", "similarity"), rows, width=width, names=(0, 1))
-    assert max(map(len, found.split("\n"))) <= width
-    assert found.split("\n")[-1].split()[-1] == "1.00"
 
 
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

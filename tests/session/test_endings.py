@@ -113,27 +113,14 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "line"),
-    [
-        (
-            "max_unused_percent: 89.6",
-            "max_unused_percent: 89.61% of the GPU code is unused, the limit is 89.6%",
-        ),
-        ("min_used_kernels: 5", "min_used_kernels: 4 kernels are used, the limit is 5"),
-        (
-            "max_gpu_code: 67199",
-            "max_gpu_code: there are 67,200 bytes of GPU code, the limit is 67,199 bytes",
-        ),
-    ],
-)
-def test_a_crossed_threshold_fails_the_session(project: Project, limit: str, line: str) -> None:
+def test_a_crossed_threshold_fails_the_session(project: Project) -> None:
     project.write("test_a.py", PASSES)
-    project.write("negativa.yaml", f"trace: {{replay: recorded}}\nthresholds: {{{limit}}}\n")
+    text = "trace: {replay: recorded}\nthresholds: {min_used_kernels: 5}\n"
+    project.write("negativa.yaml", text)
 
     done = project.pytest("-q", "--negativa", status=1)
 
-    assert f"negativa: {line}" in done.stdout
+    assert "negativa: min_used_kernels: 4 kernels are used, the limit is 5" in done.stdout
     assert "1 passed" in done.stdout
     # The tests passed: what they needed is known.
     assert project.planned()

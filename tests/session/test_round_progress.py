@@ -128,9 +128,3 @@ def test_output_that_the_user_wants_to_see_is_shown(folded: VerifiedProject, opt
     done = folded.pytest("-q", "--negativa", "--negativa-verify", option, status=1)
     assert done.stdout.count("\n1 failed, 4 passed, 1 warning in ") == 2
     assert not [*folded.results.rglob("output.txt")]
-
-
-@pytest.mark.nightly
-def test_the_first_round_of_a_session_is_shown(folded: VerifiedProject) -> None:
-    folded.pytest("-q", "--negativa", status=1)
-    assert folded.verify(status=1).count("\n1 failed, 4 passed, 1 warning in ") == 1

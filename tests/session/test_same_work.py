@@ -403,18 +403,6 @@ def test_a_flaky_test_hides_no_fallback(tmp_path: Path, fault: PlantedFault) -> 
 
 
 @pytest.mark.nightly
-def test_a_test_that_needs_a_flaky_one_leaves_missing_work_open(tmp_path: Path) -> None:
-    """The flaky test runs last on the originals, so the other one fails there."""
-    suite = f"{FLAKY_FIRST}\ndef test_needs_flaky():\n    assert STATE\n"
-    project = VerifiedProject(tmp_path / "project", suite).trace()
-    assert "used when traced, but not on the copies: " in project.verify(status=1)
-    kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
-    assert kinds == [("verify", 3), ("original", 3)]
-    [work] = project.verdict["work"]
-    assert work["tolerance"] is None
-
-
-@pytest.mark.nightly
 @pytest.mark.planted_fault(
     "Only a flaky test uses the GPU, so no outcome shows whether its code is needed.",
     says="no test that is not flaky was seen to use the GPU",
@@ -633,13 +621,6 @@ def test_a_context_is_lost_in_a_passing_test(tmp_path: Path, fault: PlantedFault
     assert "left the CUDA context with CUDA_ERROR_ILLEGAL_INSTRUCTION" in shown
     # The tests behind it ran in a fresh process.
     assert project.differing() == {}
-
-
-@pytest.mark.nightly
-def test_a_context_that_is_lost_on_the_originals_too(tmp_path: Path) -> None:
-    project = losing(tmp_path)
-    shown = project.verify(LOST_IN="verify original")
-    assert "\nPROVED" in shown
 
 
 FAILS_AND_LOSES = """

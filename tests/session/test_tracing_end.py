@@ -97,19 +97,6 @@ def test_a_process_that_is_not_seen_to_end(tmp_path: Path, fault: PlantedFault) 
 
 
 @pytest.mark.nightly
-def test_a_report_that_cannot_be_written_is_the_reason_until_it_is_located(tmp_path: Path) -> None:
-    project = VerifiedProject(tmp_path / "project", SUITE)
-    missing = project.folder / "missing" / "report.html"
-    project.pytest("-q", "--negativa", f"--negativa-report=html:{missing}", status=1)
-    refused = project.negativa("lock", status=1).stderr
-    assert f"its report failed: {missing}" in refused
-
-    project.negativa("locate")
-    project.verify()
-    assert project.verdict["proved"]
-
-
-@pytest.mark.nightly
 def test_a_plan_that_cannot_be_made_anew_is_refused_until_it_is_located(tmp_path: Path) -> None:
     project = project_using(tmp_path, "unconfigure")
     project.write(
@@ -206,6 +193,7 @@ def test_use():
     found = [json.loads((folder / "usage.json").read_text()) for folder in project.runs()]
     assert all(process["ended"] for usage in found for process in usage["processes"])
     assert not list(project.results.glob("*/incomplete"))
+    assert "test_use" in (project.run_folder / "tests.jsonl").read_text(), "it is the last run"
 
 
 POOL = (

@@ -43,10 +43,6 @@ def test_fault():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("sleeping", flush=True)
         time.sleep(97)
-    if FAULT == "skip":
-        pytest.skip("not now")
-    if FAULT == "xfail":
-        pytest.xfail("as expected")
     assert FAULT != "fail"
 
 
@@ -70,7 +66,7 @@ def test_odd(odd):
 
 @pytest.mark.xfail(strict=False)
 def test_xfail():
-    assert FAULT == "xpass"
+    assert 0
 
 
 @pytest.mark.skip(reason="always")
@@ -78,9 +74,6 @@ def test_skip():
     pass
 
 
-if FAULT == "new":
-    def test_new():
-        pass
 if FAULT == "missing":
     del test_skip
 """
@@ -186,12 +179,8 @@ def test_an_outcome_that_differs(
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("skip", ("test_fault", "passed", "skipped")),
-        ("xfail", ("test_fault", "passed", "xfailed")),
         ("fixture", ("test_fixture", "passed", "error")),
-        ("xpass", ("test_xfail", "xfailed", "xpassed")),
         ("exit", ("test_fault", "passed", "crashed")),
-        ("new", ("test_new", None, "passed")),
         ("missing", ("test_skip", "skipped", None)),
     ],
 )
@@ -234,17 +223,6 @@ def test_an_error_in_collection(traced: VerifiedProject) -> None:
 def test_a_selection_other_than_the_traced_one(traced: VerifiedProject) -> None:
     shown = traced.verify("-k", "use or other", status=1)
     assert f"{TESTS - 2} tests of the traced run did not run" in shown
-
-
-@pytest.mark.nightly
-def test_reports_of_the_first_session_stay(traced: VerifiedProject, tmp_path: Path) -> None:
-    """Also where it is no argument that asks for them."""
-    xml = tmp_path / "junit.xml"
-    addopts = f"{traced.environ['PYTEST_ADDOPTS']} --junit-xml={xml}"
-    traced.verify(FAULT="", PYTEST_ADDOPTS=addopts)
-    assert f'tests="{TESTS}"' in xml.read_text()
-    traced.verify(status=1, FAULT="exit", PYTEST_ADDOPTS=addopts)
-    assert f'tests="{TESTS}"' in xml.read_text()
 
 
 @pytest.mark.slow
@@ -566,9 +544,6 @@ def test_a_session_that_was_stopped_is_not_verified(tmp_path: Path, fault: Plant
     [
         ("tests.jsonl", None, "no tests.jsonl, so nothing says how this run ended"),
         ("tests.jsonl", "x\n{}\n", "tests.jsonl:1: not a record of test outcomes"),
-        ("usage.json", "{", "not the usage of a traced run of this release"),
-        ("plan/lib.so.json", "{}", "plan/lib.so.json: not a plan of this release"),
-        ("map/lib.so.json", None, "map/lib.so.json: cannot be read"),
         ("map/lib.so.json", "[]", "map/lib.so.json: not a library map"),
     ],
 )

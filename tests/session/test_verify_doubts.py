@@ -76,30 +76,6 @@ def test_lock():
     assert not any(t["flaky"] for t in project.verdict["tests"])
 
 
-@pytest.mark.nightly
-def test_a_test_that_needs_another_one_is_no_flaky_one(tmp_path: Path) -> None:
-    """Alone it fails on the originals as well, though not for what it lacks on the copies."""
-    project = VerifiedProject(
-        tmp_path / "project",
-        """
-STATE = []
-
-def test_use():
-    use(LIB)
-
-def test_sets_state():
-    STATE.append(1)
-
-def test_needs_state_and_more():
-    assert STATE
-    assert FAULT != "more"
-""",
-    ).trace()
-    project.verify(status=1, FAULT="more")
-    assert not project.verdict["proved"]
-    assert not any(t["flaky"] for t in project.verdict["tests"])
-
-
 @pytest.mark.slow
 def test_a_file_that_is_gone_proves_nothing(tmp_path: Path) -> None:
     project = VerifiedProject(

@@ -270,11 +270,6 @@ def test_archs_may_be_numbers(tmp_path: Path) -> None:
     jsonschema.validate(yaml.safe_load(text.replace(", 9.0a", "")), config_schema())
 
 
-def test_gpus_stand_for_their_archs(tmp_path: Path) -> None:
-    text = "keep: {archs: [rtx-4090, H100, 'H200, sm_75', sm_90a]}"
-    assert load(tmp_path, text).keep.archs == ("sm_89", "sm_90", "sm_75", "sm_90a")
-
-
 def test_the_gpus_of_a_machine_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
@@ -309,14 +304,6 @@ def test_every_value_remembers_its_place(tmp_path: Path) -> None:
     assert found.sources["reports.formats"] == f"{path}:5:12"
 
 
-@pytest.mark.parametrize("word", ["off", "newest", "all"])
-@pytest.mark.parametrize("quote", ["", "'", '"'])
-def test_off_is_a_word_of_ours_though_yaml_reads_false(
-    tmp_path: Path, word: str, quote: str
-) -> None:
-    assert load(tmp_path, f"keep: {{ptx: {quote}{word}{quote}}}").keep.ptx.value == word
-
-
 @pytest.mark.parametrize(
     ("text", "formats"),
     [
@@ -340,11 +327,6 @@ def test_a_report_and_a_baseline_at_urls(tmp_path: Path) -> None:
     assert found.compare.baseline == "gs://bucket/b"
 
 
-@pytest.mark.parametrize("word", ["true", "True", "1", "'true'"])
-def test_words_for_true(tmp_path: Path, word: str) -> None:
-    assert load(tmp_path, f"trace: {{children: {word}}}").trace.children is True
-
-
 # Mistakes
 
 GROWTH = (
@@ -364,23 +346,19 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "replay"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
-      "compare, cache_dir"]),
+      "keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
+      "thresholds, compare, cache_dir"]),
     ("reports: {formats: ['json:ftp://me:secret@host/a']}",
      ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
       "would get into files and logs; set credentials in the environment, or in the "
       "configuration files of the store's tools"]),
-    ("<<: {keep: {}}",
-     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
-      "compare, cache_dir"]),
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
+      "libraries, keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache_dir"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "
@@ -390,32 +368,17 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:2:13: trace.children: found the number 2, expected true or false"]),
     ("trace: {level: 2}",
      ["negativa.yaml:1:16: trace.level: found the number 2, expected lookup, launch or range"]),
-    ("trace: {level: [launch]}",
-     ["negativa.yaml:1:16: trace.level: found a list, expected lookup, launch or range"]),
     ("trace: {level: Launch}",
      ["negativa.yaml:1:16: trace.level: found 'Launch', expected lookup, launch or range; "
       "did you mean launch?"]),
-    ("keep: {ptx: no}",
-     ["negativa.yaml:1:13: keep.ptx: found 'no', expected off, newest or all"]),
     ("libraries: {include: }",
      ["negativa.yaml:1:22: libraries.include: found nothing, expected a glob on a path, a file "
       "name or a soname, or dist:NAME, where only * and ? are special"]),
     ("keep:\n  kernels:\n    - a\n    - 3",
      ["negativa.yaml:4:7: keep.kernels: found the number 3, expected a glob with * and ?"]),
-    ("keep: {kernels: [{a: b}]}",
-     ["negativa.yaml:1:18: keep.kernels: found a mapping, expected a glob with * and ?"]),
     ("keep: {libraries: ['lib[0-9].so']}",
      ["negativa.yaml:1:20: keep.libraries: found 'lib[0-9].so', expected a glob on a path, a "
       "file name or a soname, or dist:NAME, where only * and ? are special"]),
-    ("libraries: {include: ['!libx.so']}",
-     ["negativa.yaml:1:23: libraries.include: found '!libx.so', expected a glob on a path, a "
-      "file name or a soname, or dist:NAME, where only * and ? are special"]),
-    ("libraries: {include: ['dist: ']}",
-     ["negativa.yaml:1:23: libraries.include: found 'dist: ', expected a glob on a path, a file "
-      "name or a soname, or dist:NAME, where only * and ? are special"]),
-    ("keep: {archs: [sm_80, true]}",
-     ["negativa.yaml:1:23: keep.archs: found true, expected an arch like sm_90, or a GPU like "
-      "H100"]),
     ("keep: {archs: RTX 4900}",
      ["negativa.yaml:1:15: keep.archs: 'RTX 4900' is no GPU architecture; expected a form like "
       "sm_90, sm_90a, compute_90, 90 or 9.0, a GPU like H100 or RTX 4090, native or all-major; "
@@ -426,15 +389,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("paths: b=c",
      ["negativa.yaml:1:8: paths: found 'b', expected an absolute path with * and ?"]),
     ("paths: /b", ["negativa.yaml:1:8: paths: found '/b', expected GLOB=PATH"]),
-    ("directory: 3", ["negativa.yaml:1:12: directory: found the number 3, expected a path"]),
     ("directory: ' '", ["negativa.yaml:1:12: directory: found ' ', expected a path"]),
-    ("reports: {top: true}",
-     ["negativa.yaml:1:16: reports.top: found true, expected a whole number, 0 "
-      "or more"]),
     ("reports: {top: -1}",
      ["negativa.yaml:1:16: reports.top: found the number -1, expected a whole number, 0 or more"]),
-    ("reports: {top: five}",
-     ["negativa.yaml:1:16: reports.top: found 'five', expected a whole number, 0 or more"]),
     ("reports: {formats: [html5]}",
      [f"negativa.yaml:1:21: reports.formats: found 'html5', expected {FORMATS}; "
      "did you mean html?"]),
@@ -445,21 +402,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("thresholds: {max_unused_percent: 101}",
      ["negativa.yaml:1:34: thresholds.max_unused_percent: found the number 101, expected a "
       "percentage from 0 to 100"]),
-    ("thresholds: {max_unused_percent: .nan}",
-     ["negativa.yaml:1:34: thresholds.max_unused_percent: found '.nan', expected a "
-      "percentage from 0 to 100"]),
     ("thresholds: {max_gpu_code: 1.5}",
      ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number 1.5, expected a size like "
       "4096, 500 MB or 1.5 GiB"]),
-    ("thresholds: {max_gpu_code: -1}",
-     ["negativa.yaml:1:28: thresholds.max_gpu_code: found the number -1, expected a size like "
-      "4096, 500 MB or 1.5 GiB"]),
-    ("reports: {top: !!int ten}",
-     ["negativa.yaml:1:16: found the tag '!!int', expected none"]),
     ("directory: !!python/name:os.system ''",
      ["negativa.yaml:1:12: found the tag '!!python/name:os.system', expected none"]),
-    ("keep: !!set {kernels}",
-     ["negativa.yaml:1:7: found the tag '!!set', expected none"]),
     # several at once, in the order of the file
     ("keep:\n  ptx: latest\n  kernel: []\ntrase: {}",
      ["negativa.yaml:2:8: keep.ptx: found 'latest', expected off, newest or all",
@@ -479,7 +426,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("a: 1\n---\nb: 2", ["negativa.yaml:2:1: found a second document, expected one"]),
     # parts of a text, which have no places of their own
     ("compare: {baseline: b, fail: 'size:5%,kernels:0'}", [f"negativa.yaml:1:30: {GROWTH}"]),
-    ("compare: {baseline: b, fail: ['kernels:0']}", [f"negativa.yaml:1:31: {GROWTH}"]),
 ]  # fmt: skip
 
 
@@ -566,7 +512,7 @@ def test_whatever_loads_is_sound_and_fits_the_schema(tmp_path: Path, value: Any)
 # A JSON Schema can't see what YAML refuses, nor what a text says.
 ONLY_OURS = ("there twice", "an alias", "the tag", "did not find", "cannot start", "a second",
              "list or mapping, expected a key", "with a password",
-             "GPU arch", "of arch", "a percentage", "a size", "dist:NAME", "'five'",
+             "GPU arch", "of arch", "a percentage", "a size", "dist:NAME",
              "GLOB=PATH", "an absolute path",
              "'a.txt'")  # fmt: skip
 

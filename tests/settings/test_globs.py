@@ -77,15 +77,6 @@ def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected:
     assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
 
 
-@given(st.text(max_size=8))
-def test_a_name_without_stars_matches_itself_alone(name: str) -> None:
-    assert matches(name, name)
-    assert GlobSet([name]).match(name) == name
-    if not set("*?") & set(name):
-        assert not matches(name, f"{name}x")
-        assert GlobSet([name]).match(f"x{name}") is None
-
-
 @given(
     globs=st.lists(st.text(alphabet="ab[]*?\n|", max_size=4), max_size=4),
     names=st.lists(st.text(alphabet="ab[]\n|", max_size=4), min_size=1, max_size=2),

@@ -15,7 +15,6 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
     Aspect,
-    CollectionFailed,
     Outcome,
     PhaseReported,
     SessionFinished,
@@ -246,21 +245,6 @@ def test_after_a_lost_context_a_worker_says_nothing_more() -> None:
     }
     assert by_nodeid(result.tests)["b"].gpu_error == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert result.context_lost
-
-
-def test_times_and_collection_errors() -> None:
-    result = session(
-        CollectionFailed(nodeid="b.py", text="ImportError: no"),
-        start("a", 2),
-        phase("a", "setup", at=3),
-        phase("a", "call", at=7),
-        phase("a", "teardown", at=7),
-        end(),
-    )
-    assert result.collection_errors == ("b.py: ImportError: no",)
-    assert (result.longest_silence, result.duration) == (4.0, 9.0)
-    assert result.tests[0].duration == 1.5
-    assert result.command == ("pytest", "-q")
 
 
 def write(path: Path, lines: Iterable[bytes], torn: bytes = b"") -> Path:

@@ -193,11 +193,3 @@ def test_too_much_is_not_fetched(files: dict[str, Path], tmp_path: Path) -> None
     publish("name", files, url)
     with pytest.raises(StoreError, match="9 bytes, and at most 8 are fetched"):
         fetch(url, load_manifest(url), tmp_path, max_bytes=8)
-
-
-def test_a_file_url_leaves_no_half_written_names(files: dict[str, Path], tmp_path: Path) -> None:
-    url = Url(f"file://{tmp_path}/store/name")
-    publish("name", files, url)
-    blobs = os.listdir(tmp_path / "store" / "cas" / "sha256")
-    assert sorted(os.listdir(tmp_path / "store")) == ["cas", "name"]
-    assert len(blobs) == 2 and all(len(name) == 64 for name in blobs)

@@ -139,14 +139,6 @@ def test_a_folder_of_traces_gets_no_link(tmp_path: Path) -> None:
     assert not (tmp_path / "latest").is_symlink()
 
 
-def test_trace_json_reads_as_that_of_negativa_ml(tmp_path: Path, run: Run) -> None:
-    write_run(run, analysis(tmp_path, "liba.so"), with_plans=True)
-    trace = json.loads(run.negativa_ml_file.read_text())
-    assert trace["loaded_sos"] == [str(tmp_path / "liba.so")]
-    assert trace["detected_kernels"] == []
-    assert trace["devices"] == ["9.0"]
-
-
 def test_failed(run: Run) -> None:
     assert run.failure is None and run.failure is None
     run.mark("failed", "2 tests\nfailed")

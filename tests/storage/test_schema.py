@@ -31,11 +31,11 @@ def test_only_the_configuration_has_a_file() -> None:
     assert [file.name for file in files] == ["negativa.schema.json"]
 
 
-@pytest.mark.parametrize("library", SHARED_OBJECTS, ids=lambda path: path.stem)
-def test_map_files_fit(library: Path, tmp_path: Path) -> None:
-    write_record(tmp_path / "map.json", read_library(library, Scope()))
-    document = json.loads((tmp_path / "map.json").read_bytes())
-    jsonschema.validate(document, json.loads(schema_text("library-map")))
+def test_map_files_fit(tmp_path: Path) -> None:
+    schema = jsonschema.Draft202012Validator(json.loads(schema_text("library-map")))
+    for library in SHARED_OBJECTS:
+        write_record(tmp_path / "map.json", read_library(library, Scope()))
+        schema.validate(json.loads((tmp_path / "map.json").read_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,6 @@ def test_output_fits(options: list[str], tmp_path: Path) -> None:
     jsonschema.validate(document, json.loads(schema_text("inspection")))
     assert len(document["libraries"]) == len(SHARED_OBJECTS)
     assert len(document["errors"]) == 1
-
-
-def test_schema_rejects_other_documents() -> None:
-    schema = json.loads(schema_text("inspection"))
-    for document in ({}, {"format_version": 1, "libraries": [{}], "errors": []}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document, schema)
 
 
 def test_command_prints_them() -> None:

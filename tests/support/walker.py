@@ -35,14 +35,6 @@ class Walked:
     unpacked: Counter[tuple[str, str]] = field(default_factory=Counter)
     frames: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def payload_bytes(self) -> int:
-        return sum(self.stored.values())
-
-    @property
-    def frame_bytes(self) -> int:
-        return sum(size for size, _ in self.frames.values())
-
 
 def sections(data: bytes) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of every section of an ELF file."""

@@ -15,7 +15,6 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
     EndRecord,
     GapRecord,
-    Header,
     KernelRecord,
     LibraryRecord,
     Role,
@@ -39,14 +38,6 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
     path = write(tmp_path, header(), [])
     with pytest.raises(StoreError, match="cannot be created"):
         TraceWriter(path, header())
-
-
-def test_torn_last_line_is_tolerated(tmp_path: Path) -> None:
-    path = write(tmp_path, header(), records("k1", "k2"), end=False)
-    path.write_bytes(path.read_bytes()[:-9])
-    trace = read_trace(path)
-    assert trace.torn and not trace.problems
-    assert [r.name for r in trace.records if isinstance(r, KernelRecord)] == ["k1"]
 
 
 @pytest.mark.parametrize(
@@ -174,12 +165,6 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     trace = read_trace(path)
     assert [r.name for r in trace.records if isinstance(r, KernelRecord)] == ["k1", "k2"]
-
-
-def test_header_is_the_first_line(tmp_path: Path) -> None:
-    path = write(tmp_path, header(), [])
-    assert path.read_text().startswith('{"record":"header","format_version":1')
-    assert isinstance(read_trace(path).header, Header)
 
 
 def test_a_gap_of_a_recording_keeps_its_key(tmp_path: Path) -> None:

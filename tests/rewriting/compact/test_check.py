@@ -1,4 +1,4 @@
-"""The checks must be able to fail: results with one thing wrong, and tools that damage them."""
+"""Faults of a compacted library that no change of one thing in ``test_certify`` makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.records import CheckError, CompactOptions
+from pytest_negativa.rewriting.compact.records import CheckError
 from pytest_negativa.rewriting.edits import Edits, Fill
 from tests.support.compacting import (
     build,
@@ -23,13 +23,12 @@ from tests.support.compacting import (
     plan_of,
     read,
     run_loaded,
-    vaddr_of,
 )
 
 pytestmark = needs_compiler
 
 PHDR = struct.Struct("<IIQQQQQQ")
-PT_LOAD, PT_DYNAMIC, PT_TLS, PT_EH_FRAME, PT_STACK = 1, 2, 7, 0x6474E550, 0x6474E551
+PT_LOAD = 1
 KEPT = 2
 
 
@@ -88,53 +87,9 @@ def flip(data: bytes, offset: int) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :]
 
 
-def offset_of(data: bytes, vaddr: int) -> int:
-    for _, row in rows(data):
-        if row[0] == PT_LOAD and row[3] <= vaddr < row[3] + row[5]:
-            return int(row[2] + vaddr - row[3])
-    raise AssertionError(hex(vaddr))
-
-
 def first_hole(data: bytes) -> int:
     loads = [row for _, row in rows(data) if row[0] == PT_LOAD]
     return next(i for i, row in enumerate(loads) if row[6] > row[5] > 0)
-
-
-def test_sound_result_passes(case: Case, tmp_path: Path) -> None:
-    check(case, tmp_path, case.result)
-
-
-def test_every_kept_byte_counts(case: Case, tmp_path: Path) -> None:
-    element = case.library_map.sections[0].regions[1].elements[1]
-    start = offset_of(case.result, vaddr_of(case.library_map, element.payload.start))
-    # Of kept code, of the host's, of what was zeroed, of the ELF header.
-    leftover = offset_of(case.result, vaddr_of(case.library_map, element.header_offset) - 8)
-    assert case.result[leftover] == 0
-    for offset in (start, start + element.payload.size - 1, 0x1100, leftover, 0x10, 0x35):
-        with pytest.raises(CheckError):
-            check(case, tmp_path, flip(case.result, offset))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (3, 4096),
-        (2, 4096),
-        (6, -4096),
-        (5, 4096),
-        (1, 2),
-    ],
-)
-def test_program_headers_of_a_hole(case: Case, tmp_path: Path, field: int, value: int) -> None:
-    damage = with_header(PT_LOAD, first_hole(case.result), field, value)
-    with pytest.raises(CheckError):
-        check(case, tmp_path, damage(case.result))
-
-
-def test_last_segment_must_be_whole(case: Case, tmp_path: Path) -> None:
-    for value in (-8, 4096):
-        with pytest.raises(CheckError):
-            check(case, tmp_path, with_header(PT_LOAD, -1, 6, value)(case.result))
 
 
 def test_hole_must_not_become_executable(case: Case, tmp_path: Path) -> None:
@@ -143,78 +98,12 @@ def test_hole_must_not_become_executable(case: Case, tmp_path: Path) -> None:
         check(case, tmp_path, with_header(PT_LOAD, number, 1, 1)(case.result))
 
 
-def test_more_must_not_become_zero_than_planned(case: Case, tmp_path: Path) -> None:
-    # The bytes of a run that are there, but not stated.
-    loads = [row for _, row in rows(case.result) if row[0] == PT_LOAD]
-    number = next(i for i, row in enumerate(loads) if row[6] > row[5] > 4096)
-    with pytest.raises(CheckError):
-        check(case, tmp_path, with_header(PT_LOAD, number, 5, -4096)(case.result))
-
-
-def test_code_must_stay_executable(case: Case, tmp_path: Path) -> None:
-    # The first run of the segment with code and GPU code.
-    with pytest.raises(CheckError):
-        check(case, tmp_path, with_header(PT_LOAD, 0, 1, -1)(case.result))
-
-
-def test_every_segment_must_stay_readable(case: Case, tmp_path: Path) -> None:
-    for number in (0, first_hole(case.result), -1):
-        with pytest.raises(CheckError):
-            check(case, tmp_path, with_header(PT_LOAD, number, 1, -4)(case.result))
-
-
 def test_load_address_must_stay_as_aligned(case: Case, tmp_path: Path) -> None:
     original = tmp_path / "original.so"
     data = case.path.read_bytes()
     original.write_bytes(with_header(PT_LOAD, -1, 7, 0x200000 - 0x1000)(data))
     with pytest.raises(CheckError):
         check(case._replace(path=original), tmp_path, case.result)
-
-
-@pytest.mark.parametrize("field", [1, 4, 7])
-@pytest.mark.parametrize("kind", [PT_TLS, PT_STACK, PT_DYNAMIC])
-def test_flags_and_alignment_of_other_segments(
-    case: Case, tmp_path: Path, kind: int, field: int
-) -> None:
-    with pytest.raises(CheckError):
-        check(case, tmp_path, with_header(kind, 0, field, 1)(case.result))
-
-
-def test_sections_that_are_never_loaded(case: Case, tmp_path: Path) -> None:
-    target = tmp_path / "small.so"
-    compact_library(
-        case.path, target, case.library_map, case.plan, options=CompactOptions(strip=False)
-    )
-    data = target.read_bytes()
-    check(case, tmp_path, data)
-    shoff = struct.unpack_from("<Q", data, 40)[0]
-    count = struct.unpack_from("<H", data, 60)[0]
-    rows_of = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + 64 * i) for i in range(count)]
-    symbols = next(i for i, row in enumerate(rows_of) if row[1] == 2)
-    offset, strings = rows_of[symbols][4], rows_of[symbols][6]
-    symbol = offset + 24
-    for where in (symbol, symbol + 5, symbol + 6, symbol + 8, rows_of[strings][4] + 1):
-        with pytest.raises(CheckError):
-            check(case, tmp_path, flip(data, where))
-    # Its type, where its global symbols begin, and its alignment.
-    for field in (4, 44, 48):
-        with pytest.raises(CheckError):
-            check(case, tmp_path, flip(data, shoff + 64 * symbols + field))
-
-
-def test_loaded_sections_stay_in_the_table(case: Case, tmp_path: Path) -> None:
-    shoff = struct.unpack_from("<Q", case.result, 40)[0]
-    count = struct.unpack_from("<H", case.result, 60)[0]
-    at = next(
-        at
-        for at in range(shoff, shoff + 64 * count, 64)
-        # The first with code.
-        if struct.unpack_from("<Q", case.result, at + 8)[0] & 4
-    )
-    for value in (0, 14):
-        data = case.result[: at + 4] + struct.pack("<I", value) + case.result[at + 8 :]
-        with pytest.raises(CheckError):
-            check(case, tmp_path, data)
 
 
 def test_elf_header_outside_of_all_segments(case: Case, tmp_path: Path) -> None:
@@ -231,44 +120,6 @@ def test_congruence_and_size(case: Case, tmp_path: Path) -> None:
         check(case, tmp_path, with_header(PT_LOAD, first_hole(case.result) + 1, 2, 8)(case.result))
     with pytest.raises(CheckError):
         check(case, tmp_path, with_header(PT_LOAD, -1, 2, 1 << 30)(case.result))
-
-
-@pytest.mark.parametrize("kind", [PT_DYNAMIC, PT_EH_FRAME, 0x6474E552, 4])
-def test_other_segments(case: Case, tmp_path: Path, kind: int) -> None:
-    with pytest.raises(CheckError):
-        check(case, tmp_path, with_header(kind, 0, 2, 8)(case.result))
-    with pytest.raises(CheckError):
-        check(case, tmp_path, with_header(kind, 0, 3, 8)(case.result))
-
-
-def test_sections(case: Case, tmp_path: Path) -> None:
-    shoff = struct.unpack_from("<Q", case.result, 40)[0]
-    count = struct.unpack_from("<H", case.result, 60)[0]
-    # Pieces of sections with holes: those of the large data come last.
-    pieces = [
-        at
-        for at in range(shoff, shoff + 64 * count, 64)
-        if struct.unpack_from("<IQ", case.result, at + 4) == (1, 0x10000003)
-    ]
-    assert len(pieces) > 1
-    offset = struct.unpack_from("<Q", case.result, pieces[-1] + 24)[0]
-    data = bytearray(case.result)
-    struct.pack_into("<Q", data, pieces[-1] + 24, offset + 8)
-    struct.pack_into("<Q", data, pieces[-1] + 32, 8)
-    with pytest.raises(CheckError):
-        check(case, tmp_path, bytes(data))
-
-
-def test_build_id_must_be_the_same(case: Case, tmp_path: Path) -> None:
-    name = case.result.index(b"GNU\0", case.result.index(b"\x14\0\0\0\x03\0\0\0"))
-    with pytest.raises(CheckError):
-        check(case, tmp_path, case.result[:name] + b"XNU" + case.result[name + 3 :])
-
-
-def test_program_headers_in_a_page_that_is_mapped(case: Case, tmp_path: Path) -> None:
-    moved = pulled_up(case.result)
-    with pytest.raises(CheckError):
-        check(case, tmp_path, moved)
 
 
 def test_edits_must_be_in_the_result(case: Case, tmp_path: Path) -> None:
@@ -288,17 +139,6 @@ def test_program_headers_that_ld_so_clears(case: Case, tmp_path: Path) -> None:
         check(case, tmp_path, moved)
     with pytest.raises(AssertionError):
         run_loaded(tmp_path / "changed.so", image(case.path), tmp_path / "dump")
-
-
-@pytest.mark.parametrize("kind", [PT_DYNAMIC, PT_EH_FRAME])
-@pytest.mark.parametrize("byte", [b"\0", b"\x11"])
-def test_tables_that_a_loader_or_unwinder_fails_on(
-    case: Case, tmp_path: Path, kind: int, byte: bytes
-) -> None:
-    row = next(r for _, r in rows(case.result) if r[0] == kind)
-    data = case.result[: row[2]] + byte * row[5] + case.result[row[2] + row[5] :]
-    with pytest.raises(CheckError):
-        check(case, tmp_path, data)
 
 
 def pulled_up(data: bytes) -> bytes:

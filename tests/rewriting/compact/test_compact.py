@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.errors import ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.fatbin import OVERWRITTEN_KIND
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.source import ByteSource
@@ -32,7 +32,6 @@ from pytest_negativa.rewriting.compact.records import CompactOptions, Smaller
 from pytest_negativa.rewriting.edits import Edits, Fill, Patch
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import (
-    COMPACTABLE,
     PADDING,
     SHAPES,
     SOURCE,
@@ -243,17 +242,6 @@ def test_run_in_the_middle_is_one_filler(library: Path, tmp_path: Path) -> None:
     vaddrs = [vaddr_of(library_map, e.header_offset) for e in region.elements]
     found = chain(image(target).memory, vaddr_of(library_map, region.span.start))
     assert found == [(vaddrs[0], 2, 90), (vaddrs[1], OVERWRITTEN_KIND, 0), (vaddrs[4], 2, 94)]
-
-
-def test_result_can_be_read_again(library: Path, tmp_path: Path) -> None:
-    library_map = read(library)
-    plan = plan_of(library_map, lambda i: i == 0)
-    target = tmp_path / "small.so"
-    compact(library, target, library_map, plan)
-    again = read_library(target, Scope(headers_only=True))
-    assert again.library.build_id == library_map.library.build_id
-    assert len(list(again.iter_code())) == 1
-    assert again.problems == ()
 
 
 def test_compacting_again_changes_nothing(library: Path, tmp_path: Path) -> None:
@@ -576,20 +564,6 @@ def test_section_that_is_all_hole_takes_no_room(tmp_path: Path) -> None:
     assert read_library(target, Scope(headers_only=True)).problems == ()
 
 
-def test_pages_of_arm64_are_larger(tmp_path: Path) -> None:
-    path = build(tmp_path / "build", *LAYOUTS["64K-pages"])
-    data = path.read_bytes()
-    path.write_bytes(data[:18] + (183).to_bytes(2, "little") + data[20:])
-    library_map = read(path)
-    plan = plan_of(library_map, lambda i: False)
-    target = tmp_path / "small.so"
-    result = compact(path, target, library_map, plan)
-    assert span_size(result.gaps) % 65536 == 0
-    after = image(target)
-    assert_same_image(image(path), after, library_map, plan)
-    assert all((row[3] - row[2]) % 65536 == 0 for row in after.loads)
-
-
 # --- Whatever spans, the image stays -------------------------------------------------------
 
 
@@ -664,16 +638,6 @@ def assert_mappable(path: Path, found: Image) -> None:
         assert phoff >= mapped
 
 
-@pytest.mark.parametrize("path", COMPACTABLE, ids=lambda p: p.name)
-def test_compiled_fixtures(path: Path, tmp_path: Path) -> None:
-    library_map = read(path)
-    plan = plan_of(library_map, lambda i: i % 2 == 1)
-    target = tmp_path / path.name
-    compact(path, target, library_map, plan, min_gain=-(1 << 20))
-    if library_map.sections:
-        assert_same_image(image(path), image(target), library_map, plan)
-
-
 # --- Readers of ELF files ------------------------------------------------------------------
 
 
@@ -742,11 +706,6 @@ def test_another_file_is_refused(library: Path, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["changed.so"]
 
 
-def test_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="cannot be opened"):
-        compact_library(tmp_path / "none.so", tmp_path / "x.so")
-
-
 def test_target_that_cannot_be_written(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     plan = plan_of(library_map, is_kept)
@@ -757,15 +716,6 @@ def test_target_that_cannot_be_written(library: Path, tmp_path: Path) -> None:
     with pytest.raises(ReconstructError, match="cannot be written"):
         compact_library(library, folder, library_map, plan)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
-@pytest.mark.skipif(IS_ROOT, reason="root may write anywhere")
-def test_folder_without_permission(library: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
-    folder.mkdir(0o555)
-    library_map = read(library)
-    with pytest.raises(ReconstructError, match="cannot be written"):
-        compact_library(library, folder / "x.so", library_map, plan_of(library_map, is_kept))
 
 
 def test_full_disk_leaves_nothing(library: Path, tmp_path: Path) -> None:
