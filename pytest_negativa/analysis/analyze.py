@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.runtime_code import find_runtime_code
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
@@ -24,6 +25,7 @@ from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.located import LocatedLibrary
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
@@ -160,6 +162,7 @@ class _Analyzer:
         self._names: list[LibraryNames] = []
         self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
+        self._located: list[LocatedLibrary] = []
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
@@ -194,7 +197,7 @@ class _Analyzer:
             usage=self._contents.usage(),
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
             without_code=without_code,
-            runtime_kernels=self._runtime_kernels(hashes),
+            runtime=find_runtime_code(self._usage, self._located, self._known_images(hashes)),
             unreadable=tuple(sorted(unreadable)),
             warnings=(*unchecked, *self._glob_warnings(analyzed)),
             unchecked=unchecked,
@@ -246,6 +249,7 @@ class _Analyzer:
         )
         used, changed, lack = self._contents.of(library)
         located = locate_library(library_map, used, self._usage, changed)
+        self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
         covered = self._cover(library_map, plan, used, names)
         return AnalyzedLibrary(library_map, plan, covered, names.distribution)
@@ -281,12 +285,12 @@ class _Analyzer:
                 return warning.text
         return next(self._usage.why_unended(), None)
 
-    def _runtime_kernels(self, hashes: set[str]) -> tuple[str, ...]:
-        images = [
-            *self._usage.compiled,
-            *(i for i in self._usage.memory_images if i.sha256 not in hashes),
-        ]
-        return tuple(sorted({name for image in images for name in image.kernels}))
+    def _known_images(self, frames: set[str]) -> set[str]:
+        """SHA-256 of the images in memory that may come from a library or a package's file."""
+        suspects = {i.sha256 for one in self._located for i in one.suspects.values()}
+        files = {digest for one in self._watched for digest, _ in one.files.values()}
+        packaged = {i.sha256 for i in self._usage.memory_images if record_digest(i.sha256) in files}
+        return frames | suspects | packaged
 
     def _library_names(self, library_map: LibraryMap) -> LibraryNames:
         path = library_map.library.path
@@ -296,7 +300,7 @@ class _Analyzer:
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
-        yield from self._unmatched("libraries.include", names)
+        yield from unmatched_libraries(self._settings, "libraries.include", names)
         wanted = self._settings.libraries
         if names and not any(is_selected(wanted, one) for one in names):
             left_out = dict.fromkeys(Path(one.path).name for one in names)
@@ -306,16 +310,12 @@ class _Analyzer:
         if not names and any(used.images for used in self._usage.libraries):
             yield "no library whose GPU code was used is here to look at"
 
-    def _unmatched(self, option: str, names: Sequence[LibraryNames]) -> tuple[str, ...]:
-        globs = globs_of(self._settings, option)
-        matched = {g for g in globs if any(matches_library(g, n) for n in names)}
-        return unmatched_globs(self._settings, option, matched, library_candidates(names))
-
     def _glob_warnings(self, analyzed: Sequence[AnalyzedLibrary]) -> Iterator[str]:
         for option in ("libraries.exclude", "keep.libraries"):
-            yield from self._unmatched(option, [*self._names, *self._files])
+            names = [*self._names, *self._files]
+            yield from unmatched_libraries(self._settings, option, names)
         # The kernels of files that are GPU code are not known, so nothing covers them.
-        yield from self._unmatched("coverage.libraries", self._names)
+        yield from unmatched_libraries(self._settings, "coverage.libraries", self._names)
         for library in analyzed:
             # Planning asks for a glob only if nothing else keeps the code.
             if not set(self._kernel_globs.globs) <= self._kernel_globs.matched:
@@ -330,7 +330,16 @@ def _below(roots: Iterable[str], file: str) -> str:
     return str(path if root is None else path.relative_to(root))
 
 
-def library_candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
+def unmatched_libraries(
+    settings: Settings, option: str, names: Sequence[LibraryNames]
+) -> tuple[str, ...]:
+    """A warning for each glob of an option on libraries that matches none of these."""
+    globs = globs_of(settings, option)
+    matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
+    return unmatched_globs(settings, option, matched, _candidates(names))
+
+
+def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
     """The names that a glob on libraries could have matched, those of distributions anyway."""
     places = Places()
     for library in names:

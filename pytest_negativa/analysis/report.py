@@ -17,7 +17,7 @@ from pytest_negativa.analysis.analyze import (
     LIMIT_OPTIONS,
     Hooks,
     analyze,
-    library_candidates,
+    unmatched_libraries,
 )
 from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.analysis.snapshots import (
@@ -33,7 +33,7 @@ from pytest_negativa.installed.sites import Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
@@ -41,12 +41,10 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import (
     LibraryNames,
-    globs_of,
     limit_of,
-    matches_library,
-    unmatched_globs,
 )
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
@@ -237,7 +235,9 @@ def build_report(
         for row in rows_of(analysis.libraries)
     )
     usage = analysis.usage
-    checked = check_limits(settings, usage, analysis.libraries, unchecked=analysis.unchecked)
+    checked = check_limits(
+        settings, usage, analysis.libraries, analysis.runtime, unchecked=analysis.unchecked
+    )
     warnings = dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])
     return RunReport(
         format_version=REPORT_VERSION,
@@ -248,7 +248,7 @@ def build_report(
         gpu_used=any(True for _ in usage.iter_images()),
         libraries=rows,
         loaded_without_code=analysis.without_code,
-        compiled_kernels=analysis.runtime_kernels,
+        runtime=analysis.runtime,
         not_covered=tuple(_not_covered(analysis)),
         warnings=tuple(text for text in warnings if text not in checked.crossed),
         crossed=checked.crossed,
@@ -285,12 +285,14 @@ def check_limits(
     settings: Settings,
     usage: Usage,
     libraries: Sequence[AnalyzedLibrary],
+    runtime: Iterable[RuntimeCode],
     *,
     unchecked: Sequence[str],
 ) -> BaselineComparison:
     """Compare a run with all limits of the settings, and with the baseline.
 
     Args:
+        runtime: what was compiled at run time.
         unchecked: why they check less than the settings ask for.
     """
     comparison = compare_with_baseline(libraries, settings.compare)
@@ -299,6 +301,7 @@ def check_limits(
     with_kernels = [names_of(one) for one in libraries if not one.plan.is_files]
     crossed = (
         *_crossed(settings, usage, rows, _covered(libraries)),
+        *_compiled(settings, runtime),
         *_crossed_by_library(settings, zip(names, rows, strict=True)),
         *comparison.crossed,
         *_limits_of_nothing(settings, names, with_kernels),
@@ -356,6 +359,15 @@ def _crossed(
     yield from settings.coverage.crossed(coverage)
 
 
+def _compiled(settings: Settings, runtime: Iterable[RuntimeCode]) -> Iterator[str]:
+    if settings.no_jit and (new := [one for one in runtime if one.is_new]):
+        kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
+        yield (
+            f"no_jit: the tests compiled {kernels}, the first in {new[0].first}; "
+            "negativa kernels --jit lists what to build ahead"
+        )
+
+
 def _crossed_by_library(
     settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow]]
 ) -> Iterator[str]:
@@ -381,9 +393,7 @@ def _limits_of_nothing(
     covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
     for option in (*LIMIT_OPTIONS, *covers):
         names = libraries if option in _OF_KERNELS else all_names
-        globs = globs_of(settings, option)
-        matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
-        yield from unmatched_globs(settings, option, matched, library_candidates(names))
+        yield from unmatched_libraries(settings, option, names)
 
 
 def load_contents(run: Run) -> ReportContents:
@@ -445,7 +455,9 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
             )
         libraries.append(dataclasses.replace(named, coverage=covered))
     report = contents.report
-    checked = check_limits(settings, contents.usage, libraries, unchecked=report.unchecked)
+    checked = check_limits(
+        settings, contents.usage, libraries, report.runtime, unchecked=report.unchecked
+    )
     warnings = tuple(text for text in report.warnings if text not in checked.crossed)
     report = replace(report, crossed=checked.crossed, compared=checked.lines, warnings=warnings)
     return dataclasses.replace(contents, report=report)

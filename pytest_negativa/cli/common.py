@@ -84,7 +84,7 @@ def _executor(given: str) -> str:
 
 
 def workers_for(executor: str | None, jobs: int | None = None) -> AbstractContextManager[Workers]:
-    """Who reads libraries, by ``--executor`` and ``--jobs``."""
+    """The workers that read libraries, by ``--executor`` and ``--jobs``."""
     return open_workers(executor, jobs, warn=print_warning)
 
 

@@ -26,6 +26,7 @@ LIMITS = (
     "thresholds.max_unused_percent",
     "thresholds.min_used_kernels",
     "thresholds.max_gpu_code",
+    "no_jit",
     "compare.baseline",
     "compare.fail",
 )

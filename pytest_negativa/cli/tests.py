@@ -51,6 +51,7 @@ from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
 from pytest_negativa.reporting.listings import (
     render_kernels,
     render_needs,
+    render_runtime,
     render_tests,
     similarity_table,
     total_of,
@@ -64,6 +65,7 @@ from pytest_negativa.storage.results import (
     load_healed,
     load_opened,
     load_plans,
+    load_report,
     load_tests,
     load_usage,
 )
@@ -90,6 +92,7 @@ _BUILT_IN_MARKERS = frozenset(
 
 @click.command()
 @click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
+@click.option("--jit", is_flag=True, help="List what was compiled at run time, or cached then.")
 @click.option(
     "--library",
     "glob",
@@ -104,6 +107,7 @@ _BUILT_IN_MARKERS = frozenset(
 @click_options("run", "reports.demangle")
 def kernels(
     used: bool,
+    jit: bool,
     glob: str,
     globs: tuple[str, ...],
     test: str | None,
@@ -115,8 +119,18 @@ def kernels(
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
     --test lists what a test launched if the trace is of level launch, else what it used first.
+    --jit lists what compilers made at run time (Triton, NVRTC, the driver), and what came from
+    their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
+    runtime.
     """
     settings, run = settings_and_run(flags)
+    if jit:
+        rows = load_report(run).runtime
+        table = _first(
+            rows, top, partial(render_runtime, demangled=settings.reports.demangle), "rows"
+        )
+        answer(_listing(run, rows, "runtime"), table, as_json=as_json)
+        return
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
     runs: Mapping[str, KernelRun] | None = None
@@ -412,16 +426,17 @@ def needs(
     then: Run | str = "the same command with --plan" if usage.replay is None else run
     if new is not None:
         warn_of_hooks([run])
-        words = ["pytest", "--negativa-verify", f"--negativa-run={new}"]
+        selected = [
+            *nodeids,
+            *(("-m", markers) if markers else ()),
+            *(("-k", keywords) if keywords else ()),
+        ]
         of_tests = (
             f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
         )
         write_results(new, part, settings, part=of_tests)
         copy_outcomes(run.outcomes_file, new.outcomes_file, names)
-        words += nodeids
-        words += ["-m", markers] if markers else []
-        words += ["-k", keywords] if keywords else []
-        then = shlex.join(words)
+        then = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *selected])
     answer(listing, render_needs(listing), as_json=as_json, then=then)
 
 

@@ -108,7 +108,7 @@ def trace(
     click.get_current_context().exit(status)
 
 
-def _attach(settings: Settings, limits: Mapping[str, int], *, as_json: bool) -> None:
+def _attach(settings: Settings, limits: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the variables by which processes of a service are traced."""
     run = RunsFolder(Path(settings.directory)).new_run()
     variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])

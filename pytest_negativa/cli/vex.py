@@ -74,11 +74,8 @@ def vex(
         for one in listed:
             found, missing = tuple(libraries.find(one)), libraries.missing(one)
             findings.append((one, found, not missing))
-            if not found:
-                print_warning(f"{one.name}: none of its libraries is here, so nothing is stated")
-            else:
-                for glob in missing:
-                    print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
+            for glob in missing:
+                print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
     if not any(found for _, found, _ in findings):
         raise StoreError(f"{vulnerabilities}: none of the libraries is here")
     document = make_document(findings, author=author, timestamp=_timestamp(), product=product)

@@ -11,11 +11,13 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -34,6 +36,17 @@ def record_digest(sha256: str) -> str:
     """The second field of a row for a SHA-256 in hex."""
     encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=")
     return f"sha256={encoded.decode()}"
+
+
+def hex_digest(digest: str) -> str:
+    """The SHA-256 in hex of the second field of a row; empty for an empty field."""
+    encoded = digest.removeprefix("sha256=")
+    return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
+
+
+def is_code(name: str) -> bool:
+    """Whether it may be a library, or a file that is GPU code, by its name."""
+    return ".so" in name or name.endswith(CODE_SUFFIXES)
 
 
 def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -62,28 +75,40 @@ def path_of(row: list[str], site: Path) -> str:
     return os.path.normpath(os.path.join(site, row[0])) if row else ""
 
 
-def update_record(
-    record: Path, site: Path, changes: Mapping[str, RecordLine], hidden: Path | None = None
-) -> bool:
-    """Change the rows of some files; all other rows stay byte for byte.
+def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str:
+    """A RECORD with other fields of some files; all other rows stay byte for byte.
 
     Args:
-        record: the RECORD file; mode and owner stay as they are.
+        text: the file's.
         site: the folder that its paths are relative to.
         changes: the new fields by normalized absolute path. Files without a row get none.
+
+    Raises:
+        csv.Error: it is not CSV.
+    """
+    rows = iter_rows(text)
+    return "".join(_update(part, row, changes.get(path_of(row, site))) for part, row in rows)
+
+
+def update_record(record: Path, update: Callable[[str], str], hidden: Path | None = None) -> bool:
+    """Change what a file says of installed files.
+
+    Args:
+        record: a RECORD, or a file of ``conda-meta``; mode and owner stay as they are.
+        update: its text to the new one.
         hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
 
     Returns:
-        Whether a row had to be changed.
+        Whether the text is another one.
 
     Raises:
-        StoreError: RECORD can't be read or written; then it is as it was. Or another process
+        StoreError: the file can't be read or written; then it is as it was. Or another process
             changed it meanwhile.
     """
     try:
         before = FileState.of(record.stat())
         text = read_regular(record).decode("utf-8")
-        rows = list(iter_rows(text))
+        updated = update(text)
     except FileNotFoundError:
         return False
     except OSError as e:
@@ -92,7 +117,8 @@ def update_record(
         raise StoreError(f"{record}: not UTF-8 at byte {e.start}") from e
     except csv.Error as e:
         raise StoreError(f"{record}: not CSV: {e}") from e
-    updated = "".join(_update(part, row, changes.get(path_of(row, site))) for part, row in rows)
+    except UNDECODABLE as e:
+        raise StoreError(f"{record}: not JSON of conda: {e}") from e
     if updated == text:
         return False
     with refusing(record, "written"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pytest_negativa.installed.conda import CONDA_META, read_conda, update_entries
 from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
     find_distributions,
@@ -21,9 +22,16 @@ from pytest_negativa.installed.distributions import (
     normalized,
 )
 from pytest_negativa.installed.libraries import with_requirements
-from pytest_negativa.installed.record import RECORD, RecordLine, path_of, read_rows
+from pytest_negativa.installed.record import (
+    RECORD,
+    RecordLine,
+    is_code,
+    path_of,
+    read_rows,
+    update_record,
+    update_rows,
+)
 from pytest_negativa.models.code_files import name_of_files
-from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.lock import Place
 
 SITE_NAMES = ("site-packages", "dist-packages")
@@ -33,12 +41,12 @@ _METADATA_SUFFIX = ".dist-info"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A distribution in a site.
+    """A distribution in a site, or a package of a conda environment.
 
     Attributes:
-        record: path of its RECORD, which may be absent.
-        libraries: what RECORD says of each library, and of each file that is GPU code by its name;
-            by normalized absolute path.
+        record: path of its RECORD, which may be absent, or of its file in ``conda-meta``.
+        libraries: what that says of each library, and of each file that is GPU code by its name; by
+            normalized absolute path. ``conda-meta`` lists RECORD files, too.
     """
 
     name: str
@@ -46,19 +54,33 @@ class Installed:
     record: Path
     libraries: Mapping[str, RecordLine]
 
+    @property
+    def is_conda(self) -> bool:
+        return self.record.parent.name == CONDA_META
+
+    def update(self, changes: Mapping[str, RecordLine], hidden: Path | None = None) -> bool:
+        """Change what its record says of files, see ``update_record``."""
+        folder = self.record.parents[1]
+        update = update_entries if self.is_conda else update_rows
+        return update_record(self.record, lambda text: update(text, folder, changes), hidden)
+
 
 @dataclass(slots=True)
 class Site:
-    """A folder such as ``site-packages``, with the distributions installed in it."""
+    """A folder such as ``site-packages``, or a conda environment, with what is installed in it."""
 
     folder: Path
     _read: tuple[Installed, ...] | None = field(default=None)
 
     def installed(self) -> tuple[Installed, ...]:
-        """The distributions, by name; one with damaged metadata is left out."""
+        """The distributions and packages, by name; one with damaged metadata is left out."""
         if self._read is None:
-            found = map(self._installed, find_distributions([str(self.folder)]))
-            self._read = tuple(sorted(filter(None, found), key=lambda one: one.name))
+            found = filter(None, map(self._installed, find_distributions([str(self.folder)])))
+            packages = (
+                Installed(one.name, one.version, path, one.lines(self.folder))
+                for path, one in read_conda(self.folder)
+            )
+            self._read = tuple(sorted((*found, *packages), key=lambda one: one.name))
         return self._read
 
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
@@ -90,7 +112,7 @@ class Site:
             libraries={
                 path_of(row, folder.parent): RecordLine(*(*row[1:3], "", "")[:2])
                 for row in read_rows(record)
-                if row and (".so" in row[0] or row[0].endswith(CODE_SUFFIXES))
+                if row and is_code(row[0])
             },
         )
 
@@ -105,11 +127,13 @@ class Places:
         """Site and distribution of a real path.
 
         A wheel may install libraries outside of its site, such as ``lib`` of a virtual
-        environment. Such a file is looked up in the sites of this interpreter.
+        environment. Such a file is looked up in the sites of this interpreter, too.
         """
         site = find_site(Path(path))
         below = path if site is None else Path(path).relative_to(site).as_posix()
-        sites = [Path(os.path.realpath(p)) for p in sys.path] if site is None else [site]
+        sites = [] if site is None else [site]
+        if site is None or site.name not in SITE_NAMES:
+            sites += (Path(os.path.realpath(p)) for p in sys.path)
         for folder in sites:
             if (owner := self._owners_in(folder).get(path)) is not None:
                 return Place(below, owner.name, owner.version)
@@ -143,4 +167,9 @@ def find_site(path: Path) -> Path | None:
     for folder in path.parents:
         if next(folder.glob(f"*{_METADATA_SUFFIX}/{RECORD}"), None) is not None:
             return folder
-    return None
+    return find_prefix(path)
+
+
+def find_prefix(path: Path) -> Path | None:
+    """The conda environment that a path lies below; None if there is none."""
+    return next((folder for folder in path.parents if (folder / CONDA_META).is_dir()), None)

@@ -19,16 +19,12 @@ def summarize(values: Sequence[float]) -> Summary:
     )
 
 
-def compare(runs: Sequence[RunFigures]) -> tuple[Comparison, ...]:
+def compare(runs: Sequence[RunFigures]) -> Iterator[Comparison]:
     """Compare both variants by every figure that all runs have.
 
     The page cache is compared in the runs whose libraries had been evicted, which may be the
     warm-up alone. All other figures are compared in the runs that count.
     """
-    return tuple(_comparisons(runs))
-
-
-def _comparisons(runs: Sequence[RunFigures]) -> Iterator[Comparison]:
     counted = [run for run in runs if not run.warm_up]
     for figure in FIGURES:
         wanted = counted

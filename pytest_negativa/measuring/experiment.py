@@ -26,7 +26,6 @@ from pytest_negativa.measuring.sampler import (
 )
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
-    FileSizes,
     Loading,
     LoadingResult,
     Measurement,
@@ -152,7 +151,10 @@ class _Experiment:
         if all(result.failure is not None for result in results):
             raise MeasureError("\n".join(dict.fromkeys(r.failure or "" for r in results)))
         self._say("negativa: measuring sizes")
-        original, slim = (self._sizes(v) for v in (Variant.ORIGINAL, Variant.SLIM))
+        original, slim = (
+            measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
+            for variant in (Variant.ORIGINAL, Variant.SLIM)
+        )
         return Measurement(
             format_version=MEASUREMENT_VERSION,
             command=self._request.command,
@@ -179,18 +181,17 @@ class _Experiment:
         except MeasureError as e:
             return LoadingResult(loading=loading, status=None, comparisons=(), failure=str(e))
         runs = self._runs_with(loading)
-        return LoadingResult(loading=loading, status=runs[0].status, comparisons=compare(runs))
+        return LoadingResult(
+            loading=loading, status=runs[0].status, comparisons=tuple(compare(runs))
+        )
 
     def _runs_with(self, loading: Loading) -> list[RunFigures]:
         return [run for run in self._runs if run.loading is loading]
 
-    def _sizes(self, variant: Variant) -> FileSizes:
-        return measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
-
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
-        warm_up = pair == 0
-        name = _run_name(loading, pair, variant)
-        evicting = warm_up or self._request.cold
+        run = RunFigures(variant=variant, loading=loading, warm_up=pair == 0, pair=pair)
+        name = _name(run)
+        evicting = run.warm_up or self._request.cold
         left = None
         if evicting:
             evict(self._files[variant])
@@ -200,7 +201,7 @@ class _Experiment:
             logs.mkdir(parents=True)
         output = self._request.folder / f"{name}.log"
         sampled = run_sampled(
-            RunFigures(variant=variant, loading=loading, warm_up=warm_up, pair=pair),
+            run,
             self._request.command,
             self._environment(variant, loading, logs),
             output=output,
@@ -320,12 +321,8 @@ class _Experiment:
         return tuple(note for holds, note in notes if holds and note)
 
 
-def _run_name(loading: Loading, pair: int, variant: Variant) -> str:
-    return f"{loading.value}-{pair or 'warm-up'}-{variant.value}"
-
-
 def _name(run: RunFigures) -> str:
-    return _run_name(run.loading, run.pair, run.variant)
+    return f"{run.loading.value}-{run.pair or 'warm-up'}-{run.variant.value}"
 
 
 def _tail(path: Path) -> str:

@@ -9,7 +9,7 @@ from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import PageVerdict
@@ -38,7 +38,7 @@ class Analysis:
         usage: what was traced.
         libraries: the libraries with GPU code that the settings select.
         without_code: how many other libraries were loaded.
-        runtime_kernels: kernels of images that are in no file: compiled at run time.
+        runtime: code that was compiled at run time, or came from a compiler's cache.
         unreadable: libraries that could not be mapped, and why.
         warnings: globs that matched nothing, and the like.
         unchecked: those of them for which limits check less than the settings ask for.
@@ -47,7 +47,7 @@ class Analysis:
     usage: Usage
     libraries: tuple[AnalyzedLibrary, ...]
     without_code: int
-    runtime_kernels: tuple[str, ...]
+    runtime: tuple[RuntimeCode, ...]
     unreadable: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()

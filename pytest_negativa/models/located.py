@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import Context, FirstUse, TracedLibrary
+from pytest_negativa.models.trace import Context, FirstUse, ImageUse, TracedLibrary
 
 
 class UseMark(Record, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
         contexts: those of the run, see ``Usage.contexts``.
         changed: why this is not the library that was traced; None if it is.
         unmatched: images that the run loaded from the library and that its map doesn't explain.
-        suspects: elements whose content may be an image that was found in memory, with the first
-            use of that image; by header offset.
+        suspects: images that were found in memory and may be the content of an element, by its
+            header offset.
         touched: pages that were read, see ``LibraryUsage``; none if headers of all regions were.
     """
 
@@ -46,7 +46,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     contexts: tuple[Context, ...]
     changed: str | None
     unmatched: tuple[str, ...]
-    suspects: Mapping[int, FirstUse]
+    suspects: Mapping[int, ImageUse]
     touched: tuple[Span, ...] = ()
 
     def use_of(self, block: Element) -> UseMark | None:

@@ -6,9 +6,10 @@ from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
-REPORT_VERSION = 4
-"""Of the JSON report. History: 4 has files that are GPU code among ``libraries``; 3 adds
-``coverage``, ``proof`` and ``version``; 2 adds ``first_uses``; 1 is the first."""
+REPORT_VERSION = 5
+"""Of the JSON report. History: 5 has ``runtime`` for ``compiled_kernels``; 4 has
+files that are GPU code among ``libraries``; 3 adds ``coverage``, ``proof`` and ``version``; 2 adds
+``first_uses``; 1 is the first."""
 
 
 class ReasonRow(Record, frozen=True, kw_only=True):
@@ -116,6 +117,30 @@ class ProofRow(Record, frozen=True, kw_only=True):
     evidence: str = ""
 
 
+class RuntimeCode(Record, frozen=True, kw_only=True):
+    """Modules of GPU code that were compiled at run time, or came from a compiler's cache.
+
+    Attributes:
+        kernels: the kernels that were looked up, by mangled name.
+        first: the test, or the phase of the session, that loaded it first.
+        seconds: from the start of the run to the begin of that test or phase.
+        is_new: the run compiled it; else it lay in a cache when the run began.
+        compiler: whose cache it is, or ``CUDA driver`` for PTX and for what the driver linked;
+            None if that is unknown, as for code that NVRTC compiled.
+        file: the file that holds it, or the library or file with its PTX; None if it was found in
+            memory alone.
+        archs: of the code if a file tells it, else those of the run's devices.
+    """
+
+    kernels: tuple[str, ...]
+    first: str
+    seconds: float
+    is_new: bool
+    compiler: str | None
+    file: str | None
+    archs: tuple[str, ...]
+
+
 class RunReport(Versioned, Record, frozen=True, kw_only=True):
     """Results of a run, for reports.
 
@@ -127,7 +152,7 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
         gpu_used: whether any process loaded any GPU code.
         libraries: those with GPU code, the most unused bytes first.
         loaded_without_code: how many other libraries were loaded.
-        compiled_kernels: kernels compiled at run time (Triton, NVRTC, PTX): in no file.
+        runtime: code that was compiled at run time, or came from a compiler's cache.
         not_covered: what the trace doesn't know, and why; the reader must see it.
         warnings: what else a reader should know.
         crossed: thresholds that were crossed.
@@ -147,7 +172,7 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
     gpu_used: bool
     libraries: tuple[LibraryRow, ...]
     loaded_without_code: int
-    compiled_kernels: tuple[str, ...]
+    runtime: tuple[RuntimeCode, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
     crossed: tuple[str, ...]

@@ -304,6 +304,7 @@ class Settings(Record, frozen=True, kw_only=True):
         directory: the folder for runs.
         paths: paths here, by globs on paths of other machines.
         require_gpu: whether a run without GPU code on a GPU fails.
+        no_jit: whether a run that compiled GPU code fails.
         cpu: whether CPU code is traced, too.
         cache_dir: the folder for the maps of libraries between sessions; None without a home.
         sources: by the option's name (``"keep.ptx"``), where its value comes from: the flag, the
@@ -322,6 +323,7 @@ class Settings(Record, frozen=True, kw_only=True):
     keep: Keep
     granularity: Granularity
     require_gpu: bool
+    no_jit: bool
     cpu: bool
     trace: Trace
     verify: Verify
@@ -345,6 +347,7 @@ class Settings(Record, frozen=True, kw_only=True):
         """Whether there is anything that a run can cross."""
         return (
             self.thresholds.are_set
+            or self.no_jit
             or bool(self.coverage.fail_under)
             or self.compare.baseline is not None
         )

@@ -216,8 +216,8 @@ class _Planner:
 
     def _memory_image(self, block: Element) -> str | None:
         use = self._located.use_of(block) if block.is_frame else None
-        first = self._located.suspects.get(block.header_offset) if use is None else use.first
-        return None if first is None else self._where(first)
+        image = use or self._located.suspects.get(block.header_offset)
+        return None if image is None else self._where(image.first)
 
     def _was_touched(self, block: Element) -> str | None:
         return "a process read it past the driver" if block.payload.start in self._touched else None

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pytest_negativa.models.library import Cubin, LibraryMap, Region
 from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.trace import (
-    FirstUse,
     ImageUse,
     LibraryUsage,
     Usage,
@@ -97,7 +96,7 @@ def _mark(use: ImageUse) -> UseMark:
     )
 
 
-def _suspects(library_map: LibraryMap, memory: Mapping[str, ImageUse]) -> dict[int, FirstUse]:
+def _suspects(library_map: LibraryMap, memory: Mapping[str, ImageUse]) -> dict[int, ImageUse]:
     """Elements that may be the origin of an image found in memory alone.
 
     A library can unpack an element and hand the driver the result, as cublasLt does with its
@@ -108,18 +107,17 @@ def _suspects(library_map: LibraryMap, memory: Mapping[str, ImageUse]) -> dict[i
     Args:
         memory: images that are no frames, by digest.
     """
-    wanted = [(image.size, image.kernels.keys(), image.first) for image in memory.values()]
-    suspects: dict[int, FirstUse] = {}
-    if not wanted:
+    suspects: dict[int, ImageUse] = {}
+    if not memory:
         return suspects
-    sizes = {size for size, _, _ in wanted}
+    sizes = {image.size for image in memory.values()}
     for region in library_map.iter_regions():
         found = [(region.elements, region.span.size)] if region.span.size in sizes else []
         found += [((e,), e.unpacked_size) for e in region.elements if e.unpacked_size in sizes]
         for elements, of_size in found:
             contents = [e.content for e in elements if isinstance(e.content, Cubin)]
             names = {k.name for content in contents for k in library_map.kernels_of(content)}
-            for size, kernels, first in wanted:
-                if contents and size == of_size and kernels <= names:
-                    suspects.update(dict.fromkeys((e.header_offset for e in elements), first))
+            for image in memory.values():
+                if contents and image.size == of_size and image.kernels.keys() <= names:
+                    suspects.update(dict.fromkeys((e.header_offset for e in elements), image))
     return suspects

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_negativa.errors import NegativaError
+
 # The oldest glibc with which all tests of this module passed (2.35, 2.36, 2.39, 2.41 did; with
 # 2.31, dlmopen crashes in a process with any auditor).
 OLDEST_GLIBC = (2, 35)
@@ -51,8 +53,14 @@ def why_no_auditor(library: Path | None) -> str | None:
     return None
 
 
-def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
-    """The variables to set so that processes load an auditor, before those of ``environ``."""
+def with_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, str]:
+    """The variables to set so that processes load an auditor, before those of ``environ``.
+
+    Raises:
+        NegativaError: this machine can't do it.
+    """
+    if (reason := why_no_auditor(library)) is not None:
+        raise NegativaError(f"processes can't be watched or redirected here: {reason}")
     return {
         AUDIT_VARIABLE: _first(str(library), environ.get(AUDIT_VARIABLE, "")),
         # The last value of a tunable counts, so a user's own stays.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
@@ -44,7 +43,7 @@ def watch_environment(
         NegativaError: this machine can't do it.
     """
     return {
-        **_with_watch(environ),
+        **with_auditor(environ, watch_library()),
         LOGS_VARIABLE: str(logs.absolute()),
         ONLY_GPU_VARIABLE: "1" if only_gpu else "",
     }
@@ -64,12 +63,9 @@ def misses_environment(
     # Those that trace CPU code take precedence.
     traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
     table = {} if armed is None else {ARMED_VARIABLE: str(armed.absolute())}
-    return {**_with_watch(environ), **traced, MISSES_VARIABLE: str(logs.absolute()), **table}
-
-
-def _with_watch(environ: Mapping[str, str]) -> dict[str, str]:
-    library = watch_library()
-    reason = why_no_auditor(library)
-    if library is None or reason is not None:
-        raise NegativaError(f"touched pages can't be recorded: {reason}")
-    return with_auditor(environ, library)
+    return {
+        **with_auditor(environ, watch_library()),
+        **traced,
+        MISSES_VARIABLE: str(logs.absolute()),
+        **table,
+    }

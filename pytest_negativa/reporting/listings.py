@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.listing import (
     LibraryKernels,
     ListedKernel,
@@ -12,12 +13,14 @@ from pytest_negativa.models.listing import (
     NeedList,
     SimilarPair,
 )
+from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
     format_bytes,
     format_count,
     format_items,
+    format_names,
     format_share,
     format_time,
 )
@@ -70,6 +73,25 @@ def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
     ]
     headers = (compared, "", "shared", "either", "similarity")
     return format_table("llrrr", headers, rows, drop=(3, 2), names=(0, 1))
+
+
+def render_runtime(rows: Sequence[RuntimeCode], *, demangled: bool) -> str:
+    """A table with a row for each module that was compiled, or came from a cache."""
+    spell = demangle if demangled else str
+    cells = [
+        (
+            format_names([spell(name) for name in one.kernels], 1),
+            ", ".join(one.archs),
+            "compiled" if one.is_new else "from a cache",
+            one.compiler or "unknown",
+            f"{one.seconds:.1f} s",
+            one.first,
+            one.file or "-",
+        )
+        for one in rows
+    ]
+    headers = ("kernels", "arch", "", "compiler", "after", "first used in", "file")
+    return format_table("llllrll", headers, cells, drop=(4, 1, 6), names=(0, 5, 6))
 
 
 def total_of(kernels: Sequence[ListedKernel]) -> tuple[int | None, int | None]:

@@ -14,9 +14,6 @@ from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_share
 
-_HEADERS = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
-_ALIGN = "lrrrrrr"
-
 
 def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
     """The report, a paragraph at a time.
@@ -33,7 +30,10 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         f"{printable(', '.join(report.processors))}. Programs themselves and libc are not traced."
     )
     if report.libraries:
-        yield _table(report.libraries, top)
+        headers = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
+        rows = first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells)
+        total = _cells("total", report.libraries)
+        yield format_table("lrrrrrr", headers, rows, total=total, drop=((5, 6), 1, 2))
     if report.incomplete:
         title = "All CPU code counts as used, because more may have been touched:"
         yield itemize(title, report.incomplete)
@@ -44,11 +44,6 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
     ]
     if unwatched:
         yield itemize("CPU code that was not traced:", unwatched)
-
-
-def _table(rows: Sequence[HostRow], top: int) -> str:
-    shown = first_rows(rows, top, lambda row: Path(row.path).name, _cells)
-    return format_table(_ALIGN, _HEADERS, shown, total=_cells("total", rows), drop=((5, 6), 1, 2))
 
 
 def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
@@ -63,9 +58,6 @@ def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
         f"{sum(row.functions or 0 for row in rows):,}",
         f"{sum(row.touched_functions or 0 for row in rows):,}",
     ]
-
-
-_MISSED_HEADERS = ("library", "misses", "pages", "size")
 
 
 def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[str]:
@@ -89,9 +81,8 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
     rows = first_rows(libraries, top, attrgetter("name"), _missed_cells)
-    yield format_table(
-        "lrrr", _MISSED_HEADERS, rows, total=_missed_cells("total", libraries), drop=(2, 1)
-    )
+    headers = ("library", "misses", "pages", "size")
+    yield format_table("lrrr", headers, rows, total=_missed_cells("total", libraries), drop=(2, 1))
     for row in libraries[: top or None]:
         if row.code:
             yield _code_table(row, top)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
@@ -20,20 +20,6 @@ from pytest_negativa.reporting.units import (
     format_share,
 )
 
-_HEADERS = (
-    "library",
-    "size",
-    "GPU code",
-    "unused",
-    "share",
-    "for other GPUs",
-    "no used kernel",
-    "elements kept",
-    "kernels used",
-)
-_ALIGN = "lrrrrrrrr"
-# What a narrow terminal does without, in this order: elements, size, the two reasons, kernels.
-_DROP = (7, 1, (5, 6), 8)
 _MAX_COMPILED = 5
 
 
@@ -59,8 +45,8 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
             title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
             names = map(printable, map(spell, row.unused_kernels))
             yield itemize(title, (cut_middle(name, width - 2) for name in names))
-    if report.compiled_kernels:
-        yield wrap(_compiled_line([spell(name) for name in report.compiled_kernels]), width, "  ")
+    if report.runtime:
+        yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report, spell))
     yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))
 
 
@@ -70,7 +56,7 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if not report.gpu_used:
         lines = ["negativa: no GPU code was used by any process of this run"]
-    elif not report.libraries and not report.compiled_kernels:
+    elif not report.libraries and not report.runtime:
         lines = ["negativa: no GPU code was loaded from any library that is looked at"]
     else:
         return None
@@ -82,13 +68,25 @@ def render_nothing(report: RunReport) -> str | None:
 
 
 def _library_table(report: RunReport, top: int, width: int) -> str:
+    headers = (
+        "library",
+        "size",
+        "GPU code",
+        "unused",
+        "share",
+        "for other GPUs",
+        "no used kernel",
+        "elements kept",
+        "kernels used",
+    )
     return format_table(
-        _ALIGN,
-        _HEADERS,
+        "lrrrrrrrr",
+        headers,
         first_rows(report.libraries, top, attrgetter("name"), _cells),
         total=_cells("total", report.libraries),
         width=width,
-        drop=_DROP,
+        # A narrow terminal does without elements, size, the two reasons, kernels, in this order.
+        drop=(7, 1, (5, 6), 8),
     )
 
 
@@ -112,7 +110,10 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,}"
 
 
-def _compiled_line(names: Sequence[str]) -> str:
-    shown = printable(format_names(names, _MAX_COMPILED))
-    kernels = format_items(len(names), "kernel", "kernels")
-    return f"Compiled at run time, so in no file: {kernels} ({shown})."
+def _runtime_lines(report: RunReport, spell: Callable[[str], str]) -> Iterator[str]:
+    for is_new, title in ((True, "Compiled at run time"), (False, "From caches of compilers")):
+        found = {spell(n) for one in report.runtime if one.is_new is is_new for n in one.kernels}
+        if found:
+            shown = printable(format_names(sorted(found), _MAX_COMPILED))
+            yield f"{title}: {format_items(len(found), 'kernel', 'kernels')} ({shown})."
+    yield "negativa kernels --jit lists them."

@@ -72,7 +72,7 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     files = _watch_code_files(role, round_spec)
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
-        started.set_context(Context(phase=Phase.IMPORT))
+        started.detector.set_context(Context(phase=Phase.IMPORT))
     traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")

@@ -88,7 +88,7 @@ class TracedProcess:
 
     def _tell(self, context: Context) -> None:
         if self._tracing is not None:
-            self._tracing.set_context(context)
+            self._tracing.detector.set_context(context)
 
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
@@ -96,11 +96,11 @@ class TracedProcess:
         if self._tracing is None:
             yield
             return
-        self._tracing.pause(reason)
+        self._tracing.detector.pause(reason)
         try:
             yield
         finally:
-            self._tracing.resume()
+            self._tracing.detector.resume()
 
     def disregard_children(self) -> None:
         """Note that the processes started until now read libraries for the report."""
@@ -123,7 +123,7 @@ class TracedProcess:
                     f"tracing ended too early, in {self.where}: something ran the handlers of the "
                     "process's end, such as a test that calls atexit._run_exitfuncs()"
                 )
-                self._tracing.warn("ended-early", text, incomplete=True)
+                self._tracing.detector.warn("ended-early", text, incomplete=True)
             self._tracing.stop()
             self._tracing = None
 

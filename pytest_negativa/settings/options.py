@@ -256,6 +256,15 @@ OPTIONS: tuple[Option, ...] = (
         has_variable=True,
     ),
     Option(
+        name="no_jit",
+        flag_name="no-jit",
+        default=False,
+        help="Fail (exit 1) if the tests compiled GPU code at run time.",
+        detail="Code from a cache that was filled before the session is allowed. `negativa kernels "
+        "--jit` lists both.",
+        requires=_TRACED,
+    ),
+    Option(
         name="cpu",
         default=False,
         help="Trace the pages of CPU code, too; a proof covers the untouched ones.",

@@ -305,7 +305,7 @@ def remove_files(
             entry = RemovedFile(
                 sha256=sha256,
                 size=group.size,
-                mtime_ns=group.mtime_ns,
+                mtime_ns=group.state.mtime_ns,
                 mode=mode,
                 source=package.source,
                 original=None if aside is None else str(aside),

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.installed.record import RecordLine, record_digest, update_record
+from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.slimming.folder_locks import hold_metadata
@@ -150,7 +150,7 @@ class Journal:
         )
 
     def finish(self) -> None:
-        """Bring RECORD files in line with the libraries, and forget what is back.
+        """Bring RECORD and conda's files in line with the libraries, and forget what is back.
 
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
@@ -166,20 +166,27 @@ class Journal:
             paths = (self.root / name for name in entry.names)
             lines |= {str(p): line for p in paths if digest_of(p) == entry.original_sha256}
         problem: NegativaError | None = None
-        for site in self.tree.sites:
-            for installed in site.installed():
-                wanted = {path: lines[path] for path in installed.libraries.keys() & lines}
-                try:
-                    if wanted:
-                        with hold_metadata(installed.record.parent, self.root, *self.held):
-                            hidden = staged_name(installed.record, self.token)
-                            update_record(installed.record, site.folder, wanted, hidden)
-                except NegativaError as e:
-                    problem = e
+        # conda lists the RECORD files in its environment.
+        for installed in (one for site in reversed(self.tree.sites) for one in site.installed()):
+            wanted = {path: lines[path] for path in installed.libraries.keys() & lines}
+            try:
+                if wanted:
+                    with hold_metadata(installed.record.parent, self.root, *self.held):
+                        installed.update(wanted, staged_name(installed.record, self.token))
+                    lines |= _line_of(installed.record)
+            except NegativaError as e:
+                problem = e
         if problem is not None:
             raise problem
         for key in self._back:
             self.manifest.slimmed.pop(key, None)
+
+
+def _line_of(record: Path) -> dict[str, RecordLine]:
+    """The line of a RECORD in ``conda-meta``, by its path; none if it is not there."""
+    digest = digest_of(record)
+    line = None if digest is None else RecordLine(record_digest(digest), str(record.stat().st_size))
+    return {} if line is None else {str(record): line}
 
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:

@@ -110,7 +110,7 @@ def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     if group is None or group.size != entry.size:
         return False
     # A copy of a tree may have other times.
-    return group.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
+    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:
@@ -145,8 +145,10 @@ Records = Mapping[str, Path]
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
-    infos = [Path(os.path.normpath(root / record)).parent for record in entry.records]
-    return any(not info.is_dir() and any(info.parent.glob("*.dist-info")) for info in infos)
+    records = [Path(os.path.normpath(root / record)) for record in entry.records]
+    # conda removes the file, pip the folder.
+    gone = [one if one.suffix else one.parent for one in records]
+    return any(not one.exists() and any(one.parent.glob(f"*{one.suffix}")) for one in gone)
 
 
 def is_reinstalled(entry: SlimmedFile, records: Records) -> bool:

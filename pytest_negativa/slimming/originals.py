@@ -132,7 +132,7 @@ def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedF
         original_size=note.original_size,
         sha256=sha256,
         size=group.size,
-        mtime_ns=group.mtime_ns,
+        mtime_ns=group.state.mtime_ns,
         recipe="",
         source="",
         gpu_code_removed=0,

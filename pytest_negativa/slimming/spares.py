@@ -553,10 +553,17 @@ def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
     rebuild_original(library, find_spare(library), target, mtime_ns)
 
 
-def problem_of(library: Path) -> tuple[SlimStatus, str] | None:
-    """The fault of a library or its spare, and the status; None: the two fit."""
+def problem_of(library: Path, *, thorough: bool = True) -> tuple[SlimStatus, str] | None:
+    """The fault of a library or its spare, and the status; None: the two fit.
+
+    Args:
+        library: the library.
+        thorough: read all of both, and refuse a spare that the library would not use.
+    """
     try:
-        check_pair(library, find_spare(library, trusted=True))
+        spare = find_spare(library, trusted=thorough)
+        if thorough:
+            check_pair(library, spare)
     except (NegativaError, OSError) as e:
         # It may lie in another image layer, or be fetched before the program starts.
         is_away = isinstance(e, SpareAwayError)

@@ -17,8 +17,9 @@ from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.source import digest_of, read_fact
+from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import Site, find_site
+from pytest_negativa.installed.sites import Site, find_prefix, find_site
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
@@ -37,7 +38,9 @@ STAGED_SUFFIX = ".negativa-slim"
 _TEMPORARY = re.compile(
     rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
-_METADATA_SUFFIX = ".dist-info"
+# A search in each of a hundred thousand names would take as long as listing them.
+_METADATA_ENDS = (f"/{RECORD}", ".json")
+_METADATA = re.compile(rf"(\.dist-info/{RECORD}|(^|/){CONDA_META}/[^/]+\.json)$")
 _LIBRARY_NAME = re.compile(r"\.so(\.|$)")
 _SHARED_OBJECT = ET_DYN.to_bytes(2, "little")
 # Of e_type in the header.
@@ -75,10 +78,6 @@ class FileGroup:
     def size(self) -> int:
         """Bytes."""
         return self.state.size
-
-    @property
-    def mtime_ns(self) -> int:
-        return self.state.mtime_ns
 
 
 @dataclass
@@ -214,10 +213,10 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
             tree.leftovers.append(root / name)
         elif wanted is None or inode in wanted:
             found.setdefault(inode, []).append((name, status))
-        if name.endswith(f"{_METADATA_SUFFIX}/{RECORD}"):
+        if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
-    if (above := find_site(root / MANIFEST_NAME)) is not None:
-        sites.add(above)
+    above = (find_site(root / MANIFEST_NAME), find_prefix(root / MANIFEST_NAME))
+    sites.update(filter(None, above))
     tree.add(found.values())
     tree.sites = [Site(folder) for folder in sorted(sites)]
     return tree

@@ -42,9 +42,8 @@ from pytest_negativa.slimming.recipes import (
 )
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
-    SpareAwayError,
     SpareTarget,
-    find_spare,
+    problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree, soname_of
 
@@ -180,15 +179,9 @@ def _classify_slimmed(
 
 
 def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
-    entry, status = library.entry, SlimStatus.ALREADY
-    detail = recipe.why(has_gpu_code=entry.gpu_code_removed > 0)
-    try:
-        if entry.spare is not None:
-            find_spare(path)
-    except NegativaError as e:
-        is_away = isinstance(e, SpareAwayError)
-        status = SlimStatus.SPARE_AWAY if is_away else SlimStatus.FAILED
-        detail = str(e).removeprefix(f"{path}: ")
+    entry, why = library.entry, recipe.why(has_gpu_code=library.entry.gpu_code_removed > 0)
+    problem = None if entry.spare is None else problem_of(path, thorough=False)
+    status, detail = problem or (SlimStatus.ALREADY, why)
     return SlimRow(
         path=library.key,
         status=status,

@@ -25,6 +25,7 @@ import hashlib
 import os
 import platform
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,12 +35,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, MovedSpan
 
 MAGIC = b"NEGSPARE"
 NOTE_VERSION = 3
-"""Of note and trailer. Those of earlier versions can be read, for ``undo``. History:
-
-- 1: the first.
-- 2: holes in writable segments, which the first runtime would bring back read-only.
-- 3: the library maps its spare itself.
-"""
+"""Of note and trailer."""
 
 DT_NEGATIVA_NOTE = 0x6E656761
 """Tag of the note's address: of those that are free for all (System V gABI, chapter 5)."""
@@ -139,7 +135,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
     """
     try:
         magic, version, _, pair, original, size, _, at, count, *places = _NOTE.unpack_from(data)
-        if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
+        if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(
                 path, offset, f"note {magic!r} of version {version}, expected {NOTE_VERSION}"
             )
@@ -203,7 +199,7 @@ def unpack_trailer(data: bytes, path: str, offset: int) -> Trailer:
     """
     try:
         magic, version, count, pair, original, size = _TRAILER.unpack_from(data)
-        if magic != MAGIC or not 1 <= version <= NOTE_VERSION or count > _MAX_ROWS:
+        if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(path, offset, "is no spare, or one of another version")
         rows = (_KEPT.unpack_from(data, _TRAILER.size + i * _KEPT.size) for i in range(count))
         return Trailer(pair, original, size, tuple(MovedSpan(*row) for row in rows))
@@ -233,27 +229,6 @@ def last_trailer(path: Path) -> Trailer:
     raise FormatError(str(path), None, "is no spare: it has no trailer")
 
 
-class StubParameters(NamedTuple):
-    """Constants in the stub of a library: addresses as in the file, sizes in bytes.
-
-    Attributes:
-        own, note: of the stub and the note.
-        symbols: of the dynamic symbols.
-        symbols_start, symbols_size: the pages of their segment.
-        headers, header_count: the program headers.
-        messages: offsets in the dynamic strings, see ``PROBLEMS``.
-    """
-
-    own: int
-    note: int
-    symbols: int
-    symbols_start: int
-    symbols_size: int
-    headers: int
-    header_count: int
-    messages: tuple[int, ...]
-
-
 PROBLEMS = (
     "lies in none of its folders",
     "can't be opened",
@@ -265,13 +240,30 @@ PROBLEMS = (
 """The stub's messages about a spare without which its library can't be loaded, in its order."""
 
 
-def stub_for(parameters: StubParameters) -> bytes:
+def stub_for(
+    *,
+    own: int,
+    note: int,
+    symbols: int,
+    symbols_start: int,
+    symbols_size: int,
+    headers: int,
+    header_count: int,
+    messages: Sequence[int],
+) -> bytes:
     """The code that maps the spare while the library is relocated.
+
+    Args:
+        own, note: addresses, as in the file, of the stub and the note.
+        symbols: address of the dynamic symbols.
+        symbols_start, symbols_size: the pages of their segment; address and bytes.
+        headers, header_count: address and number of the program headers.
+        messages: offsets in the dynamic strings, see ``PROBLEMS``.
 
     Raises:
         FileNotFoundError: it was not built.
     """
-    *numbers, messages = parameters
+    numbers = (own, note, symbols, symbols_start, symbols_size, headers, header_count)
     code = _STUB.read_bytes()[_PARAMETERS.size :]
     return (_PARAMETERS.pack(*numbers, *messages) + code).ljust(STUB_SIZE, b"\0")
 

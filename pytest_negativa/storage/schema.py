@@ -23,7 +23,7 @@ from pytest_negativa.models.listing import (
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
-from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.slimming import SlimRow
 from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
@@ -46,6 +46,7 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
     "runs": (Listing[RunRow], "Output of negativa runs list --json"),
+    "runtime": (Listing[RuntimeCode], "Output of negativa kernels --jit --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (Listing[SlimRow], "Output of negativa slim, slim undo and slim check with --json"),
     "tests": (Listing[ListedTest], "Output of negativa tests --json"),

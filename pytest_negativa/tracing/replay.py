@@ -83,7 +83,7 @@ class Recording:
 
     @property
     def level(self) -> TraceLevel:
-        """How much the recording has of each kernel."""
+        """The level of the recording, by what it has of each kernel."""
         launches = [record for record in self._records() if isinstance(record, LaunchRecord)]
         if any(launch.ranges for launch in launches):
             return TraceLevel.RANGE

@@ -18,7 +18,6 @@ from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import (
     CHILDREN_UNTRACED,
     TRACE_VERSION,
-    Context,
     Header,
     Role,
 )
@@ -100,6 +99,7 @@ class Tracing:
     """A process that is being traced. ``stop`` ends it and puts the environment back.
 
     Attributes:
+        detector: writes the trace.
         recording: set if nothing is watched: the records are those of an earlier run.
     """
 
@@ -113,45 +113,30 @@ class Tracing:
         recording: Recording | None = None,
     ) -> None:
         self.recording = recording
-        self._detector = detector
+        self.detector = detector
         self._environ = environ
         self._before = before
         self._children = children
 
-    def set_context(self, context: Context) -> None:
-        """Set the phase and test that run from now on."""
-        self._detector.set_context(context)
-
     def drain(self) -> None:
         """Write buffered records; call it between tests."""
-        self._detector.drain()
+        self.detector.drain()
         self._report_children()
 
     def _report_children(self) -> None:
         for problem in () if self._children is None else self._children.untraced():
-            self._detector.warn(CHILDREN_UNTRACED, problem, incomplete=True)
+            self.detector.warn(CHILDREN_UNTRACED, problem, incomplete=True)
 
     def disregard_children(self) -> None:
         """Note that the children until now are those of this package."""
         if self._children is not None:
             self._children.disregard()
 
-    def pause(self, reason: str) -> None:
-        """Release CUPTI for a test that needs a profiler; the trace has a gap until ``resume``."""
-        self._detector.pause(reason)
-
-    def resume(self) -> None:
-        self._detector.resume()
-
-    def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
-        """Add a warning to the report, such as a worker that left no trace."""
-        self._detector.warn(code, text, incomplete=incomplete)
-
     def stop(self) -> None:
         self._report_children()
         if self._children is not None:
             self._children.close()
-        self._detector.stop()
+        self.detector.stop()
         for name, value in self._before.items():
             if value is None:
                 self._environ.pop(name, None)

@@ -329,14 +329,14 @@ class TestJson:
     ) -> None:
         monkeypatch.delenv("NEGATIVA_CACHE_DIR")
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "negativa.yaml").write_text("cache: {dir: maps}")
+        (tmp_path / "negativa.yaml").write_text("cache_dir: maps")
         assert inspect(make_large(MULTIARCH, tmp_path / "large.so")).exit_code == 0
         assert len(list((tmp_path / "maps").iterdir())) == 1
-        (tmp_path / "negativa.yaml").write_text("cache: {dirs: maps}")
+        (tmp_path / "negativa.yaml").write_text("cache_dirs: maps")
         result = inspect(tmp_path / "large.so")
         assert (result.exit_code, result.stderr) == (
-            2, f"negativa: error: {tmp_path}/negativa.yaml:1:9: unknown key 'dirs' in cache; "
-            "did you mean dir?\n",
+            2, f"negativa: error: {tmp_path}/negativa.yaml:1:1: unknown key 'cache_dirs'; "
+            "did you mean cache_dir?\n",
         )  # fmt: skip
 
     def test_no_cache_leaves_no_folder(self, tmp_path: Path, cache_folder: Path) -> None:

@@ -45,7 +45,7 @@ def test_conda(tmp_path: Path, site: Path) -> None:
     (tmp_path / "conda-meta/libcufft-11.json").write_text(
         json.dumps({"name": "libcufft", "version": "11.4", "files": ["lib/libcufft.so.11"]})
     )
-    commands = ReinstallCommands([Site(site)])
+    commands = ReinstallCommands([Site(tmp_path), Site(site)])
     command = commands.of(tmp_path / "lib/libcufft.so.11")
     assert command == "conda install --force-reinstall --no-deps libcufft=11.4"
     assert commands.of(tmp_path / "lib/libother.so") is None

@@ -16,9 +16,8 @@ from pytest_negativa.installed.record import (
     RecordLine,
     iter_rows,
     record_digest,
-    update_record,
 )
-from pytest_negativa.installed.sites import Site
+from pytest_negativa.installed.sites import Installed, Site
 from tests.support.sites import digest_field
 
 NEW = RecordLine("sha256=new", "7")
@@ -30,11 +29,15 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "a-1.dist-info" / "RECORD"
 
 
+def installed(record: Path) -> Installed:
+    return Installed("a", "1", record, {})
+
+
 def update(record: Path, text: bytes, *names: str) -> bytes:
     record.write_bytes(text)
     site = record.parents[1]
     changes = {os.path.normpath(site / name): NEW for name in names}
-    changed = update_record(record, site, changes)
+    changed = installed(record).update(changes)
     assert changed == (record.read_bytes() != text)
     return record.read_bytes()
 
@@ -76,25 +79,54 @@ def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
     assert after == expected.encode()
 
 
+<<<<<<< HEAD
+def test_files_outside_of_the_site(record: Path) -> None:
+    assert update(record, b"../../bin/tool,o,5\n", "../../bin/tool") == (
+        b"../../bin/tool,sha256=new,7\n"
+    )
+
+
+def test_lines_are_read(record: Path) -> None:
+    record.write_bytes(b"x.so,sha256=old,5\ny.so,,\nz.so\nmodule.py,,\n")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
+    site = record.parents[1]
+    [installed] = Site(site).installed()
+    assert installed.libraries == {
+        str(site / "x.so"): RecordLine("sha256=old", "5"),
+        str(site / "y.so"): RecordLine("", ""),
+        str(site / "z.so"): RecordLine("", ""),
+    }
+
+
+def test_mode_stays(record: Path) -> None:
+    record.write_bytes(b"x.so,o,5\n")
+    record.chmod(0o640)
+    installed(record).update({str(record.parents[1] / "x.so"): NEW})
+    assert stat.S_IMODE(record.stat().st_mode) == 0o640
+    assert [path.name for path in record.parent.iterdir()] == ["RECORD"]
+
+
+=======
+>>>>>>> h-tests
 def test_no_record(record: Path) -> None:
-    assert not update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+    assert not installed(record).update({str(record.parents[1] / "x.so"): NEW})
     assert not record.exists()
 
 
 def test_not_utf8(record: Path) -> None:
     record.write_bytes(b"x.so,o,5\n\xff.so,o,5\n")
     with pytest.raises(StoreError, match="not UTF-8 at byte 9"):
-        update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+        installed(record).update({str(record.parents[1] / "x.so"): NEW})
 
 
 def test_field_that_no_path_is_as_long_as(record: Path) -> None:
     """Python's reader refuses it; a path has 4,096 bytes at most (PATH_MAX of linux/limits.h)."""
     record.write_text("n" * (csv.field_size_limit() + 1) + ",o,5\n")
     with pytest.raises(StoreError, match="not CSV: field larger than field limit"):
-        update_record(record, record.parents[1], {str(record.parents[1] / "x.so"): NEW})
+        installed(record).update({str(record.parents[1] / "x.so"): NEW})
     (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
-    [installed] = Site(record.parents[1]).installed()
-    assert installed.libraries == {}
+    [found] = Site(record.parents[1]).installed()
+    assert found.libraries == {}
 
 
 def test_rows_keep_the_text() -> None:

@@ -17,7 +17,7 @@ from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import escape_markdown, markdown_code, printable, wrap
-from tests.support.reports import report, row
+from tests.support.reports import report, row, runtime
 
 HOSTILE = (
     "\x1b[2J\x1b]0;t\x07",  # clears the screen, sets the title
@@ -54,7 +54,7 @@ def everything(name: str) -> RunReport:
         named,
         devices=(name,),
         replay=name,
-        compiled_kernels=(name,),
+        runtime=(runtime(name),),
         not_covered=(name,),
         warnings=(name,),
         crossed=(name,),

@@ -17,7 +17,7 @@ from pytest_negativa.reporting.github import render_annotations
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.terminal import render_report
 from pytest_negativa.reporting.text import cut_middle
-from tests.support.reports import OURS, report, row
+from tests.support.reports import OURS, report, row, runtime
 from tests.support.usages import usage_of
 
 OPTIONS = Reports(formats=(), top=20, demangle=True)
@@ -153,7 +153,7 @@ def test_the_terminal_report_fits(width: int) -> None:
         replay=f"No GPU: {sentence}",
         warnings=(sentence,),
         not_covered=(sentence,),
-        compiled_kernels=("k" * 10,) * 6,
+        runtime=(runtime(*("k" * 10 + str(n) for n in range(6))),),
         coverage=(OURS,),
     )
     shown = "\n\n".join([*render_report(one, OPTIONS, width), *render_missing([OURS], OPTIONS, 40)])

@@ -23,7 +23,11 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
+<<<<<<< HEAD
+from tests.support.reports import PLAN, USED, code_files, report, row, runtime
+=======
 from tests.support.reports import PLAN, code_files, report, row
+>>>>>>> h-tests
 from tests.support.usages import usage_of
 
 COVERED = LibraryCoverage(
@@ -60,7 +64,7 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     shown = text(
         row(notes=("all of it is kept (incomplete): why",)),
         replay="No GPU: replaying.",
-        compiled_kernels=tuple("abcdefg"),
+        runtime=(runtime(*"abcdefg"), runtime("h", is_new=False)),
         not_covered=("worker gw0 was lost",),
         warnings=("a glob",),
         crossed=("max_gpu_code: too much",),
@@ -68,13 +72,13 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     head, _, rest = shown.partition("\n\n")
     assert head.split("\n")[1] == "No GPU: replaying."
     assert rest.partition("\n\n")[2] == (
-        "Compiled at run time, so in no file: 7 kernels (a, b, c, d, e and 2 more).\n\n"
+        "Compiled at run time: 7 kernels (a, b, c, d, e and 2 more).\n"
+        "From caches of compilers: 1 kernel (h).\nnegativa kernels --jit lists them.\n\n"
         "Kept for lack of knowledge or by policy:\n"
         "  libours.so: all of it is kept (incomplete): why\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
         "Warnings:\n  a glob"
     )
-    assert "no file: 1 kernel (a)." in text(compiled_kernels=("a",))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_no_code_at_all() -> None:
     assert render_nothing(replayed) == (
         f"{line}\nNo GPU: replaying.\nWarnings:\n  negativa.yaml:2:4: a glob"
     )
-    for known in ({"compiled_kernels": ("k",)}, {"not_covered": ("x",)}):
+    for known in ({"runtime": (runtime("k"),)}, {"not_covered": ("x",)}):
         assert render_nothing(report(**known)) is None
     assert render_nothing(report(row())) is None
 
@@ -166,7 +170,7 @@ def test_few_unused_kernels_are_named() -> None:
 
 
 def test_names_are_safe_to_print() -> None:
-    shown = text(row(), compiled_kernels=("evil\x1b[2J",), warnings=("a\x1b]0;b",))
+    shown = text(row(), runtime=(runtime("evil\x1b[2J"),), warnings=("a\x1b]0;b",))
     assert "\x1b" not in shown
 
 

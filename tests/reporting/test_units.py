@@ -15,52 +15,35 @@ from pytest_negativa.reporting.units import (
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
+    ("shown", "text"),
     [
-        (0, "0 B"),
-        (1, "1 B"),
-        (999, "999 B"),
-        (1_000, "1.0 kB"),
-        (46_341_200, "46.3 MB"),
-        (999_499, "999.5 kB"),
-        (999_500, "1.0 MB"),
-        (1_994_000_000, "2.0 GB"),
-        (3_460_000_000_000, "3.5 TB"),
-        (12_345_000_000_000_000, "12,345.0 TB"),
-        (-2_000, "-2.0 kB"),
+        (format_bytes(0), "0 B"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(1_000), "1.0 kB"),
+        (format_bytes(999_499), "999.5 kB"),
+        (format_bytes(999_500), "1.0 MB"),
+        (format_bytes(3_460_000_000_000), "3.5 TB"),
+        (format_bytes(12_345_000_000_000_000), "12,345.0 TB"),
+        (format_bytes(-2_000), "-2.0 kB"),
+        (format_share(1, 3), "33.3%"),
+        (format_share(0, 5), "0.0%"),
+        (format_share(0, 0), "-"),
+        (format_share(99_999, 100_000), ">99.9%"),
+        (format_share(100_000, 100_000), "100.0%"),
+        (format_share(99_940, 100_000), "99.9%"),
+        (format_share(1, 100_000), "<0.1%"),
+        (format_share(50, 100_000), "0.1%"),
+        (format_time(None), "-"),
+        (format_time(0), "0.0 us"),
+        (format_time(999_949), "999.9 us"),
+        (format_time(999_950), "1.0 ms"),
+        (format_time(7_200_000_000_000), "7,200.0 s"),
+        (format_count(1_257), "1,257"),
+        (format_count(None), "-"),
     ],
 )
-def test_bytes(size: int, text: str) -> None:
-    assert format_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("part", "whole", "text"), [(1, 3, "33.3%"), (0, 5, "0.0%"), (5, 5, "100.0%"), (0, 0, "-")]
-)
-def test_share(part: int, whole: int, text: str) -> None:
-    assert format_share(part, whole) == text
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "text"),
-    [
-        (None, "-"),
-        (0, "0.0 us"),
-        (1_240, "1.2 us"),
-        (999_949, "999.9 us"),
-        (999_950, "1.0 ms"),
-        (1_500_000_000, "1.5 s"),
-        (7_200_000_000_000, "7,200.0 s"),
-    ],
-)
-def test_time(nanoseconds: int | None, text: str) -> None:
-    assert format_time(nanoseconds) == text
-
-
-def test_count() -> None:
-    assert format_count(1_257) == "1,257"
-    assert format_count(0) == "0"
-    assert format_count(None) == "-"
+def test_figures(shown: str, text: str) -> None:
+    assert shown == text
 
 
 def test_table_aligns_and_sets_off_the_total() -> None:
@@ -90,11 +73,3 @@ def test_table_aligns_and_sets_off_the_total() -> None:
 def test_names_that_a_terminal_would_act_on(name: str, text: str) -> None:
     assert printable(name) == text
     assert format_table("l", ["name"], [[name]]).split("\n")[2:] == [text]
-
-
-def test_share_of_almost_all_or_nothing_says_so() -> None:
-    assert format_share(99_999, 100_000) == ">99.9%"
-    assert format_share(100_000, 100_000) == "100.0%"
-    assert format_share(99_940, 100_000) == "99.9%"
-    assert format_share(1, 100_000) == "<0.1%"
-    assert format_share(50, 100_000) == "0.1%"

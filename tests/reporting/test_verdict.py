@@ -18,7 +18,7 @@ from tests.support.code_files import planned_files
 from tests.support.defaults import DEFAULTS
 
 
-def proved(granularity: str, left: int) -> Verdict:
+def proved(left: int) -> Verdict:
     """10 MB of code, of which 1 MB is in elements that stay."""
     library = ProvedLibrary(
         path="/lib/libx.so",
@@ -46,7 +46,7 @@ def proved(granularity: str, left: int) -> Verdict:
         command=("pytest",),
         exit_status=0,
         fill=1,
-        granularity=granularity,
+        granularity="element",
         gpu_tests=1,
         created_ns=0,
         devices=(),
@@ -57,23 +57,10 @@ def proved(granularity: str, left: int) -> Verdict:
     )
 
 
-@pytest.mark.parametrize(
-    ("granularity", "left", "text"),
-    [
-        ("element", 1_000_000, "1.0 MB (10.0%) is left."),
-        ("kernel", 1_000_000, "1.0 MB (10.0%) is left."),
-        ("kernel", 0, "0 B (0.0%) is left."),
-    ],
-)
-def test_what_is_left(granularity: str, left: int, text: str) -> None:
-    shown = "\n".join(
-        render_verdict(
-            proved(granularity, left),
-            DEFAULTS.reports,
-        )
-    )
-
-    assert text in shown.splitlines()
+@pytest.mark.parametrize(("left", "text"), [(1_000_000, "1.0 MB (10.0%)"), (0, "0 B (0.0%)")])
+def test_what_is_left(left: int, text: str) -> None:
+    shown = "\n".join(render_verdict(proved(left), DEFAULTS.reports))
+    assert f"{text} is left." in shown.splitlines()
 
 
 def test_a_distribution_without_unused_files_has_no_line() -> None:
@@ -83,7 +70,7 @@ def test_a_distribution_without_unused_files_has_no_line() -> None:
     ]
     installed = {(plan.library.path, str(plan.library.sha256)) for plan in plans}
     opens = Opens({"/site/k/a.cubin": 1})
-    verdict = proved("element", 0)
+    verdict = proved(0)
     files = tuple(judge_files(plans, [opens], installed))
     verdict = replace(verdict, libraries=(*verdict.libraries, *files))
 
@@ -95,7 +82,7 @@ def test_a_distribution_without_unused_files_has_no_line() -> None:
 
 
 def test_what_several_libraries_share_is_said_once() -> None:
-    verdict = proved("element", 0)
+    verdict = proved(0)
     [library] = verdict.libraries
     held = "process 5 (server) had the original open"
     rows = [replace(library, path=f"/lib/lib{name}.so", notes=(held,)) for name in "abcd"]

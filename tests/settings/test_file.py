@@ -346,19 +346,26 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "replay"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, cpu, trace, verify, reports, coverage, thresholds, "
-      "compare, cache_dir"]),
+      "keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
+      "thresholds, compare, cache_dir"]),
     ("reports: {formats: ['json:ftp://me:secret@host/a']}",
      ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
       "would get into files and logs; set credentials in the environment, or in the "
       "configuration files of the store's tools"]),
+<<<<<<< HEAD
+    ("<<: {keep: {}}",
+     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
+      "keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
+      "thresholds, compare, cache_dir"]),
+=======
+>>>>>>> h-tests
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
-      "libraries, keep, granularity, require_gpu, cpu, trace, verify, reports, "
+      "libraries, keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache_dir"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "

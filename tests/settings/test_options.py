@@ -130,6 +130,7 @@ CASES = [
     Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("require_gpu", (), True, "True", True, "true", True, False),
+    Case("no_jit", (), True, "1", True, "true", True, False),
     Case("cpu", (), True, "1", True, "true", True, False),
     Case("trace.level", ("launch",), "launch", "launch", "launch", "launch", "launch", "lookup"),
     Case("trace.children", (), True, "0", False, "false", False, True),

@@ -129,12 +129,13 @@ def test_killed_between_the_steps(
     """SIGKILL right before each thing that is done, and right after, the first time it is."""
     os.link(site.two, site.folder / "gpu/linked.so")
     before = digests(site.folder)
-    module = "slimmer" if step in ("keep_original", "replace_all") else "journal"
+    module = "slimming.slimmer" if step in ("keep_original", "replace_all") else "slimming.journal"
+    module = "installed.sites" if step == "update_record" else module
     for when in ("before", "after"):
         code = f"""
 import os, signal, sys
 from pathlib import Path
-from pytest_negativa.slimming import {module} as engine
+import pytest_negativa.{module} as engine
 from pytest_negativa.slimming.slim import SlimRequest, slim_trees
 from pytest_negativa.slimming.slimmer import SlimOptions
 from pytest_negativa.storage.lockfile import load_lock

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KernelUse, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.rows import library_row
 from tests.support.code_files import planned_files
@@ -57,6 +57,19 @@ def code_files(**changes: Any) -> LibraryRow:
     return replace(library_row(planned_files(unused, sizes).plan), **changes)
 
 
+def runtime(*kernels: str, **changes: Any) -> RuntimeCode:
+    base = RuntimeCode(
+        kernels=kernels,
+        first="test_a.py::test_a (call)",
+        seconds=1.5,
+        is_new=True,
+        compiler=None,
+        file=None,
+        archs=("sm_90",),
+    )
+    return replace(base, **changes)
+
+
 def report(*rows: LibraryRow, **changes: Any) -> RunReport:
     base = RunReport(
         format_version=REPORT_VERSION,
@@ -67,7 +80,7 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
         gpu_used=True,
         libraries=rows,
         loaded_without_code=0,
-        compiled_kernels=(),
+        runtime=(),
         not_covered=(),
         warnings=(),
         crossed=(),

@@ -46,7 +46,7 @@ def operations(tracing: Tracing) -> None:
         "svd": lambda: torch.linalg.svd(a),
     }
     for name, scene in scenes.items():
-        tracing.set_context(Context(phase=Phase.CALL, nodeid=name))
+        tracing.detector.set_context(Context(phase=Phase.CALL, nodeid=name))
         scene()
         torch.cuda.synchronize()
         tracing.drain()
@@ -66,12 +66,12 @@ def profiler_in_pause(tracing: Tracing) -> None:
 
     sine()
     for _ in range(2):
-        tracing.pause("a test that profiles")
+        tracing.detector.pause("a test that profiles")
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
             torch.ones(8, device="cuda").cos()
             torch.cuda.synchronize()
         sys.stdout.write(f"events {len(found.events())}\n")
-        tracing.resume()
+        tracing.detector.resume()
         torch.ones(8, device="cuda").cosh()
 
 
@@ -96,7 +96,7 @@ def ranges(tracing: Tracing) -> None:
         x.exp()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    tracing.set_context(Context(phase=Phase.CALL, nodeid="graph"))
+    tracing.detector.set_context(Context(phase=Phase.CALL, nodeid="graph"))
     with torch.cuda.graph(graph):
         x.exp()
     torch.cuda.nvtx.range_push("replay")

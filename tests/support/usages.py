@@ -26,7 +26,8 @@ from pytest_negativa.models.trace import (
 )
 from tests.support.traces import header
 
-PROCESS = UsageProcess(header=header(7), trace="t.jsonl", ended=True, torn=False)
+# It began after all files were written.
+PROCESS = UsageProcess(header=header(7, start_ns=1 << 62), trace="t.jsonl", ended=True, torn=False)
 TEST = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_b")
 _FIRST = FirstUse(process=0, context=0, time_ns=0)
 

@@ -22,7 +22,7 @@ def replayed(tmp_path: Path, recording: Path, nodeids: tuple[str, ...] = ()) -> 
     run = Run(tmp_path / "run-1")
     tracing = start_tracing(run, Role.SOLO, root=tmp_path, replay=recording, environ={})
     for nodeid in nodeids:
-        tracing.set_context(Context(phase=Phase.CALL, nodeid=nodeid))
+        tracing.detector.set_context(Context(phase=Phase.CALL, nodeid=nodeid))
     tracing.stop()
     return merge_traces(run.trace_files())
 

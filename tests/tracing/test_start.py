@@ -75,11 +75,11 @@ def test_replay_leaves_the_environment_alone(tmp_path: Path) -> None:
     tracing = start_tracing(
         a_run(tmp_path), Role.WORKER, root=ROOT, worker="gw1", replay=RECORDED, environ=environ
     )
-    tracing.set_context(Context(phase=Phase.CALL, nodeid="t.py::t"))
+    tracing.detector.set_context(Context(phase=Phase.CALL, nodeid="t.py::t"))
     tracing.drain()
-    tracing.pause("x")
-    tracing.resume()
-    tracing.warn("a-code", "a text")
+    tracing.detector.pause("x")
+    tracing.detector.resume()
+    tracing.detector.warn("a-code", "a text")
     tracing.stop()
     tracing.stop()
     assert environ == {"A": "b"}
@@ -281,12 +281,12 @@ tracing = start_tracing(
 counts = bool(enabled)
 if os.fork() == 0:
     flushed.clear()
-    tracing.set_context(Context(phase=Phase.CALL, nodeid="test_a"))
+    tracing.detector.set_context(Context(phase=Phase.CALL, nodeid="test_a"))
     tracing.drain()
     os._exit(len(flushed))
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-tracing.pause("why")
-tracing.resume()
+tracing.detector.pause("why")
+tracing.detector.resume()
 tracing.stop()
 assert not enabled and bool(flushed) == counts
 print(counts)

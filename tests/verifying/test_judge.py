@@ -355,12 +355,6 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     both = judge(replace(touched, usage=refusing))
     assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
 
-    # An eager process asks for code that its program doesn't need.
-    warning = UsageWarning(code=EAGER_LOADING, text="eager", process=0)
-    eager = judge(replace(touched, usage=replace_fields(refusing, warnings=(warning,))))
-    [reason] = eager.reasons
-    assert eager.work == () and "CUDA_MODULE_LOADING=EAGER" in reason
-
     # Tests that are started otherwise may do other work.
     traced, first_round = attempt.traced, attempt.rounds[0]
     starts = [

@@ -101,7 +101,6 @@ from pytest_negativa.spare.note import (
     STUB_START,
     Hole,
     Note,
-    StubParameters,
     Trailer,
     stub_for,
     trailer_offset,
@@ -154,7 +153,7 @@ class _Addition:
         dynamic: address of the dynamic section, with two words behind it.
         dynamic_bytes: the section.
         headers: address of the program headers.
-        messages: offsets in the strings, see ``StubParameters``.
+        messages: offsets in the strings, see ``stub_for``.
     """
 
     note: int
@@ -525,16 +524,14 @@ def _append_tables(
     )
     first = load.p_vaddr - load.p_vaddr % PAGE_SIZE
     stub = stub_for(
-        StubParameters(
-            own=addition.stub,
-            note=addition.note,
-            symbols=symbols,
-            symbols_start=first,
-            symbols_size=_up(load.p_vaddr + load.p_filesz) - first,
-            headers=addition.headers,
-            header_count=len(others) + 4,
-            messages=addition.messages,
-        )
+        own=addition.stub,
+        note=addition.note,
+        symbols=symbols,
+        symbols_start=first,
+        symbols_size=_up(load.p_vaddr + load.p_filesz) - first,
+        headers=addition.headers,
+        header_count=len(others) + 4,
+        messages=addition.messages,
     )
     new: list[ProgramHeader] = []
     for flags, address, data in (

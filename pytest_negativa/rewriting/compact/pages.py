@@ -98,26 +98,15 @@ def largest_holes(
     Args:
         tables, max_loads: see above.
         holes: ascending.
-        zeros: see ``split_loads``.
+        zeros: addresses of holes are zeros, and not gaps.
     """
-    while (excess := len(list(split_loads(tables, holes, zeros=zeros))) - max_loads) > 0 and holes:
+    while holes:
+        loads = sum(1 for load in tables.loads for _ in _split(tables, load, holes, zeros))
+        if (excess := loads - max_loads) <= 0:
+            break
         left = sorted(holes, key=lambda hole: (hole[1] - hole[0], hole[0]))
         holes = sorted(left[excess:])
     return tuple(holes)
-
-
-def split_loads(
-    tables: ElfTables, holes: Sequence[Range], *, zeros: bool
-) -> Iterator[ProgramHeader]:
-    """The PT_LOADs of a library with holes, with old offsets.
-
-    Args:
-        tables: the library's.
-        holes: ranges of file offsets that leave it, ascending.
-        zeros: addresses of holes are zeros, and not gaps.
-    """
-    for load in tables.loads:
-        yield from _split(tables, load, holes, zeros)
 
 
 def _split(
@@ -162,7 +151,7 @@ def _part(load: ProgramHeader, start: int, end: int, mapped_end: int) -> Program
 
 
 def moved_segments(tables: ElfTables, pages: PageMap, *, zeros: bool) -> Iterator[ProgramHeader]:
-    """The program headers of a library with holes; see ``split_loads``."""
+    """The program headers of a library with holes, whose addresses are ``zeros``, or else gaps."""
     for segment in tables.segments:
         if segment.p_type == PT_LOAD:
             for load in _split(tables, segment, pages.holes, zeros):

@@ -174,6 +174,15 @@ def use(library: str | os.PathLike[str], *regions: int) -> None:
             raise RuntimeError(f"no kernel image is available in region {number}")
 
 
+def load_code(code: bytes, kernel: bytes) -> None:
+    """Have the driver load code that a program has in memory, and look up a kernel of it."""
+    text = ctypes.create_string_buffer(code)
+    image = ImageResolver(ProcessMemory(), Mappings()).resolve(ctypes.addressof(text))
+    if _current is not None:
+        _current.recorder.loaded("cuModuleLoadData", hash(code), image)
+        _current.recorder.kernel("cuModuleGetFunction", hash(code), kernel)
+
+
 def refuse(library: str | os.PathLike[str] | None, region: int, name: bytes, code: int) -> None:
     """Have the driver refuse a look-up in a region that was loaded; None: in unknown memory."""
     if _current is not None:
