@@ -79,35 +79,6 @@ def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
     assert after == expected.encode()
 
 
-<<<<<<< HEAD
-def test_files_outside_of_the_site(record: Path) -> None:
-    assert update(record, b"../../bin/tool,o,5\n", "../../bin/tool") == (
-        b"../../bin/tool,sha256=new,7\n"
-    )
-
-
-def test_lines_are_read(record: Path) -> None:
-    record.write_bytes(b"x.so,sha256=old,5\ny.so,,\nz.so\nmodule.py,,\n")
-    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
-    site = record.parents[1]
-    [installed] = Site(site).installed()
-    assert installed.libraries == {
-        str(site / "x.so"): RecordLine("sha256=old", "5"),
-        str(site / "y.so"): RecordLine("", ""),
-        str(site / "z.so"): RecordLine("", ""),
-    }
-
-
-def test_mode_stays(record: Path) -> None:
-    record.write_bytes(b"x.so,o,5\n")
-    record.chmod(0o640)
-    installed(record).update({str(record.parents[1] / "x.so"): NEW})
-    assert stat.S_IMODE(record.stat().st_mode) == 0o640
-    assert [path.name for path in record.parent.iterdir()] == ["RECORD"]
-
-
-=======
->>>>>>> h-tests
 def test_no_record(record: Path) -> None:
     assert not installed(record).update({str(record.parents[1] / "x.so"): NEW})
     assert not record.exists()

@@ -23,11 +23,7 @@ from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.rows import library_row
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.settings.options import REPORT_FILES, REPORT_SCREENS
-<<<<<<< HEAD
-from tests.support.reports import PLAN, USED, code_files, report, row, runtime
-=======
-from tests.support.reports import PLAN, code_files, report, row
->>>>>>> h-tests
+from tests.support.reports import PLAN, code_files, report, row, runtime
 from tests.support.usages import usage_of
 
 COVERED = LibraryCoverage(

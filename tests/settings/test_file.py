@@ -352,13 +352,6 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
       "would get into files and logs; set credentials in the environment, or in the "
       "configuration files of the store's tools"]),
-<<<<<<< HEAD
-    ("<<: {keep: {}}",
-     ["negativa.yaml:1:1: unknown key '<<'; expected one of directory, paths, libraries, "
-      "keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
-      "thresholds, compare, cache_dir"]),
-=======
->>>>>>> h-tests
     ("? [a]\n: b", ["negativa.yaml:1:3: found a list or mapping, expected a key"]),
     ("keep: {}\ntests: {}\nkeep: {}",
      ["negativa.yaml:3:1: the key 'keep' is there twice, first in line 1"]),
