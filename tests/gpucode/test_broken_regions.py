@@ -15,9 +15,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
 from tests.support.builders import (
-    ARCH_SPECIFIC,
     LINUX_64,
-    LTO_IR,
     LZ4,
     PTX,
     ZSTD,
@@ -300,20 +298,6 @@ def test_unreadable_element_is_kept_and_its_neighbours_are_read(
     assert element.kind_number == spec.kind
 
 
-@pytest.mark.parametrize("flags", [LZ4, ZSTD])
-@pytest.mark.parametrize("kind", [PTX, LTO_IR])
-def test_padding_is_no_part_of_the_content(
-    read_sections: ReadSections, flags: int, kind: int
-) -> None:
-    content = build_ptx(["padded_kernel"])
-    spec = ElementSpec(content=content, kind=kind, flags=LINUX_64 | flags, padding=24)
-    library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    (element,) = library_map.iter_code()
-    assert element.unreadable is None
-    assert element.payload.size >= element.stored_size + 24
-    assert element.unpacked_size == len(content)
-
-
 @pytest.mark.parametrize(
     ("changes", "identifier"),
     [
@@ -519,23 +503,6 @@ def test_frame_that_leaves_its_section(read_sections: ReadSections, missing: int
         HostSection(name=".data", data=CUBIN_FRAME[cut:] + bytes(64), alignment=1),
     )
     assert library_map.sections == ()
-
-
-def test_frame_inside_a_region_is_the_region_s(read_sections: ReadSections) -> None:
-    data = padded(build_region([SOUND])) + padded(CUBIN_FRAME)
-    library_map, (start,) = read_sections(HostSection(name=".ldata", data=data))
-    assert len(list(library_map.iter_regions())) == 1
-    assert [f.span.start - start for f in library_map.iter_frames()] == [len(padded(SOUND_REGION))]
-
-
-def test_arch_of_any_number_is_kept(read_sections: ReadSections) -> None:
-    specs = [
-        ElementSpec(content=IMAGE, arch=arch, flags=LINUX_64 | ARCH_SPECIFIC)
-        for arch in (0, 5, 90, 2**32 - 1)
-    ]
-    library_map, _ = read_sections(fatbin_section(build_region(specs)))
-    found = [e.arch.major * 10 + e.arch.minor for e in library_map.iter_code()]
-    assert found == [0, 5, 90, 2**32 - 1]
 
 
 def test_overlapping_chains_end_soon(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.gpucode.cache import MapCache, open_cache
+from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
@@ -223,11 +223,6 @@ class TestKey:
             file.write(b"x")
         assert self.key(library, cache) != first
 
-    def test_hit_without_build_id(self, library: Path, cache: MapCache) -> None:
-        without_build_id(library)
-        one(library, ALL, cache)
-        assert one(library, ALL, cache).cached
-
     def test_newer_reader_finds_no_old_entries(
         self, library: Path, cache: MapCache, folder: Path
     ) -> None:
@@ -338,13 +333,6 @@ class TestFolder:
         path.unlink()
         path.mkdir()
         assert same(one(library, ALL, cache), one(library, ALL, None))
-
-
-def test_the_settings_name_the_cache(tmp_path: Path, library: Path) -> None:
-    cache = open_cache(str(tmp_path / "maps"))
-    one(library, ALL, cache)
-    assert entry(tmp_path / "maps").is_file()
-    assert open_cache(None) is None
 
 
 def test_what_killed_writers_left_is_dropped(cache: MapCache, folder: Path) -> None:

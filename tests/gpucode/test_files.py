@@ -123,12 +123,6 @@ def test_fatbins(name: str) -> None:
     ]
 
 
-def test_bytes_behind_a_fatbin_are_a_problem(tmp_path: Path) -> None:
-    data = (BIN / "identifier.fatbin").read_bytes()
-    (problem,) = read(written(tmp_path, data + b"rest")).problems
-    assert problem.endswith(": fatbin file: 4 bytes at its end are not understood")
-
-
 def test_ptx() -> None:
     library_map = read(BIN / "kernels.ptx")
     (block,) = library_map.iter_code()
@@ -249,13 +243,6 @@ def test_thin_archives_hold_nothing(tmp_path: Path) -> None:
         f"{tmp_path}/lib.a: a thin archive, whose members are files of their own, "
         f"{format_bytes(library_map.library.size)}, no NVIDIA GPU code"
     )
-
-
-def test_devices_choose_what_is_read() -> None:
-    scope = Scope(devices=("8.0",))
-    assert next(read(BIN / "kernels.sm_90.cubin", scope).iter_code()).content is None
-    assert next(read(BIN / "kernels.sm_80.cubin", scope).iter_code()).content is not None
-    assert next(read(BIN / "kernels.ptx", scope).iter_code()).content is None
 
 
 @pytest.mark.parametrize(

@@ -183,11 +183,6 @@ def check_frame(frame: Element, piece: Fact, names: tuple[str, ...]) -> None:
     assert str(frame.arch) == piece["piece"].split(".")[1]
 
 
-@pytest.mark.parametrize("name", ["libplain.so", "libfalse_hits.so"])
-def test_library_without_gpu_code(name: str) -> None:
-    assert map_of(name).sections == ()
-
-
 def test_false_hits_are_there() -> None:
     assert path_of("libfalse_hits.so").read_bytes().count(bytes.fromhex("50ed55ba")) >= 7
 
@@ -357,40 +352,6 @@ def test_code_offsets_and_sizes_against_pyelftools() -> None:
                 assert section.name.startswith(".text."), label
         assert found == expected, label
         assert all(size > 0 for _, size in found.values()), label
-
-
-def test_arch_that_cubins_of_the_older_abi_state() -> None:
-    data = path_of("libabi7.so").read_bytes()
-    elements = list(map_of("libabi7.so").iter_code())
-    assert len(elements) == 7
-    for element in elements:
-        assert cubin_arch(content_of(data, element)) == element.arch
-
-
-@pytest.mark.parametrize(
-    ("devices", "read"),
-    [
-        (("9.0",), {"sm_90"}),
-        (("8.9",), {"sm_86"}),
-        (("7.5", "10.3"), {"sm_75", "sm_100"}),
-        (("12.1",), {"sm_120"}),
-        (("5.0",), set()),
-    ],
-)
-def test_scope_reads_what_its_devices_load(devices: tuple[str, ...], read: set[str]) -> None:
-    library_map = map_of("libmultiarch.so", Scope(devices=devices))
-    everything = map_of("libmultiarch.so")
-    assert {str(e.arch) for e in library_map.iter_code() if e.content is not None} == read
-    assert [e.span for e in library_map.iter_code()] == [e.span for e in everything.iter_code()]
-
-
-@pytest.mark.parametrize(
-    ("device", "read"), [("9.0", {"sm_90"}), ("8.6", {"sm_80"}), ("7.5", set()), ("12.0", set())]
-)
-def test_scope_reads_the_frames_that_run_on_its_device(device: str, read: set[str]) -> None:
-    frames = list(map_of("libframes.so", Scope(devices=(device,))).iter_frames())
-    assert {str(f.arch) for f in frames if f.content is not None} == read
-    assert len(frames) == 3
 
 
 def test_identity_of_a_library() -> None:

@@ -286,17 +286,6 @@ def test_slimmed_libraries_in_processes(tmp_path: Path) -> None:
     assert [m.path for m in alone.values() if m.removed is not None] == paths[:1]
 
 
-def test_damaged_slimmed_library(tmp_path: Path) -> None:
-    before = read(MULTIARCH)
-    small = tmp_path / "small.so"
-    compact(before, plan_of(before, lambda number: number == 2), small)
-    data = small.read_bytes()
-    assert data.count(b'"compacted": 2') == 1
-    small.write_bytes(data.replace(b'"compacted": 2', b'"compacted": 9'))
-    (mapped,) = map_libraries([small], MapRequest(scope=Scope(), slimmed=True))
-    assert "section .negativa is of version 9, expected 2" in str(mapped.error)
-
-
 def test_code_is_unpacked_where_other_code_was() -> None:
     """A command that reads libraries asks the system once for the memory of unpacked code."""
     script = """

@@ -72,14 +72,6 @@ def test_code_holds_none(tmp_path: Path) -> None:
     assert read(tmp_path, CUBINS[SM_90], ".text", executable=True).sections == ()
 
 
-def test_those_in_regions_are_elements(tmp_path: Path) -> None:
-    regions = list(read_library(BIN / "libmode_none.so", Scope()).iter_regions())
-    data = (BIN / "libmode_none.so").read_bytes()
-    found = read(tmp_path, data[regions[0].span.start : regions[0].span.end])
-    assert len(list(found.iter_code())) == len(regions[0].elements)
-    assert list(found.iter_frames()) == []
-
-
 def test_tables_beyond_the_budget_end_the_search(tmp_path: Path) -> None:
     """Headers that all claim the same long table would be read again and again."""
     header = bytearray(CUBINS[SM_90][:64])

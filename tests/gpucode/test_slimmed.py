@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
-from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD, SHT_SYMTAB, STT_FUNC, SYM, ProgramHeader
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
@@ -412,13 +411,3 @@ class TestAddresses:
         limited.read(110, 90)
         with pytest.raises(FormatError, match="states more zeros"):
             limited.read(110, 90)
-
-    def test_real_segments(self) -> None:
-        """Of a library that is whole, the bytes are those of its sections."""
-        path = BIN / "libmultiarch.so"
-        section = read_library(path, Scope(headers_only=True)).sections[0]
-        with ByteSource(path) as source:
-            space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
-            assert space.read(section.vaddr, section.span.size) == source.read(
-                section.span.start, section.span.size
-            )

@@ -62,12 +62,6 @@ def test_frames() -> None:
     ]
 
 
-def test_headers_alone_count_no_kernels() -> None:
-    summary = summarize(read_library(MULTIARCH, Scope(headers_only=True)))
-    assert summary.kernels is None
-    assert {r.kernels for r in summary.code} == {None}
-
-
 def made_by_hand() -> LibraryMap:
     def element(offset: int, kind: ElementKind, arch: str, unreadable: str | None) -> Element:
         return Element(

@@ -317,11 +317,6 @@ class TestSuite:
         assert by_path(report)["copy.so"].suite is SuiteUse.UNKNOWN
         assert any("files that the suite may have loaded: " in note for note in report.notes)
 
-    def test_without_a_run(self, root: Path) -> None:
-        put(MULTIARCH, root / "libm.so")
-        (row,) = report_image(root).libraries
-        assert (row.suite, row.slimmable_bytes, row.slimmable_by) == (None, None, None)
-
     def test_devices_of_the_run_or_others(self, root: Path) -> None:
         put(MULTIARCH, root / "libm.so")
         library_map = read_library(MULTIARCH, Scope(headers_only=True))
@@ -346,15 +341,6 @@ class TestWrongArch:
         assert 0 < summary_of["9.0"] < code and 0 < summary_of["7.5"] < code
         both = wrong_arch_bytes(library_map, [ComputeCapability(7, 5), SM_90])
         assert both == summary_of["7.5"] + summary_of["9.0"] - code
-
-    def test_frames(self) -> None:
-        library_map = read_library(FRAMES, Scope(headers_only=True))
-        frames = sum(frame.span.size for frame in library_map.iter_frames())
-        assert frames > 0
-        # No frame is for a device of the distant past; regions are not frames.
-        old = ComputeCapability(3, 0)
-        code = sum(e.payload.size for e in library_map.iter_code())
-        assert frames <= wrong_arch_bytes(library_map, [old]) <= code
 
 
 @dataclass
@@ -614,14 +600,6 @@ def test_files_that_cannot_be_read(root: Path) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 11
     assert lines[-1] == "negativa: error: 2 more files could not be read (see --json)"
-
-
-def test_rows_that_are_left_out(root: Path) -> None:
-    for number in range(3):
-        put(MULTIARCH, root / f"lib{number}.so").touch()
-    shown = invoke(str(root), "--top=1").stdout
-    assert "\n2 more " in shown
-    assert "lib1.so" not in shown and "lib2.so" in invoke(str(root), "--top=0").stdout
 
 
 def test_a_file_that_is_no_archive(tmp_path: Path) -> None:

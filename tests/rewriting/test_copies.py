@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
+from pytest_negativa.errors import ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.rewriting.copies import (
@@ -203,14 +203,6 @@ class TestChangedOriginal:
     @staticmethod
     def _cut(path: Path) -> None:
         os.truncate(path, STEP)
-
-
-def test_gone(original: Path, target: Path) -> None:
-    library = identity(original)
-    original.unlink()
-    with pytest.raises(FormatError, match="cannot be opened: No such file"):
-        write_copy(library, target, MANY)
-    assert os.listdir(target.parent) == []
 
 
 class TestDisk:

@@ -51,11 +51,6 @@ class TestEdits:
             with pytest.raises(ValueError, match="patch"):
                 Patch(offset, data)
 
-    def test_neighbours(self) -> None:
-        edits = Edits(SIZE, (Fill(0, 10, 1), Fill(10, 20, 2), Fill(30, 1000, 1)))
-        assert edits.filled == (Span(0, 20), Span(30, 1000))
-        assert edits and not Edits(SIZE)
-
     def test_merge_of_other_sizes(self) -> None:
         with pytest.raises(ValueError, match="1000 and 1001"):
             merge_edits(Edits(SIZE), Edits(SIZE + 1))

@@ -113,12 +113,6 @@ def test_fill(planned: Planned, root: Path, fill: int) -> None:
     check(planned, made, fill)
 
 
-def test_nothing_to_do(root: Path) -> None:
-    made = reconstruct([], root)
-    assert not made.libraries and not made.refused
-    assert below(root) == set()
-
-
 def test_relative_root_and_link_to_it(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,18 +374,6 @@ def test_several_processes(planned: Planned, originals: list[Path], root: Path) 
     made = reconstruct(planned, root)
     check(planned, made)
     assert all(c.reused for c in made.libraries)
-
-
-def test_threads_of_one_process(planned: Planned, root: Path) -> None:
-    made: list[Reconstruction] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(reconstruct(planned, root))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(sum(c.reused for c in m.libraries) for m in made) == [0, 3, 3, 3]
 
 
 @compacting.needs_compiler

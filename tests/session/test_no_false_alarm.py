@@ -183,3 +183,29 @@ def test_the_other_name():
         "hard.so": "proved",
     }
     assert project.verdict["work"] == [] and len(project.verdict["rounds"]) == 1
+
+
+@pytest.mark.nightly
+def test_a_session_that_a_test_starts_leaves_latest_alone(tmp_path: Path) -> None:
+    suite = """
+def inner():
+    return [sys.executable, "-m", "pytest", "-q", "--negativa", "inner.py"]
+
+def test_use():
+    use(LIB, 0)
+
+def test_subprocess():
+    subprocess.run(inner(), check=True, stdout=subprocess.PIPE)
+
+def test_in_process():
+    assert pytest.main(inner()[3:]) == 0
+"""
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.write("inner.py", "def test_nothing():\n    pass\n")
+    project.trace()
+    assert len(project.runs()) == 3
+    [run] = (r for r in project.runs() if "test_use" in (r / "tests.jsonl").read_text())
+    assert project.run_folder == run
+    # A round of the verification starts one more, in a process of its own.
+    assert "\nPROVED" in project.verify()
+    assert project.run_folder == run

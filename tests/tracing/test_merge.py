@@ -359,11 +359,6 @@ def test_a_replay_in_one_process_is_that_of_the_run(tmp_path: Path) -> None:
     assert merge_traces(paths[:1]).replay is None
 
 
-def test_nothing_merges_to_nothing() -> None:
-    usage = merge_traces([])
-    assert usage.libraries == () and usage.incomplete == ()
-
-
 @pytest.mark.parametrize(
     ("code", "ended", "concerns_all"),
     [

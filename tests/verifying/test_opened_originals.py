@@ -46,7 +46,7 @@ def test_child():
         ctypes.CDLL(str(LIB))
         lines = Path("/proc/self/maps").read_text().splitlines()
         child[-1] = next(line.split()[-1] for line in lines if line.endswith("lib.so"))
-        child[2] += "; sys.stdout.close(); sys.stdin.read()"
+        child[2] += "; sys.stdout.flush(); import os; os.close(1); sys.stdin.read()"
         outlives = subprocess.Popen(
             child, env={}, stdin=os.open("pipe", os.O_RDONLY), stdout=subprocess.PIPE
         )

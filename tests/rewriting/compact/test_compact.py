@@ -232,18 +232,6 @@ def test_regions_stay_sound_chains(library: Path, tmp_path: Path) -> None:
     assert memory[end : end + cut] == bytes(cut)
 
 
-def test_run_in_the_middle_is_one_filler(library: Path, tmp_path: Path) -> None:
-    library_map = read(library)
-    # Region 3 has six elements, the first is number 6 of its section.
-    plan = plan_of(library_map, lambda i: i in (6, 10))
-    target = tmp_path / "small.so"
-    compact(library, target, library_map, plan)
-    region = library_map.sections[0].regions[3]
-    vaddrs = [vaddr_of(library_map, e.header_offset) for e in region.elements]
-    found = chain(image(target).memory, vaddr_of(library_map, region.span.start))
-    assert found == [(vaddrs[0], 2, 90), (vaddrs[1], OVERWRITTEN_KIND, 0), (vaddrs[4], 2, 94)]
-
-
 def test_compacting_again_changes_nothing(library: Path, tmp_path: Path) -> None:
     library_map = read(library)
     target = tmp_path / "small.so"
@@ -349,22 +337,6 @@ def test_edits_are_applied_to_kept_code(library: Path, tmp_path: Path) -> None:
     wanted[8:5000] = b"\xcc" * 4992
     wanted[-100:-97] = b"new"
     assert found == bytes(wanted)
-
-
-def test_zeros_at_the_end_of_edits_leave_the_file_too(library: Path, tmp_path: Path) -> None:
-    library_map = read(library)
-    plan = plan_of(library_map, lambda i: True)
-    element = library_map.sections[0].regions[4].elements[0]
-    start, size = element.payload.start, element.payload.size
-    edits = Edits.of(library.stat().st_size, [Patch(start, b"packed anew" + bytes(size - 11))])
-    target = tmp_path / "small.so"
-    result = compact(library, target, library_map, plan, edits)
-    assert span_size(result.gaps) >= size - 3 * 4096
-    after, vaddr = image(target), vaddr_of(library_map, start)
-    assert after.at(vaddr, size) == b"packed anew" + bytes(size - 11)
-    before = image(library)
-    assert after.memory[64:vaddr] == before.memory[64:vaddr]
-    assert after.memory[vaddr + size :] == before.memory[vaddr + size :]
 
 
 def test_what_does_not_go_together(library: Path, tmp_path: Path) -> None:

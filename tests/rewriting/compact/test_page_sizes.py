@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.gpucode.elf_tables import EM_AARCH64, PT_LOAD, SHF_EXECINSTR
+from pytest_negativa.gpucode.elf_tables import EM_AARCH64, SHF_EXECINSTR
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -180,16 +180,3 @@ def test_a_library_linked_for_small_pages_alone(tmp_path: Path) -> None:
     for library in (path, small.target):
         with pytest.raises(OSError, match="not page-aligned"):
             mapped(library, LARGEST)
-
-
-def test_offsets_decide_not_the_alignment_that_a_library_states(
-    library: Path, tmp_path: Path
-) -> None:
-    """ld.so looks at p_align no more: such a library can be loaded with any page."""
-    path = tmp_path / "modest.so"
-    data = bytearray(library.read_bytes())
-    for at, row in enumerate(image(library).headers):
-        if row[0] == PT_LOAD:
-            struct.pack_into("<Q", data, 64 + 56 * at + 48, 4096)
-    path.write_bytes(data)
-    compact(path, tmp_path / "small.so").assert_same_memory(LARGEST)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_tables
 from pytest_negativa.rewriting.compact.pages import lay_out
@@ -70,32 +68,3 @@ def test_the_largest_holes_stay(library: tuple[ElfTables, int, int]) -> None:
         sizes = sorted((e - s) // PAGE for s, e in layout.holes)
         assert sizes == [1, 2, 3, 4, 5][5 - number :]
         assert layout.given_up == sum(range(1, 6 - number)) * PAGE
-
-
-def test_first_page_of_a_segment_stays(library: tuple[ElfTables, int, int]) -> None:
-    tables, _, _ = library
-    load = next(s for s in tables.loads if s.p_offset and s.p_filesz >= 3 * PAGE)
-    zeros = [(load.p_offset, load.p_offset + 3 * PAGE)]
-    (hole,) = lay_out(tables, zeros, PAGE, 1000).holes
-    assert hole[0] // PAGE == load.p_offset // PAGE + 1
-
-
-def test_elf_header_stays_where_no_segment_has_it(library: tuple[ElfTables, int, int]) -> None:
-    tables, start, _ = library
-    first = tables.loads[0]
-    moved = first._replace(
-        p_offset=first.p_offset + PAGE,
-        p_vaddr=first.p_vaddr + PAGE,
-        p_filesz=max(first.p_filesz - PAGE, 0),
-        p_memsz=max(first.p_memsz - PAGE, 0),
-    )
-    others = tuple(moved if s is first else s for s in tables.segments if s.p_type == PT_LOAD)
-    pages = lay_out(replace(tables, segments=others), [(start, start + PAGE)], PAGE, 1000)
-    assert pages.offset_of(0) == 0
-    assert pages.offset_of(PAGE - 1) == PAGE - 1
-
-
-def test_spans_outside_of_segments_are_no_holes(library: tuple[ElfTables, int, int]) -> None:
-    tables, _, _ = library
-    end = max(s.file_end for s in tables.loads)
-    assert lay_out(tables, [(end + PAGE, end + 9 * PAGE)], PAGE, 1000).holes == ()

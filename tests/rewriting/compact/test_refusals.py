@@ -141,12 +141,6 @@ def test_layouts_that_are_not_known(what: str, library: bytes, tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == ["library.so"]
 
 
-def test_the_undamaged_one_is_compacted(library: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "library.so"
-    path.write_bytes(library)
-    compact_library(path, tmp_path / "small.so", options=ALWAYS)
-
-
 @pytest.mark.parametrize("name", ["program_pie", "program_no_pie", "rdc_callee.o"])
 def test_programs_and_object_files(name: str, tmp_path: Path) -> None:
     result = refusal(BIN / name, tmp_path / "small", options=ALWAYS)
@@ -215,15 +209,6 @@ def test_dynamic_symbols_that_are_elsewhere(library: bytes, tmp_path: Path) -> N
     plan = plan_of(library_map, lambda i: False)
     result = refusal(path, tmp_path / "x.so", library_map, plan, options=ALWAYS)
     assert "no section has its dynamic symbols" in result.reason
-
-
-def test_without_section_headers(tmp_path: Path) -> None:
-    path = build(tmp_path / "build", "-g")
-    data = patched(path.read_bytes(), 40, "Q", 0)
-    data = patched(data, 60, "HH", 0, 0)
-    path.write_bytes(data)
-    result = refusal(path, tmp_path / "small.so", options=ALWAYS)
-    assert "has no section headers" in result.reason
 
 
 def test_sections_that_others_name_stay(library: bytes, tmp_path: Path) -> None:
