@@ -77,7 +77,8 @@ def judge(attempt: Attempt) -> Verdict:
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
-    work = _compare_work(attempt, tests, flaky, needs_only=bool(reasons))
+    changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
+    work = _compare_work(attempt, tests, flaky, as_started=not changes, needs_only=bool(reasons))
     if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
         # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
         work = tuple(d for d in work if d.kind not in NEEDS)
@@ -87,7 +88,6 @@ def judge(attempt: Attempt) -> Verdict:
         )
     kept = what_stays(attempt, work)
     attempt = without(attempt, kept)
-    changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
     reasons += reasons_of_work(work, attempt.usage)
     if changes and any(d.tolerance is None for d in work):
         reasons.append(
@@ -143,14 +143,17 @@ def judge(attempt: Attempt) -> Verdict:
 
 
 def _compare_work(
-    attempt: Attempt, tests: TestEvidence, flaky: Collection[str], *, needs_only: bool
+    attempt: Attempt,
+    tests: TestEvidence,
+    flaky: Collection[str],
+    *,
+    as_started: bool,
+    needs_only: bool,
 ) -> tuple[WorkDifference, ...]:
     found, places = attempt.originals, Places(attempt.reconstruction)
     originals: Sequence[Work] = ()
     # Started otherwise, the originals don't show what the traced program chooses.
-    if not any(changes_of_start(attempt.traced.session, attempt.rounds[0].session)) and is_sound(
-        tests.before, found, flaky, tests.tolerate, tests.on_originals
-    ):
+    if as_started and is_sound(tests.before, found, flaky, tests.tolerate, tests.on_originals):
         originals = [Work.of(usage, places) for usage in found.usages]
     traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
     work = (
@@ -169,7 +172,10 @@ def _compare_work(
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
     if needs_only:
         work = tuple(d for d in work if d.kind in NEEDS)
-    named = name_holders(with_witness(attempt, work), attempt.traced.planned)
+    # What the traced run saw speaks for the program that it started.
+    if as_started and attempt.traced.usage.is_witness:
+        work = with_witness(work)
+    named = name_holders(work, attempt.traced.planned)
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)

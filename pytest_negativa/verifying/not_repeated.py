@@ -18,21 +18,16 @@ from pytest_negativa.models.spans import covers, minus
 from pytest_negativa.models.verdict import FoundBy, NeededSpan, Tolerance, WorkDifference, WorkKind
 from pytest_negativa.planning.keep_needed import iter_parts, keep_needed_spans, of_each_path
 from pytest_negativa.verifying.evidence import Attempt
-from pytest_negativa.verifying.same_program import changes_of_start
 
 _NOT_DONE = (WorkKind.NOT_USED, WorkKind.NOT_LAUNCHED)
 
 
-def with_witness(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]:
+def with_witness(work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]:
     """The differences; those of which the traced run is a witness speak against nothing.
 
     It is one if it watched pages, loaded GPU code lazily, was traced to its end, and was started as
     the tests on the copies were.
     """
-    if not attempt.traced.usage.is_witness or any(
-        changes_of_start(attempt.traced.session, attempt.rounds[0].session)
-    ):
-        return tuple(work)
     return tuple(
         replace(d, tolerance=Tolerance.NOT_REPEATED, note=None) if d.kind in _NOT_DONE else d
         for d in work
