@@ -172,13 +172,13 @@ def _compare_work(
     work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
     if needs_only:
         work = tuple(d for d in work if d.kind in NEEDS)
+    work = name_holders(work, attempt.traced.planned)
     # What the traced run saw speaks for the program that it started.
     if as_started and attempt.traced.usage.is_witness:
         work = with_witness(work)
-    named = name_holders(work, attempt.traced.planned)
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
-    return tuple(d for d in named if d.kind is not WorkKind.REFUSED or d.library in planned)
+    return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
 
 
 def _outside_of_part(attempt: Attempt) -> set[str | None]:
