@@ -431,14 +431,17 @@ def test_a_way_back_is_asked_for(site: Made) -> None:
     negativa("slim", "--arch", "sm_90", "--dry-run", site.folder)
 
 
-def test_a_terminal_is_asked(site: Made) -> None:
-    command = [str(NEGATIVA), "slim", "--arch=sm_90", "--no-way-back", str(site.folder)]
-    for answer, status in (("n\n", 1), ("y\n", 0)):
+def test_a_terminal_is_asked(site: Made, tmp_path: Path) -> None:
+    kept = ["--arch=sm_90", "--keep-originals", str(tmp_path / "kept")]
+    slim, undo = [str(NEGATIVA), "slim", *kept], [str(NEGATIVA), "slim", "undo"]
+    for command, answer in ((slim, "n\n"), (slim, "y\n"), (undo, "n\n"), (undo, "y\n")):
         before = digests(site.folder)
         ours, theirs = pty.openpty()
-        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as done:
+        with subprocess.Popen(
+            [*command, str(site.folder)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs
+        ) as done:
             os.write(ours, answer.encode())
-            assert done.wait() == status
+            assert done.wait() == (answer == "n\n")
         os.close(ours)
         os.close(theirs)
         assert (digests(site.folder) == before) == (answer == "n\n")
