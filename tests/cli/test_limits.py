@@ -45,7 +45,8 @@ def debloated(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
 
 def test_there_is_a_case_for_each_limit() -> None:
     flags = {flag.partition("=")[0] for flag in kept_limits()}
-    assert flags == {f"--{BY_NAME[name].flag_name}" for name in LIMITS}
+    # tests/session/test_runtime_code.py keeps and crosses the limit on code compiled at run time.
+    assert {*flags, "--no-jit"} == {f"--{BY_NAME[name].flag_name}" for name in LIMITS}
 
 
 @pytest.mark.parametrize(
