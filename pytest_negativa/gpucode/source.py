@@ -294,6 +294,8 @@ def _inflate(part: ByteSource, member: Member) -> ByteSource:
             return unpack_stream(part.path, zipfile.ZipExtFile(packed, "r", info), member.size)
     except (EOFError, zlib.error, zipfile.BadZipFile) as e:
         raise FormatError(part.path, None, f"cannot be unpacked: {e}; damaged") from e
+    except OSError as e:
+        raise FormatError(part.path, None, f"cannot be read: {e.strerror}") from e
 
 
 _Fact = TypeVar("_Fact")

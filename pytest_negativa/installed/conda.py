@@ -22,7 +22,7 @@ CONDA_META = "conda-meta"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # An entry of ``paths_data`` has no other objects in it.
-_ENTRY = re.compile(r'\{[^{}]*"_path"[^{}]*\}')
+_ENTRY = re.compile(r"\{[^{}]*\}")
 _DIGEST = re.compile(r'("sha256_in_prefix"\s*:\s*")[^"]*')
 _SIZE = re.compile(r'("size_in_bytes"\s*:\s*)\d+')
 
@@ -91,7 +91,10 @@ def update_entries(text: str, prefix: Path, changes: Mapping[str, RecordLine]) -
     before = msgspec.json.decode(text, type=CondaPackage).lines(prefix)
 
     def update(match: re.Match[str]) -> str:
-        entry = msgspec.json.decode(match[0], type=_CondaPath)
+        try:
+            entry = msgspec.json.decode(match[0], type=_CondaPath)
+        except UNDECODABLE:  # Another object.
+            return match[0]
         path = os.path.join(prefix, entry.path)
         real = os.path.realpath(path) if _is_listed(entry.path) else ""
         if real not in before.keys() & changes:

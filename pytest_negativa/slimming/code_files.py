@@ -276,7 +276,7 @@ def _is_needed(
 
 def remove_files(
     journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
-) -> SlimRow:
+) -> Iterator[SlimRow]:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
@@ -285,18 +285,21 @@ def remove_files(
         keep_originals: the folder for the files; None: they are lost.
         jobs: files to read at a time.
 
-    Returns:
-        A row for the package.
+    Yields:
+        A row for the package, if a file went.
 
     Raises:
         NegativaError: a file can't be read, kept or removed. It and those behind it stay.
     """
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
+    gone: list[FileGroup] = []
+    problem: NegativaError | None = None
     try:
         for group, sha256 in tree.digests(package.unused, jobs).items():
             path, aside = root / group.name, None
             if sha256 is None:
                 raise ReconstructError(f"{path}: {UNREADABLE}")
+            journal.places(group.names)
             if keep_originals is not None:
                 aside = keep_originals / sha256
                 keep_original(path, aside, journal.token, group.state, one_of_many=True)
@@ -319,15 +322,21 @@ def remove_files(
             os.sync()
         journal.save()
         for group in package.unused:
-            for place in journal.places(group.names):
-                take_out(place, group.state)
+            for name in group.names:
+                take_out(root / name, group.state)
+            gone.append(group)
+    except NegativaError as e:
+        problem = e
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
-    for folder in {(root / name).parent for group in package.unused for name in group.names}:
+    for folder in {(root / name).parent for group in gone for name in group.names}:
         with refusing(folder, "written", ReconstructError):
             sync_folder(folder)
-    return package.row(SlimStatus.SLIMMED, package.unused)
+    if gone:
+        yield package.row(SlimStatus.SLIMMED, gone)
+    if problem is not None:
+        raise problem
 
 
 def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:

@@ -23,7 +23,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
-from pytest_negativa.slimming.replace import copy_file, replace_all
+from pytest_negativa.slimming.replace import copy_file, look, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -57,12 +57,15 @@ class Journal:
 
         Raises:
             ReconstructError: another user can exchange what root works on.
+            TakenError: a file was changed or replaced since it was listed.
         """
         places: dict[Path, FileState | None] = {}
         for name in names:
             group = self.tree.group_of(name)
             places[self.root / name] = None if group is None else group.state
         refuse_shared(*{place.parent for place in places})
+        for place, state in places.items():
+            look(place, state, by_ctime=True)
         return places
 
     def save(self) -> None:

@@ -71,7 +71,7 @@ def manifest_of(tree: Tree) -> SlimManifest:
     manifest = load_manifest(tree.root)
     for name, entry in [*manifest.removed.items()] if not tree.partial else ():
         record = None if entry.record is None else tree.root / entry.record
-        is_uninstalled = record is not None and not record.parent.is_dir()
+        is_uninstalled = record is not None and not _owner_of(record).exists()
         if is_uninstalled or tree.group_of(name) is not None:
             del manifest.removed[name]
     return manifest
@@ -146,9 +146,13 @@ Records = Mapping[str, Path]
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
     records = [Path(os.path.normpath(root / record)) for record in entry.records]
-    # conda removes the file, pip the folder.
-    gone = [one if one.suffix else one.parent for one in records]
+    gone = [_owner_of(record) for record in records]
     return any(not one.exists() and any(one.parent.glob(f"*{one.suffix}")) for one in gone)
+
+
+def _owner_of(record: Path) -> Path:
+    """What goes with a distribution: of conda its file, of pip the folder of RECORD."""
+    return record if record.suffix else record.parent
 
 
 def is_reinstalled(entry: SlimmedFile, records: Records) -> bool:

@@ -53,6 +53,9 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
     first, *others = places
     try:
         sync_file(staged)
+        # Taking one name of a file changes the file's time of change.
+        for place, state in places.items():
+            look(place, state, by_ctime=True)
         take(staged, first, places[first])
         for place in others:
             link(first, place, places[place], token)
@@ -104,7 +107,7 @@ def take_out(place: Path, state: FileState) -> None:
         ReconstructError: it can't be removed.
     """
     with refusing(place, "removed", ReconstructError):
-        _look(place, state)
+        look(place, state, by_ctime=False)
         place.unlink()
 
 
@@ -120,20 +123,33 @@ def take(new: Path, place: Path, state: FileState | None) -> None:
         OSError: it can't be renamed.
     """
     try:
-        _look(place, state)
+        look(place, state, by_ctime=False)
         new.replace(place)
     finally:
         # Renaming a link onto another one of the same file does nothing, and leaves both.
         new.unlink(missing_ok=True)
 
 
-def _look(place: Path, state: FileState | None) -> None:
-    """Refuse a place that leads to another file than that of a state."""
+def look(place: Path, state: FileState | None, *, by_ctime: bool) -> FileState | None:
+    """Refuse a place that leads to another file than that of a state.
+
+    Args:
+        place: the name.
+        state: None if it led to no file.
+        by_ctime: compare also the time of change, as long as nothing here changed it.
+
+    Returns:
+        Its state now.
+
+    Raises:
+        TakenError: it does.
+    """
     now = _state_at(place)
     if now is None and state is not None:
         raise TakenError(place, "it was removed")
-    if _content(now) != _content(state):
+    if now != state and (by_ctime or _content(now) != _content(state)):
         raise TakenError(place)
+    return now
 
 
 def _state_at(path: Path) -> FileState | None:

@@ -40,7 +40,7 @@ from pytest_negativa.slimming.recipes import (
     plan_library,
     slim_library,
 )
-from pytest_negativa.slimming.replace import is_same_file, keep_original, replace_all
+from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
 from pytest_negativa.slimming.spares import (
     LEAST_GAP,
     SpareTarget,
@@ -188,10 +188,10 @@ class Slimmer:
             aside, jobs = self.options.keep_originals, self.options.jobs
             for package in self.work.packages:
                 try:
-                    row = remove_files(journal, package, keep_originals=aside, jobs=jobs)
+                    for row in remove_files(journal, package, keep_originals=aside, jobs=jobs):
+                        self.rows.append(row)
                 except NegativaError as e:
-                    row = package.unchanged(SlimStatus.FAILED, str(e))
-                self.rows.append(row)
+                    self.rows.append(package.unchanged(SlimStatus.FAILED, str(e)))
                 on_done(package.size)
         finally:
             # Also when interrupted: what was replaced must be in order.
@@ -341,13 +341,19 @@ class Slimmer:
             spare = self.options.spare.folder / made.spare.name
         places = journal.places(task.names)
         before = journal.manifest.slimmed
-        old = None if task.slimmed is None else task.slimmed.entry
+        known = [] if task.slimmed is None else [task.slimmed.entry]
+        # A killed run may have noted it, and kept its original, before it replaced it.
+        found = (before[name] for name in task.names if name in before)
+        known += [one for one in found if one.original_sha256 == file.original_sha256]
+        old = known[0] if known else None
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
             keep_original(self._original_of(task), aside, journal.token, state)
+            # A link to a file changes the file's time of change.
+            places = {place: look(place, places[place], by_ctime=False) for place in places}
             original = str(aside)
         status = staged.stat()
         reinstall = next(filter(None, map(self._commands.of, places)), None)

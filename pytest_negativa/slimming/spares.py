@@ -50,6 +50,7 @@ from pytest_negativa.spare.note import (
     MAX_COPIED,
     SPARE_FOLDER,
     Note,
+    last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.shared_folders import (
@@ -359,7 +360,9 @@ def release(
             for spare in before:
                 is_ours = _NAME.fullmatch(spare.name) and spare.parent == folder
                 if is_ours and spare.name not in names:
-                    remove_file(spare)
+                    with contextlib.suppress(FormatError):
+                        last_trailer(spare)  # It refuses what is no spare.
+                        remove_file(spare)
             if folder not in {spare.parent for spare in needed}:
                 _note_owners(folder, [owner for owner in owners if owner != tree])
 
@@ -384,9 +387,11 @@ def remove_unchecked(folder: Path) -> None:
 
     After an interrupt, threads may still be at work: they can make nothing there any more.
     """
-    for left in folder.glob(f"{UNCHECKED}*"):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(left.rename(f"{left}-gone"), ignore_errors=True)
+    left = folder / UNCHECKED
+    gone = left.with_name(f"{UNCHECKED}-gone")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(left.rename(gone), ignore_errors=True)
 
 
 def clear_abandoned(manifest: SlimManifest) -> set[Path]:
