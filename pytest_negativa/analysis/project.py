@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -48,10 +49,11 @@ def look(root: Path) -> Project:
     packages: set[str] = set()
     libraries: set[str] = set()
     for path in _iter_files(root):
-        if path.suffix == ".py":
-            packages.update(_IMPORT.findall(path.read_text(errors="replace")))
-        elif path.name == "pyproject.toml" or path.match("*requirements*.txt"):
-            packages.update(_REQUIREMENT.findall(path.read_text(errors="replace")))
+        is_text = path.name == "pyproject.toml" or path.match("*requirements*.txt")
+        if path.suffix == ".py" or is_text:
+            pattern = _REQUIREMENT if is_text else _IMPORT
+            with contextlib.suppress(OSError):
+                packages.update(pattern.findall(path.read_text(errors="replace")))
         elif ".so" in path.suffixes and _has_code(path):
             libraries.add(f"{path.name.partition('.')[0]}.*")
     return Project(

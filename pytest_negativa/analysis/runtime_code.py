@@ -20,7 +20,7 @@ from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.files import bare_arch
 from pytest_negativa.models.located import LocatedLibrary, UseMark
 from pytest_negativa.models.report import RuntimeCode
-from pytest_negativa.models.trace import ImageForm, ImageUse, LibraryUsage, Usage
+from pytest_negativa.models.trace import FirstUse, ImageForm, ImageUse, LibraryUsage, Usage
 from pytest_negativa.storage.system import read_head, read_regular
 
 _DRIVER = "CUDA driver"
@@ -56,7 +56,7 @@ def cache_folders(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     Sources: ``default_cache_dir`` in PyTorch's torch/_inductor/runtime/cache_dir_utils.py,
     ``cache_knobs`` in Triton's python/triton/knobs.py, cupy/cuda/_compiler_cache.py.
     """
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path's raises if there is no home)
     if (inductor := environ.get("TORCHINDUCTOR_CACHE_DIR")) is not None:
         yield "PyTorch", Path(inductor)
     else:
@@ -71,7 +71,6 @@ def cache_folders(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 class _Finder:
     def __init__(self, usage: Usage) -> None:
         self._usage = usage
-        self._start = min((one.header.start_ns for one in usage.processes), default=0)
         devices = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
         self._archs = tuple(f"sm_{d.major}{d.minor}" for d in sorted(devices))
 
@@ -93,7 +92,7 @@ class _Finder:
             if (file := cached.get(image.sha256)) is None:
                 yield self._row([image])
             else:
-                is_new = file.mtime_ns > self._start
+                is_new = file.mtime_ns > self._session_start(image.first)
                 yield self._row([image], file.compiler, file.path, is_new=is_new, arch=file.arch)
 
     def _compiled_regions(self, library: LocatedLibrary) -> list[UseMark]:
@@ -109,6 +108,12 @@ class _Finder:
         }
         return [m for start, m in library.uses.items() if start in starts and m.kernels]
 
+    def _session_start(self, first: FirstUse) -> int:
+        """Begin of the session of a use: a combined run has several."""
+        headers = [process.header for process in self._usage.processes]
+        run_id = headers[first.process].run_id
+        return min(header.start_ns for header in headers if header.run_id == run_id)
+
     def _in_file(self, used: LibraryUsage) -> Iterator[RuntimeCode]:
         """Code that a program had compiled into a file, and loaded from there by name."""
         path = used.library.path
@@ -118,8 +123,10 @@ class _Finder:
         others = [image for image in used.images if image.form is not ImageForm.PTX]
         folders = cache_folders(os.environ)
         compiler = next((name for name, f in folders if Path(path).is_relative_to(f)), None)
-        is_new = (used.library.mtime_ns or 0) > self._start
-        if others and (is_new or compiler):
+        if not others:
+            return
+        is_new = (used.library.mtime_ns or 0) > self._session_start(others[0].first)
+        if is_new or compiler:
             yield self._row(others, compiler, path, is_new=is_new)
 
     def _row(
@@ -135,7 +142,7 @@ class _Finder:
         return RuntimeCode(
             kernels=tuple(sorted({name for use in uses for name in use.kernels})),
             first=str(self._usage.context_of(first)),
-            seconds=max(0, first.time_ns - self._start) / 1e9,
+            seconds=max(0, first.time_ns - self._session_start(first)) / 1e9,
             is_new=is_new,
             compiler=compiler,
             file=path,

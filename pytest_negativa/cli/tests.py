@@ -19,6 +19,7 @@ from pytest_negativa.cli.common import (
     TOP_KERNELS,
     answer,
     as_json_option,
+    check_usage,
     encode_json,
     settings_and_run,
 )
@@ -124,6 +125,8 @@ def kernels(
     runtime.
     """
     settings, run = settings_and_run(flags)
+    other = used or glob != "*" or globs or test is not None
+    check_usage((jit and other, "--jit goes without --used, --library, --match and --test"))
     if jit:
         rows = load_report(run).runtime
         table = _first(

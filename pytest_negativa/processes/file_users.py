@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import defaultdict
@@ -68,7 +69,7 @@ def wait_for_users(
 def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tuple[str, FileUser]]:
     """Each of the files with each process that has it open or mapped.
 
-    This process may have inherited a descriptor. Processes of other users show only to root.
+    Of this process, its descriptors alone count. Processes of other users show only to root.
 
     Args:
         gone_from: a folder, by its real path; files that were replaced there or removed count, too.
@@ -81,14 +82,21 @@ def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tup
             files[status.st_dev, status.st_ino] = path
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             inodes[str(status.st_ino)].append((device, path))
+    own = str(os.getpid())
     ancestors = {str(ancestor.pid) for ancestor in psutil.Process().parents()}
     for process in _processes() if files or gone_from else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
             used = {files[key] for key in _open_files(process) if key in files}
-            used |= set(_mapped_files(process, inodes))
-            used |= set(_gone_files(process, f"{gone_from}/") if gone_from else ())
-            if used:
+            is_own = process.name == own
+            if not is_own:
+                used |= set(_mapped_files(process, inodes))
+                used |= set(_gone_files(process, f"{gone_from}/") if gone_from else ())
+            if used and is_own:
+                # Tests inherit it.
+                user = FileUser(_describe(process), math.inf, listens=False)
+                yield from ((path, user) for path in sorted(used))
+            elif used:
                 is_ancestor = process.name in ancestors
                 started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
                 listens = not is_ancestor and _listens(process)

@@ -148,6 +148,7 @@ class Run:
     healed_file = _Place("healed.json")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
+    redirect_table = _Place("redirect.table")
     touch_logs = _Place("touches")
     output_file = _Place("output.txt")
     report_files = _Place("reports")
@@ -398,7 +399,6 @@ class VerificationFolder:
 
     folder: Path
 
-    table_file = _Place("redirect.table")
     armed_file = _Place("armed")
     verdict_file = _Place("verdict.json")
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
+from pytest_negativa.errors import StoreError
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -44,6 +45,7 @@ from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.atomic import remove_file, write_atomically
+from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
@@ -52,6 +54,7 @@ from pytest_negativa.storage.results import (
     save_healed,
     save_plans,
 )
+from pytest_negativa.storage.rounds import load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
@@ -121,6 +124,7 @@ class Verification:
         # An earlier verdict must not outlive a verification that is interrupted.
         remove_file(self.record)
         self._held = self._lingering = ()
+        self._remove_tables()
         reconstruction = self._write_copies(planned)
         rounds = self._run(RoundKind.VERIFY, None)
         self._lingering += self._users_of_copies()
@@ -222,22 +226,29 @@ class Verification:
             )
         self._runner.say(_written_line(reconstruction))
         self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
-        if self._copy_files:
-            table = make_table(self.copies, self._copy_files.values())
-            write_table(table, self.folder.table_file)
         rows, self._armed = arm(planned, reconstruction, self.traced.usage)
         if self._armed:
             write_atomically(self.folder.armed_file, rows)
         return reconstruction
+
+    def _remove_tables(self) -> None:
+        """Remove the tables of rounds whose supervisor was killed."""
+        for table in Path(self.settings.directory).glob("*/verify/*/*/redirect.table"):
+            with contextlib.suppress(StoreError):
+                killed = load_round(Run(table.parent).round_file)
+                is_here = killed.pid_namespace == identify_process().namespace
+                if is_here and not Path(f"/proc/{killed.supervisor}").exists():
+                    remove_file(table)
 
     def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
         """The environment in which the program of a round gets the copies."""
         runs = Path(self.settings.directory)
         if self._copy_files:
             make_logs_folder(run.redirect_logs, runs)
+            write_table(make_table(self.copies, self._copy_files.values()), run.redirect_table)
             environ = {
                 **environ,
-                **redirect_environment(environ, self.folder.table_file, run.redirect_logs),
+                **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
         if self._armed:
             make_logs_folder(run.touch_logs, runs)
@@ -286,9 +297,13 @@ class Verification:
         with held, watch, copies:
             # What begins to use an original from now on is seen by the watch.
             self._held += wait_for_users(originals, self._since)
-            result = self._runner.run(
-                kind, run, environ, where, tests=tests, repeated=repeated, why=why
-            )
+            try:
+                result = self._runner.run(
+                    kind, run, environ, where, tests=tests, repeated=repeated, why=why
+                )
+            finally:
+                # Who keeps the environment of a round gets the originals later, which shows.
+                remove_file(run.redirect_table)
         if kind is RoundKind.VERIFY:
             self._lingering += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
@@ -309,8 +324,6 @@ class Verification:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
-        # Who keeps the environment of this proof gets the originals in the next, which sees that.
-        remove_file(self.folder.table_file)
         if verdict.proved and verdict.kept:
             run = self.traced.run
             save_healed(run, (*load_healed(run), *verdict.kept))
