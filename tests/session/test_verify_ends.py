@@ -405,3 +405,25 @@ def test_a_program_whose_gpu_code_is_not_located(tmp_path: Path) -> None:
     project.negativa("trace", "--cpu", "--", sys.executable, "program.py")
     done = project.negativa("verify", "--cpu", status=1)
     assert "no plans here; make them with negativa locate" in done.stderr
+
+
+def test_a_child_with_the_environment_of_a_killed_proof(tmp_path: Path) -> None:
+    suite = """
+import json, signal
+
+def test_job():
+    use(LIB, 0)
+    job = Path("job.json")
+    if ROUND == "verify" and not job.exists():
+        job.write_text(json.dumps(dict(os.environ)))
+        os.kill(os.getppid(), signal.SIGKILL)
+    if job.exists():
+        words = [sys.executable, "-c", "import ctypes; ctypes.CDLL('./lib.so')"]
+        subprocess.run(words, env=json.loads(job.read_text()), check=True)
+"""
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    project.verify(status=-9)
+    assert [*project.results.glob("*/verify/*/*/redirect.table")]
+    told = project.verify(status=1)
+    assert "a process opened the original 1 time while the tests ran on the copies" in told
+    assert not [*project.results.glob("*/verify/*/*/redirect.table")]
