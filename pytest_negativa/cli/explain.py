@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import active_paths, say_next, typed
+from pytest_negativa.cli.common import active_paths, say_next, show, typed
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 
 
@@ -28,5 +28,5 @@ def explain(error: str, folders: tuple[Path, ...]) -> None:
     """
     asked = folders or active_paths()
     slimmed = slimmed_in(asked)
-    click.echo(explain_error(error, slimmed, asked))
+    show(explain_error(error, slimmed, asked))
     say_next(f"negativa {'slim check' if slimmed else 'inspect'} {typed(asked)}")

@@ -27,7 +27,7 @@ def find_active(
         OptionError: there is none, or that of the interpreter has negativa alone.
     """
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if (folder := environ.get(name)) is not None:
+        if folder := environ.get(name):
             return (Path(folder),), name
     if (local := here / ".venv").is_dir():
         return (local,), local.name

@@ -340,7 +340,7 @@ class Settings(Record, frozen=True, kw_only=True):
         # A runner that lost its GPU must not pass as one that keeps the thresholds.
         if self.require_gpu:
             return "a GPU is required (require_gpu)"
-        return "the thresholds can't be checked" if self.has_limits else None
+        return "the limits can't be checked" if self.has_limits else None
 
     @property
     def has_limits(self) -> bool:

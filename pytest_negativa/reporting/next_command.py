@@ -29,7 +29,10 @@ def next_command(run: Run) -> str:
         pages = load_page_verdict(run)
         if pages is not None and pages.proved:
             pages_of = shlex.quote(str(run))
-            return f"negativa slim --arch all-major --spare spares --cpu-pages {pages_of} --dry-run"
+            return (
+                f"negativa slim --arch all-major --spare spares --cpu-pages {pages_of} --dry-run "
+                "PATH"
+            )
         return f"{verify if pages is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:
         return f"{trace}, on a machine with a GPU"

@@ -23,6 +23,10 @@ PROJECT_NAME = "pyproject.toml"
 TABLE = "[tool.negativa]"
 
 
+# People write configurations; a file far beyond this is another one, named by mistake.
+_MAX_BYTES = 1 << 20
+
+
 class ConfigFile(NamedTuple):
     """Settings of one file.
 
@@ -132,8 +136,11 @@ def _node_of(value: Any) -> Node:
 
 
 def _bytes_of(path: str) -> bytes:
-    with refusing(path, "read", OptionError):
-        return Path(path).read_bytes()
+    with refusing(path, "read", OptionError), open(path, "rb") as file:  # noqa: PTH123
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise OptionError(f"{path}: larger than {_MAX_BYTES} bytes, expected a configuration")
+    return data
 
 
 def _where(path: str, place: Place) -> str:
@@ -169,5 +176,8 @@ def _unknown_key(key: str, section: str, known: list[str]) -> str:
         return text + near
     # The right word in the wrong place: the commonest fault after a slip of the finger.
     if places := [name for name in FILE_OPTIONS if key in (name, name.partition(".")[2])]:
-        return f"{text}; did you mean {places[0]}?"
+        is_top = places[0] == key
+        return (
+            f"{text}; {'it belongs to the top level' if is_top else f'did you mean {places[0]}?'}"
+        )
     return f"{text}; expected one of {', '.join(known)}"

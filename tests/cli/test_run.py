@@ -44,7 +44,7 @@ def test_limits_do_not_pass_where_nothing_was_traced(project: Project, verb: str
 
     done = project.negativa(verb, "--", "true", status=1)
 
-    assert done.stderr.endswith("negativa: the thresholds can't be checked\n")
+    assert done.stderr.endswith("negativa: the limits can't be checked\n")
 
 
 def test_the_command_keeps_its_input_and_output(project: Project) -> None:

@@ -340,7 +340,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
      ["negativa.yaml:2:3: unknown key 'kernel' in keep; did you mean kernels?"]),
     ("ptx: all", ["negativa.yaml:1:1: unknown key 'ptx'; did you mean keep.ptx?"]),
     ("trace:\n  directory: x",
-     ["negativa.yaml:2:3: unknown key 'directory' in trace; did you mean directory?"]),
+     ["negativa.yaml:2:3: unknown key 'directory' in trace; it belongs to the top level"]),
     ("trace: {zzz: 1}",
      ["negativa.yaml:1:9: unknown key 'zzz' in trace; expected one of level, children, "
       "replay"]),
