@@ -59,20 +59,23 @@ def wait_for_users(
     paths = tuple(paths)
     deadline = time.monotonic() + _PATIENCE
     while True:
-        found = tuple(users_of(paths, gone_from))
+        found = tuple(users_of(paths, gone_from, and_own=True))
         may_end = any(user.may_be_younger(since) for _, user in found)
         if not may_end or time.monotonic() > deadline:
             return found
         time.sleep(_POLL)
 
 
-def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tuple[str, FileUser]]:
-    """Each of the files with each process that has it open or mapped.
+def users_of(
+    paths: Iterable[str], gone_from: str | None = None, *, and_own: bool = False
+) -> Iterator[tuple[str, FileUser]]:
+    """Each of the files with each other process that has it open or mapped.
 
-    Of this process, its descriptors alone count. Processes of other users show only to root.
+    Processes of other users show only to root.
 
     Args:
         gone_from: a folder, by its real path; files that were replaced there or removed count, too.
+        and_own: what this process has open, too, which tests inherit.
     """
     files: dict[tuple[int, int], str] = {}
     inodes: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -87,13 +90,14 @@ def users_of(paths: Iterable[str], gone_from: str | None = None) -> Iterator[tup
     for process in _processes() if files or gone_from else ():
         with contextlib.suppress(OSError, psutil.Error):
             # In this order: who has mapped a file closes it afterwards.
-            used = {files[key] for key in _open_files(process) if key in files}
             is_own = process.name == own
+            if is_own and not and_own:
+                continue
+            used = {files[key] for key in _open_files(process) if key in files}
             if not is_own:
                 used |= set(_mapped_files(process, inodes))
                 used |= set(_gone_files(process, f"{gone_from}/") if gone_from else ())
             if used and is_own:
-                # Tests inherit it.
                 user = FileUser(_describe(process), math.inf, listens=False)
                 yield from ((path, user) for path in sorted(used))
             elif used:
