@@ -73,6 +73,12 @@ class _Finder:
         self._usage = usage
         devices = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
         self._archs = tuple(f"sm_{d.major}{d.minor}" for d in sorted(devices))
+        self._folders = tuple(cache_folders(os.environ))
+        # By run: a combined one has several.
+        self._starts: dict[str, int] = {}
+        for header in (process.header for process in usage.processes):
+            start = self._starts.get(header.run_id, header.start_ns)
+            self._starts[header.run_id] = min(start, header.start_ns)
 
     def find(
         self, libraries: Iterable[LocatedLibrary], known: Collection[str]
@@ -87,7 +93,8 @@ class _Finder:
             if image.kernels or not all(call.startswith("cuLink") for call in image.calls):
                 yield self._row([image], _DRIVER)
         images = [image for image in self._usage.memory_images if image.sha256 not in known]
-        cached = _find_cached({image.size for image in images}) if images else {}
+        sizes = {image.size for image in images}
+        cached = _find_cached(self._folders, sizes) if images else {}
         for image in images:
             if (file := cached.get(image.sha256)) is None:
                 yield self._row([image])
@@ -109,10 +116,8 @@ class _Finder:
         return [m for start, m in library.uses.items() if start in starts and m.kernels]
 
     def _session_start(self, first: FirstUse) -> int:
-        """Begin of the session of a use: a combined run has several."""
-        headers = [process.header for process in self._usage.processes]
-        run_id = headers[first.process].run_id
-        return min(header.start_ns for header in headers if header.run_id == run_id)
+        """When the session of a use began, ns since the epoch."""
+        return self._starts[self._usage.processes[first.process].header.run_id]
 
     def _in_file(self, used: LibraryUsage) -> Iterator[RuntimeCode]:
         """Code that a program had compiled into a file, and loaded from there by name."""
@@ -121,10 +126,10 @@ class _Finder:
         if text:
             yield self._row(text, _DRIVER, path)
         others = [image for image in used.images if image.form is not ImageForm.PTX]
-        folders = cache_folders(os.environ)
-        compiler = next((name for name, f in folders if Path(path).is_relative_to(f)), None)
         if not others:
             return
+        within = (name for name, folder in self._folders if Path(path).is_relative_to(folder))
+        compiler = next(within, None)
         is_new = (used.library.mtime_ns or 0) > self._session_start(others[0].first)
         if is_new or compiler:
             yield self._row(others, compiler, path, is_new=is_new)
@@ -150,14 +155,16 @@ class _Finder:
         )
 
 
-def _find_cached(sizes: Collection[int]) -> dict[str, _CacheFile]:
+def _find_cached(
+    folders: Iterable[tuple[str, Path]], sizes: Collection[int]
+) -> dict[str, _CacheFile]:
     """Cubins of these sizes in the caches of compilers, by SHA-256.
 
     Triton's files are cubins. Before the cubin, CuPy's have its SHA-1 in hex (``_encode_cubin``),
     and may have names of kernels.
     """
     found: dict[str, _CacheFile] = {}
-    for compiler, root in cache_folders(os.environ):
+    for compiler, root in folders:
         for folder, _, names in os.walk(root):
             for path in (os.path.join(folder, n) for n in names if n.endswith(".cubin")):
                 with contextlib.suppress(OSError):  # Processes clear caches.

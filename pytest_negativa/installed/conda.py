@@ -1,4 +1,4 @@
-"""Packages of a conda environment, and what ``conda-meta`` says of their files.
+"""Packages of a conda environment, and their files in ``conda-meta``.
 
 Each package has a JSON file there, a ``PrefixRecord`` in conda's conda/models/records.py. ``files``
 lists its files, and ``paths_data`` has what ``conda doctor`` compares with them
@@ -53,7 +53,7 @@ class CondaPackage(msgspec.Struct):
     paths_data: _CondaPaths = msgspec.field(default_factory=_CondaPaths)
 
     def lines(self, prefix: Path) -> dict[str, RecordLine]:
-        """What it says of libraries and files that are GPU code, by real path.
+        """Digests and sizes of libraries and of files that are GPU code, by real path.
 
         It may list a file only by way of a link, as packages for developers do.
         """

@@ -1,8 +1,7 @@
 """The command that installs the distribution of a file again.
 
-A distribution with a
-``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
-installer's name (PyPA, "Recording installed projects").
+A distribution with a ``direct_url.json`` came from no index (PyPA, "Direct URL data structure").
+``INSTALLER`` has the installer's name (PyPA, "Recording installed projects").
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import enum
 
 from pytest_negativa.models.base import Record, Versioned
 
-MEASUREMENT_VERSION = 1
-"""Of the measurement file. History: 1 is the first."""
+MEASUREMENT_VERSION = 2
+"""Of the measurement file. History: 2 has no quartiles and no interval; 1 is the first."""
 
 
 class Variant(str, enum.Enum):

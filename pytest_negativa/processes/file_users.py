@@ -97,13 +97,12 @@ def users_of(
             if not is_own:
                 used |= set(_mapped_files(process, inodes))
                 used |= set(_gone_files(process, f"{gone_from}/") if gone_from else ())
-            if used and is_own:
-                user = FileUser(_describe(process), math.inf, listens=False)
-                yield from ((path, user) for path in sorted(used))
-            elif used:
+            if used:
                 is_ancestor = process.name in ancestors
                 started = 0.0 if is_ancestor else psutil.Process(int(process.name)).create_time()
-                listens = not is_ancestor and _listens(process)
+                # Tests inherit what this one has open, however old it is.
+                started = math.inf if is_own else started
+                listens = not (is_own or is_ancestor) and _listens(process)
                 user = FileUser(_describe(process), started, listens)
                 yield from ((path, user) for path in sorted(used))
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 PROJECT_NAME = "pyproject.toml"
 TABLE = "[tool.negativa]"
 
-
 # People write configurations; a file far beyond this is another one, named by mistake.
-_MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 class ConfigFile(NamedTuple):
@@ -137,9 +136,9 @@ def _node_of(value: Any) -> Node:
 
 def _bytes_of(path: str) -> bytes:
     with refusing(path, "read", OptionError), open(path, "rb") as file:  # noqa: PTH123
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise OptionError(f"{path}: larger than {_MAX_BYTES} bytes, expected a configuration")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OptionError(f"{path}: larger than {MAX_BYTES} bytes, expected a configuration")
     return data
 
 

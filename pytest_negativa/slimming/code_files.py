@@ -330,11 +330,11 @@ def remove_files(
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
+    if gone:
+        yield package.row(SlimStatus.SLIMMED, gone)
     for folder in {(root / name).parent for group in gone for name in group.names}:
         with refusing(folder, "written", ReconstructError):
             sync_folder(folder)
-    if gone:
-        yield package.row(SlimStatus.SLIMMED, gone)
     if problem is not None:
         raise problem
 

@@ -151,7 +151,7 @@ def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
 
 
 def _owner_of(record: Path) -> Path:
-    """What goes with a distribution: of conda its file, of pip the folder of RECORD."""
+    """The file of conda, or pip's folder of RECORD, which goes with its distribution."""
     return record if record.suffix else record.parent
 
 

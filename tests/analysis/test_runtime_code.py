@@ -1,4 +1,4 @@
-"""Which code a run compiled, found in a cache, or had from a library or a package."""
+"""Code that a run compiled, found in a cache, or had from a library or a package."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_the_order(tmp_path: Path) -> None:
     (local := here / ".venv").mkdir(parents=True)
     environ = {"VIRTUAL_ENV": str(venv), "CONDA_PREFIX": str(conda)}
     assert find_active(environ, here, or_own=False) == ((venv,), "VIRTUAL_ENV")
-    del environ["VIRTUAL_ENV"]
+    environ["VIRTUAL_ENV"] = ""
     assert find_active(environ, here, or_own=False) == ((conda,), "CONDA_PREFIX")
     assert find_active({}, here, or_own=False) == ((local,), ".venv")
     own = Path(sysconfig.get_path("purelib")).resolve()

@@ -451,6 +451,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
     path.write_bytes(b"directory: a\x07b")
     with pytest.raises(OptionError, match=r"negativa\.yaml:1:1: control characters"):
         load_config(path)
+    path.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(OptionError, match="larger than 1048576 bytes, expected a configuration"):
+        load_config(path)
     path.write_text("keep: " + "[" * 50_000)
     with pytest.raises(OptionError, match=r"nested too deep|maximum nesting depth"):
         load_config(path)

@@ -195,7 +195,7 @@ def test_files_that_were_not_kept(site: Path, fault: PlantedFault) -> None:
 def test_a_newer_file_stays(
     site: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = site / "kernels/cubins/a/two.cubin"
+    path = site / "kernels/cubins/new.ptx"
     from pytest_negativa.slimming import code_files
 
     def take_out_late(place: Path, state: FileState) -> None:
@@ -207,12 +207,14 @@ def test_a_newer_file_stays(
     monkeypatch.setattr(code_files, "take_out", take_out_late)
     report = slim(site)
     assert path.read_bytes() == b"newer"
-    [failed] = [row for row in report.rows if row.status is SlimStatus.FAILED]
+    # What went before is told, too.
+    slimmed, failed = report.rows
+    assert (slimmed.status, failed.status) == (SlimStatus.SLIMMED, SlimStatus.FAILED)
     fault.check(failed.detail or "")
     monkeypatch.undo()
-    assert [row.status for row in slim(site).rows] == [SlimStatus.SLIMMED]
+    assert [row.status for row in slim(site).rows] == [SlimStatus.ALREADY]
     manifest = json.loads((site / MANIFEST_NAME).read_text())
-    assert "kernels/cubins/a/two.cubin" not in manifest["removed"]
+    assert "kernels/cubins/new.ptx" not in manifest["removed"]
     assert path.read_bytes() == b"newer"
 
 

@@ -45,6 +45,8 @@ def write(prefix: Path, name: str, *files: str) -> None:
         "build": "0",
         "files": files,
         "name": name,
+        # No entry, though it has that word.
+        "noarch": {"type": "_path"},
         "paths_data": {"paths": paths, "paths_version": 1},
         "version": "1.0",
     }

@@ -18,7 +18,9 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import replace as replacing
+from pytest_negativa.slimming import slimmer
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take
@@ -254,3 +256,22 @@ def test_a_kept_original_that_cannot_be_read_stays(
     assert kept.read_bytes() == b"first"
     keep_original(kept, kept, "0" * 16, None)
     assert kept.read_bytes() == b"first"
+
+
+def test_a_killed_run_has_kept_the_way_back(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digests(site.folder)
+    request = SlimRequest(
+        paths=(site.folder,), lock=site.lock, options=SlimOptions(keep_originals=tmp_path / "kept")
+    )
+    if (child := os.fork()) == 0:
+        # Killed when the manifest has the library, and its original is kept.
+        monkeypatch.setattr(slimmer, "replace_all", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        slim_trees(request)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    [name] = load_manifest(site.folder).slimmed
+    slim_trees(replace(request, options=SlimOptions()))
+    rows = {row.path: row.status for row in undo_trees((site.folder,))}
+    assert rows[name] is SlimStatus.UNDONE and digests(site.folder)[name] == before[name]
