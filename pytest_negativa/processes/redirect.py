@@ -31,7 +31,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -122,9 +122,20 @@ def copy_path(root: str | Path, original: str | Path) -> str:
     return os.path.realpath(root) + os.path.realpath(original)
 
 
-def why_not_replaceable(root: str | Path, original: str | Path) -> str | None:
-    """Reason for which a library's path or its copy's can't stand in a table; None if both can."""
+def why_not_replaceable(
+    root: str | Path, original: str | Path, programs: Collection[str] = ()
+) -> str | None:
+    """Reason for which no copy can take a library's place; None if a row of a table does it.
+
+    Args:
+        programs: real paths of executables, which the kernel maps before the loader runs.
+    """
     path, copy = os.path.realpath(original), copy_path(root, original)
+    if path in programs:
+        return (
+            "it is a program, and only libraries are replaced by their copies: build its GPU code "
+            "into a shared library to prove it"
+        )
     try:
         encoded = copy.encode("utf-8")
     except UnicodeEncodeError:

@@ -335,7 +335,8 @@ class Verification:
         paths = [plan.library.path for plan in self.traced.plans]
         if (everywhere := why_unsupported()) is not None:
             return dict.fromkeys(paths, everywhere)
-        reasons = {path: why_not_replaceable(self.copies, path) for path in paths}
+        programs = {os.path.realpath(p.header.executable) for p in self.traced.usage.processes}
+        reasons = {path: why_not_replaceable(self.copies, path, programs) for path in paths}
         return {path: reason for path, reason in reasons.items() if reason is not None}
 
     @property

@@ -252,7 +252,8 @@ def test_profiler_in_a_marked_test(tmp_path: Path) -> None:
 
     assert "profiles itself" in done.stdout
     usage = latest(tmp_path, "usage.json")
-    assert [gap["reason"] for gap in usage["gaps"]] == ["profiles itself"]
+    [lack] = usage["incomplete"]
+    assert lack["code"] == "gap" and lack["text"].endswith("the detector was off: profiles itself")
     assert "test_profile.py::test_traced" in first_uses(usage).values()
     plan = latest(tmp_path, "plan/libtorch_cuda.so.json")
     assert {d[3] for d in plan["decisions"]} == {"incomplete"}

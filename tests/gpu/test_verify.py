@@ -567,3 +567,10 @@ def test_demo_is_proved(tmp_path: Path) -> None:
     assert "NOT PROVED" in demo.negativa(
         "verify", "--", "./build/main", "set_scalar_items", status=1
     )
+
+
+def test_a_program_with_gpu_code_of_its_own_is_said_to_be_one(tmp_path: Path) -> None:
+    run(tmp_path, "nvcc", "-arch=native", "-o", tmp_path / "program", HERE / "program.cu")
+    run(tmp_path, NEGATIVA, "debloat", tmp_path / "program")
+    done = run(tmp_path, NEGATIVA, "verify", status=1)
+    assert "not substituted" in done.stdout and "it is a program" in done.stdout

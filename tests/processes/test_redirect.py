@@ -704,6 +704,8 @@ def test_a_table_needs_real_copies(stage: Stage) -> None:
     copy = Path(copy_path(stage.root, stage.lib))
     assert why_not_replaceable(stage.root, stage.lib) is None
     assert "where the copies are" in (why_not_replaceable(stage.root, copy) or "")
+    programs = {os.path.realpath(stage.lib)}
+    assert "it is a program" in (why_not_replaceable(stage.root, stage.lib, programs) or "")
     copy.unlink()
     with pytest.raises(NegativaError, match="No such file"):
         make_table(stage.root, [stage.lib])
