@@ -7,7 +7,7 @@ On the copies, a test each needs one of them and swallows the error, in a way th
 driver shows:
 
 - ``mapping``: it reads the element through the mapping of the library;
-- ``memory``: it copies the element, and gives the copy to cuModuleLoadData;
+- ``memory``: it copies the element, machine code, and gives the copy to cuModuleLoadData;
 - ``lto-ir``: it gives LTO-IR to nvJitLink.
 
 An ``ordinary`` need asks the driver for a kernel that was removed. One proof and one healing have
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import Compression, Element
+from pytest_negativa.models.library import Compression, Cubin, Element
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around, intersection, size, union
 from pytest_negativa.models.verdict import Verdict, WorkKind
 from pytest_negativa.spare.note import MAGIC, unpack_note
@@ -48,7 +48,7 @@ from pytest_negativa.storage.runs import Run, RunsFolder, VerificationFolder
 
 _SUITE_FILES = Path(__file__).with_name("planted")
 _TESTS = "test_planted_needs.py"
-_ORDINARY, _LTO_IR = "ordinary", "lto-ir"
+_MAPPING, _MEMORY, _LTO_IR, _ORDINARY = "mapping", "memory", "lto-ir", "ordinary"
 _PRINTED_REASONS = 10
 
 
@@ -109,7 +109,7 @@ class Need:
     @property
     def read_span(self) -> Span:
         """File offsets that it reads, as far as it is no load by the driver."""
-        with_header = self.kind == "memory" or (self.kind == _LTO_IR and self.packed)
+        with_header = self.kind == _MEMORY or (self.kind == _LTO_IR and self.packed)
         return Span(self.offset - self.header_size * with_header, self.offset + self.size)
 
     @property
@@ -138,8 +138,11 @@ def find_candidates(planned: Iterable[AnalyzedLibrary]) -> Iterator[Candidate]:
             )
             if decision.kept or not decision.size or segment is None:
                 continue
-            kernels = one.library_map.kernels_of(element.content)
+            content = element.content
+            kernels = one.library_map.kernels_of(content)
             is_chosen = element.region is not None and decision.start in loaded
+            # Once healed, others are compiled, which may take minutes.
+            is_chosen = is_chosen and isinstance(content, Cubin) and not content.relocatable
             yield Candidate(
                 library=one.plan.library.path,
                 element=element,
@@ -175,7 +178,7 @@ def draw(
     taken: dict[str, tuple[Span, ...]] = {}
     needs: list[Need] = []
     for count, group, kinds in (
-        (hidden, candidates, ("mapping", "memory")),
+        (hidden, candidates, (_MAPPING, _MEMORY)),
         (lto_ir, linkable, (_LTO_IR,)),
         (ordinary, asked, (_ORDINARY,)),
     ):
@@ -186,6 +189,9 @@ def draw(
             kind = kinds[len(needs) % len(kinds)]
             if kind != _ORDINARY and one.element.kind is ElementKind.LTO_IR:
                 kind = _LTO_IR
+            elif kind == _MEMORY and one.element.kind is not ElementKind.CUBIN:
+                # Once healed, the driver would compile it, which may take minutes.
+                kind = _MAPPING
             pages, others = one.pages(kind), taken.get(one.library, ())
             if not any(intersection(pages, others)):
                 taken[one.library] = union([*others, *pages])
@@ -318,9 +324,14 @@ class Trial:
             raise SystemExit(f"no verdict in {self.run}; see {self._logs / 'commands.log'}")
         return verdict
 
-    def verification(self) -> VerificationFolder:
-        """The last verification."""
-        return VerificationFolder(max((self.run.folder / "verify").iterdir()))
+    def armed(self, planned: Iterable[AnalyzedLibrary]) -> dict[str, tuple[Span, ...]]:
+        """By real path: file offsets of the armed pages of the last verification."""
+        armed = read_armed(VerificationFolder(max((self.run.folder / "verify").iterdir())))
+        libraries = (one.plan.library for one in planned)
+        return {
+            library.path: armed.get(bytes.fromhex(library.sha256 or ""), ())
+            for library in libraries
+        }
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -374,7 +385,9 @@ def _made(log: Path) -> set[int]:
     return {int(line[line.index("need") + 1]) for line in words}
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], proof: Verdict, healing: Verdict) -> Iterator[str]:
+def _summary(
+    rows: Sequence[Mapping[str, Any]], proof: Verdict, healing: Verdict | None
+) -> Iterator[str]:
     hidden = [row for row in rows if row["kind"] != _ORDINARY and row["made"]]
     armed = [row for row in hidden if row["armed_bytes"]]
     seen = [row for row in armed if any(w.startswith("tripwire") for w in row["witnesses"])]
@@ -393,6 +406,8 @@ def _summary(rows: Sequence[Mapping[str, Any]], proof: Verdict, healing: Verdict
     if missing:
         yield f"not made, see needs.log: {missing}"
     for label, verdict in (("proof", proof), ("healing", healing)):
+        if verdict is None:
+            continue
         rounds = Counter(facts.kind for facts in verdict.rounds)
         starts = ", ".join(f"{count} {kind}" for kind, count in sorted(rounds.items()))
         yield f"{label}: {'PROVED' if verdict.proved else 'NOT PROVED'}; rounds: {starts}"
@@ -427,40 +442,61 @@ def main() -> None:
             lto_ir=arguments.lto_ir,
             ordinary=arguments.ordinary,
         )
-        kinds = Counter(one.element.kind.value for one in candidates)
-        print(f"{len(candidates):,} removed elements in {len(planned)} libraries: {dict(kinds)}")
         trial.plant(count, needs)
         seconds["proof"] = trial.session("--negativa-verify")
-        proof, armed = trial.verdict(), read_armed(trial.verification())
-        digests = {one.plan.library.path: one.plan.library.sha256 or "" for one in planned}
+        proof, armed = trial.verdict(), trial.armed(planned)
+        kinds = Counter(_kind_and_page(one, armed) for one in candidates)
+        print(f"{len(candidates):,} removed elements in {len(planned)} libraries: {dict(kinds)}")
+        record = {
+            "seed": arguments.seed,
+            "tests": arguments.tests,
+            "seconds": seconds,
+            "removed_elements": dict(kinds),
+        }
         made = _made(arguments.logs / "needs.log")
+        # Also written before the healing: who has little time has half of the answer.
+        _finish(arguments.logs, record, [_row(n, armed, made, proof, None) for n in needs], proof)
         seconds["healing"] = trial.session("--negativa-heal")
         healing = trial.verdict()
-    rows = []
-    for need in needs:
-        holes = armed.get(bytes.fromhex(digests[need.library]), ())
-        armed_bytes = size(intersection([need.read_span], holes))
-        rows.append(
-            {
-                **asdict(need),
-                "armed_bytes": armed_bytes,
-                "made": need.number in made,
-                "witnesses": witnesses(need, proof),
-                "healed": healed_by(need, healing),
-            }
-        )
+    rows = [_row(need, armed, made, proof, healing) for need in needs]
     show(rows)
-    print(*_summary(rows, proof, healing), sep="\n")
-    record = {
-        "seed": arguments.seed,
-        "tests": arguments.tests,
-        "seconds": seconds,
-        "removed_elements": dict(kinds),
-        "needs": rows,
-        "proof": _facts(proof),
-        "healing": _facts(healing),
+    _finish(arguments.logs, record, rows, proof, healing)
+
+
+def _kind_and_page(candidate: Candidate, armed: Mapping[str, Sequence[Span]]) -> str:
+    holes = armed.get(candidate.library, ())
+    is_armed = any(intersection([candidate.element.payload], holes))
+    return f"{candidate.element.kind.value}, {'' if is_armed else 'not '}armed"
+
+
+def _row(
+    need: Need,
+    armed: Mapping[str, Sequence[Span]],
+    made: Collection[int],
+    proof: Verdict,
+    healing: Verdict | None,
+) -> dict[str, Any]:
+    return {
+        **asdict(need),
+        "armed_bytes": size(intersection([need.read_span], armed.get(need.library, ()))),
+        "made": need.number in made,
+        "witnesses": witnesses(need, proof),
+        "healed": None if healing is None else healed_by(need, healing),
     }
-    (arguments.logs / "needs.json").write_text(json.dumps(record, indent=1))
+
+
+def _finish(
+    logs: Path,
+    record: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    proof: Verdict,
+    healing: Verdict | None = None,
+) -> None:
+    """Print the sums, and write ``needs.json``."""
+    print(*_summary(rows, proof, healing), sep="\n", flush=True)
+    facts = {"proof": _facts(proof), "healing": None if healing is None else _facts(healing)}
+    text = json.dumps({**record, "needs": rows, **facts}, indent=1)
+    (logs / "needs.json").write_text(text)
 
 
 def _facts(verdict: Verdict) -> dict[str, Any]:

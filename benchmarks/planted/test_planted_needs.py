@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ def test_need(number: int) -> None:
         return
     need = PLANTED["needs"][number]
     result = "begun"
+    begin = time.monotonic()
     try:
         result = meet(need)
     except Exception as e:
         result = f"{type(e).__name__}: {e}"
     finally:
-        log(number, need, result)
+        log(number, need, f"{result}, {time.monotonic() - begin:.2f} s")
 
 
 def meet(need: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ def look_up(address, kernel):
 
 @needs_compiler
 @needs_page_watch
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_planted_needs_are_seen_and_healed(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", SUITE)
     project.write("planted_driver.py", DRIVER)
