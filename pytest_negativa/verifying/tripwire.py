@@ -24,12 +24,13 @@ from pytest_negativa.gpucode.elf_tables import PF_W, PF_X, PT_GNU_RELRO, PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import LibraryMap
+from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import WorkDifference, WorkKind
 from pytest_negativa.processes.page_watch import why_unwatchable
+from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult
 
@@ -178,17 +179,15 @@ def read_touches(
                 watched[path] = watched.get(path, True) and not misses.unwatched
                 if path not in places:
                     places[path] = _Places(maps[path], copy.unused)
-                for miss in misses.pages.values():
-                    if miss.times:
-                        image, kernel = places[path].name(miss.first)
-                        difference = WorkDifference(
-                            kind=WorkKind.TOUCHED,
-                            library=path,
-                            image=f"{image:#x}",
-                            kernel=kernel,
-                            test=who,
-                        )
-                        work.setdefault((path, image), difference)
+                for image, kernel in places[path].touched(misses):
+                    difference = WorkDifference(
+                        kind=WorkKind.TOUCHED,
+                        library=path,
+                        image=f"{image:#x}",
+                        kernel=kernel,
+                        test=who,
+                    )
+                    work.setdefault((path, image), difference)
     return Touches(tuple(work.values()), frozenset(path for path in watched if watched[path]))
 
 
@@ -201,11 +200,25 @@ class _Places:
         self._blocks = sorted(blocks, key=lambda block: block.payload.start)
         self._regions = sorted(region.span for region in library_map.iter_regions())
 
-    def name(self, offset: int) -> tuple[int, str | None]:
-        """The element or frame that holds a byte, with its first kernel, or else the region."""
+    def touched(self, misses: Misses) -> Iterator[tuple[int, str | None]]:
+        """Offsets of what a process touched, with the first kernel of an element or frame."""
+        for miss in misses.pages.values():
+            if miss.times:
+                yield self._name(miss.first)
+        # A page shows its first touch alone: what lies on such pages may have been read, too.
+        pages = misses.ranges()
+        for block in self._blocks if pages else ():
+            if covers(pages, *block.payload):
+                yield self._describe(block)
+
+    def _name(self, offset: int) -> tuple[int, str | None]:
+        """The element or frame that holds a byte, or else the region."""
         at = bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
         if at >= 0 and offset < self._blocks[at].payload.end:
-            kernels = self._map.kernels_of(self._blocks[at].content)
-            return self._blocks[at].payload.start, kernels[0].name if kernels else None
+            return self._describe(self._blocks[at])
         at = bisect_right(self._regions, offset, key=lambda span: span.start) - 1
         return (self._regions[at].start if at >= 0 else offset), None
+
+    def _describe(self, block: Element) -> tuple[int, str | None]:
+        kernels = self._map.kernels_of(block.content)
+        return block.payload.start, kernels[0].name if kernels else None

@@ -17,6 +17,7 @@ from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.mappings import state_of
+from tests.support.compiling import needs_compiler
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.paged import needs_page_watch
 from tests.support.sessions import unmeasured_environ
@@ -91,6 +92,25 @@ def test_pages_that_were_read_and_that_were_watched_in_vain(run: Run) -> None:
     # CPU code is watched beside it, and is none of it.
     for process in read_page_logs(run.page_logs):
         assert len(process.gpu_code) == 1 < len(process.libraries)
+
+
+# As cuFFT has it: other data, and then regions, in one section of large data.
+@needs_compiler
+@pytest.mark.parametrize(("before", "watched"), [(6060, True), (1 << 20, False)])
+def test_large_data_that_begins_with_gpu_code(run: Run, before: int, *, watched: bool) -> None:
+    source, library = run.folder / "large.S", run.folder / "large.so"
+    source.write_text(
+        '.section .ldata, "aw", @progbits\n.balign 4096\n'
+        f".fill {before // 4}, 4, 7\n.long 0xBA55ED50\n.fill 16384, 4, 7\n"
+        '.section .note.GNU-stack, "", @progbits\n'
+    )
+    subprocess.run(["cc", "-shared", "-nostdlib", "-o", library, source], check=True)
+    environ = unmeasured_environ()
+    environ |= watch_environment(environ, run.page_logs)
+    load = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
+    subprocess.run(load, env=environ, check=True)
+    found = [one for process in read_page_logs(run.page_logs) for one in process.gpu_code]
+    assert [bool(one.ranges) for one in found] == [True] * watched
 
 
 def test_a_process_without_a_log_watched_nothing(run: Run) -> None:

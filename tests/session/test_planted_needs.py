@@ -52,7 +52,7 @@ def test_planted_needs_are_seen_and_healed(tmp_path: Path) -> None:
     assert seen == [
         ("mapping", True, ["tripwire: element"]),
         # The page has its header, too, which it reads first.
-        ("memory", True, ["tripwire: region"]),
+        ("memory", True, ["tripwire: element", "tripwire: region"]),
         ("mapping", False, []),
         ("memory", False, []),
     ]

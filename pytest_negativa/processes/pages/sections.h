@@ -26,11 +26,13 @@ static bool is_watchable(const ElfW(Shdr) *section, const char *name) {
            strcmp(name, ".gcc_except_table") == 0;
 }
 
-/* What the programs of GPUs begin with: a fatbin, or a frame of zstd (RFC 8878). */
-static bool begins_gpu_code(int fd, uint64_t offset) {
-    static uint32_t words[PAGE / sizeof(uint32_t)];
-    if (!read_at(fd, words, sizeof words, offset)) return false;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+/* What the programs of GPUs begin with: a fatbin, or a frame of zstd (RFC 8878). In cuFFT 12.0, 6 kB
+ * of other data come before the first. */
+static bool begins_gpu_code(int fd, const ElfW(Shdr) *section) {
+    static uint32_t words[4 * PAGE / sizeof(uint32_t)];
+    size_t size = section->sh_size < sizeof words ? section->sh_size : sizeof words;
+    if (!read_at(fd, words, size, section->sh_offset)) return false;
+    for (size_t i = 0; i < size / sizeof *words; i++)
         if (words[i] == 0xBA55ED50 || words[i] == 0xFD2FB528) return true;
     return false;
 }
@@ -44,7 +46,7 @@ static bool is_gpu_code(int fd, const ElfW(Shdr) *section, const char *name) {
         return false;
     return strcmp(name, ".nv_fatbin") == 0 || strcmp(name, "__nv_relfatbin") == 0 ||
            strcmp(name, ".cask_resource") == 0 ||
-           (strcmp(name, ".ldata") == 0 && begins_gpu_code(fd, section->sh_offset));
+           (strcmp(name, ".ldata") == 0 && begins_gpu_code(fd, section));
 }
 
 static struct {
