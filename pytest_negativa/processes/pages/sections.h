@@ -26,8 +26,8 @@ static bool is_watchable(const ElfW(Shdr) *section, const char *name) {
            strcmp(name, ".gcc_except_table") == 0;
 }
 
-/* What the programs of GPUs begin with: a fatbin, or a frame of zstd (RFC 8878). In cuFFT 12.0, 6 kB
- * of other data come before the first. */
+/* What the programs of GPUs begin with: a fatbin, or a frame of zstd (RFC 8878). In cuFFT 12.0, 6
+ * kB of other data come before the first. */
 static bool begins_gpu_code(int fd, const ElfW(Shdr) *section) {
     static uint32_t words[4 * PAGE / sizeof(uint32_t)];
     size_t size = section->sh_size < sizeof words ? section->sh_size : sizeof words;
