@@ -423,13 +423,15 @@ class _Others:
             if self._is_left_out(library):
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
-        soname, spare = self._tree.facts(group).soname, self._spare
+        spare = self._spare
         is_unknown = self._is_unknown(group, library, sha256)
         owned = [self._never[path] for path in paths if path in self._never]
-        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(paths, soname)
-        is_kept = is_never and not self._is_selected(paths, soname)
+        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(group, paths)
+        is_kept = is_never and not self._is_selected(group, paths)
         if is_unknown and is_never and not is_kept:
-            reason = runs_below(Path(paths[0]), (*group.names, soname or ""))
+            reason = runs_below(
+                Path(paths[0]), (*group.names, self._tree.facts(group).soname or "")
+            )
             return self._whole if reason is None else _stays(group, library, reason)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
@@ -442,19 +444,19 @@ class _Others:
         has_code = takes_cpu_code or self._tree.has_gpu_code(group)
         return _stays(group, library, _KEPT) if has_code else None
 
-    def _may_be_loaded(self, paths: Sequence[str], soname: str | None) -> bool:
+    def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the run of the lock loaded a library, or it may stand for one that was.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname.
         """
-        names = (soname, *(path.rpartition("/")[2] for path in paths))
-        return not self._loaded.isdisjoint(names)
+        names = {path.rpartition("/")[2] for path in paths}
+        return not self._loaded.isdisjoint({self._tree.facts(group).soname, *names})
 
-    def _is_selected(self, paths: Sequence[str], soname: str | None) -> bool:
+    def _is_selected(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the project lets a library lose its code."""
         owner = next(filter(None, map(self._owners.get, paths)), None)
-        names = LibraryNames(paths[0], soname, owner)
+        names = LibraryNames(paths[0], self._tree.facts(group).soname, owner)
         return is_selected(self._selected, names)
 
     def _is_left_out(self, library: Slimmed) -> bool:
