@@ -46,15 +46,9 @@ from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.slim import (
-    SlimReport,
-    SlimRequest,
-    refuse_other_files,
-    roots_of,
-    scan,
-    slim_trees,
-)
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
+from pytest_negativa.slimming.scan import refuse_other_files, roots_of, scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import MOST_GAPS, SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
@@ -307,8 +301,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
     paths = paths or active_paths()
     with interruptible(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
-    nothing = f"nothing was slimmed in {places(*paths)}"
-    reason = None if rows else f"{nothing}: nothing was checked"
+    nothing = f"nothing was slimmed in {places(*paths)}: nothing was checked"
     is_sound = all(row.status is SlimStatus.SOUND for row in rows)
     then = f"negativa slim undo {typed(paths)}, to have the originals back" if is_sound else None
     finish(
@@ -317,7 +310,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
         top=top,
         as_json=as_json,
         require=require,
-        failure=reason,
+        failure=None if rows else nothing,
         then=then,
     )
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, SectionHeader
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.models.base import UNDECODABLE, NonNegative
 
 SLIMMED = (
@@ -32,11 +32,7 @@ _MAX_NAMES = 1 << 20
 
 def is_slimmed(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a slimmed library; False for a file that can't be read."""
-    try:
-        with ByteSource(path) as source:
-            return has_marker(source)
-    except FormatError:
-        return False
+    return bool(read_fact(path, has_marker))
 
 
 def has_marker(source: ByteSource) -> bool:

@@ -280,6 +280,17 @@ def open_source(where: Path | Member) -> ByteSource:
     return unpacked
 
 
+def opened(
+    file: str | os.PathLike[str] | ByteSource,
+) -> contextlib.AbstractContextManager[ByteSource]:
+    """A file, open for reading. One that was open before stays so.
+
+    Raises:
+        FormatError: it can't be opened.
+    """
+    return contextlib.nullcontext(file) if isinstance(file, ByteSource) else ByteSource(file)
+
+
 def _inflate(part: ByteSource, member: Member) -> ByteSource:
     import zipfile  # It takes 5 ms.
 
@@ -301,7 +312,7 @@ def _inflate(part: ByteSource, member: Member) -> ByteSource:
 _Fact = TypeVar("_Fact")
 
 
-def read_fact(path: Path, read: Callable[[ByteSource], _Fact]) -> _Fact | None:
+def read_fact(path: str | os.PathLike[str], read: Callable[[ByteSource], _Fact]) -> _Fact | None:
     """The result of ``read`` for a file; None if the file can't be read, or is damaged."""
     try:
         with ByteSource(path) as source:

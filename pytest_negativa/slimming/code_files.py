@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.arch import ComputeCapability, is_for_any
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.files import bare_arch, read_tables
-from pytest_negativa.gpucode.library import map_library
-from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.origin import ReinstallCommands
@@ -28,12 +25,8 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
-    HEAD_SIZE,
-    FileKind,
     is_loadable,
-    kind_of,
 )
-from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.slimming import (
     RemovedFile,
@@ -41,16 +34,15 @@ from pytest_negativa.models.slimming import (
     SlimRow,
     SlimStatus,
 )
-from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
+from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
-from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
-_HEADERS = Scope(headers_only=True)
 _NOT_AGAIN = (
     "removed before, by another lock or for other archs, and this one may keep them: put them back "
     "(negativa slim undo), or install them again, then slim"
@@ -100,40 +92,37 @@ class Package:
             notes=() if self.note is None else (self.note,),
         )
 
-    def unchanged(self, status: SlimStatus, detail: str) -> SlimRow:
-        """A row for the files that stay."""
-        return SlimRow.unchanged(self.name, status, _size_of(self.kept), detail)
-
     def row_before(self, *, spare: bool) -> SlimRow | None:
         """The row that is known before the work; None if there is work, or nothing to tell.
 
         Args:
             spare: code goes into a spare, so no file goes.
         """
+        size = self.size
         if spare and self.unused:
-            detail = (
-                f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
-                f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
-                "folder without --spare to remove them"
+            status, detail = (
+                SlimStatus.LEFT,
+                (
+                    f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
+                    f"({format_bytes(size)}): a spare brings pages back, and no files; slim their "
+                    "folder without --spare to remove them"
+                ),
             )
-            return SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
-        if spare or (self.unused and self.problem is None):
+        elif spare or (self.unused and self.problem is None):
             return None
-        if self.problem is not None:
-            size = _size_of((*self.unused, *self.kept))
-            return SlimRow.unchanged(self.name, self.status, size, self.problem)
-        if self.gone:
+        elif self.problem is not None:
+            status, detail, size = self.status, self.problem, size + _size_of(self.kept)
+        elif self.gone:
             return self.row(SlimStatus.ALREADY, ())
-        return None if self.note is None else self.unchanged(SlimStatus.DIFFERENT, self.note)
+        elif self.note is None:
+            return None
+        else:
+            status, detail, size = SlimStatus.DIFFERENT, self.note, _size_of(self.kept)
+        return SlimRow.unchanged(self.name, status, size, detail)
 
 
 def _size_of(groups: Iterable[FileGroup]) -> int:
     return sum(group.size for group in groups)
-
-
-def head_of(path: Path) -> bytes | None:
-    """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
-    return read_fact(path, lambda source: source.read(0, min(HEAD_SIZE, source.size)))
 
 
 def package_of(name: str) -> str:
@@ -146,19 +135,15 @@ def package_of(name: str) -> str:
 def packages_by_archs(
     tree: Tree,
     manifest: SlimManifest,
-    devices: Sequence[ComputeCapability],
-    source: str,
-    *,
-    keep_ptx: bool,
+    recipe: Recipe,
 ) -> list[Package]:
-    """The files below a folder, and which of them no device can load.
+    """The files below a folder, and which of them no device of a recipe can load.
 
     Args:
         tree, manifest: of the folder.
-        devices: whose code stays.
-        source: the devices in words.
-        keep_ptx: whether all PTX stays.
+        recipe: what stays.
     """
+    source = recipe.source
     packages: dict[str, Package] = {}
     for group in tree.groups if not tree.partial else ():
         if not group.name.endswith(CODE_SUFFIXES):
@@ -171,7 +156,7 @@ def packages_by_archs(
         package = packages.setdefault(name, Package(name, source))
         # Under another name the file may be anything to a program, or a backup.
         others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
-        needed = others or _is_needed(path, head, devices, keep_ptx=keep_ptx)
+        needed = others or recipe.keeps_file(path, head)
         (package.kept if needed else package.unused).append(group)
     for name, entry in manifest.removed.items() if not tree.partial else ():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
@@ -255,23 +240,6 @@ def _package_by_lock(
         is_kept = is_kept or head is None or not is_loadable(head)
         (package.kept if is_kept else package.unused).append(group)
     return package
-
-
-def _is_needed(
-    path: Path, head: bytes, devices: Sequence[ComputeCapability], *, keep_ptx: bool
-) -> bool:
-    kind = kind_of(head)
-    if kind is not FileKind.FATBIN:
-        arch = bare_arch(head)
-        is_ptx = kind is FileKind.PTX
-        return arch is None or (is_ptx and keep_ptx) or is_for_any(arch, devices, is_ptx=is_ptx)
-    try:
-        with ByteSource(path) as opened:
-            library_map = map_library(opened, read_tables(opened), _HEADERS)
-    except FormatError:
-        return True
-    plan = plan_for_devices(library_map, devices, keep_ptx=keep_ptx)
-    return not plan.decisions or any(decision.kept for decision in plan.decisions)
 
 
 def remove_files(

@@ -59,10 +59,8 @@ class Journal:
             ReconstructError: another user can exchange what root works on.
             TakenError: a file was changed or replaced since it was listed.
         """
-        places: dict[Path, FileState | None] = {}
-        for name in names:
-            group = self.tree.group_of(name)
-            places[self.root / name] = None if group is None else group.state
+        groups = {self.root / name: self.tree.group_of(name) for name in names}
+        places = {path: None if group is None else group.state for path, group in groups.items()}
         refuse_shared(*{place.parent for place in places})
         for place, state in places.items():
             look(place, state, by_ctime=True)
@@ -198,18 +196,3 @@ def _is_result(path: Path, entry: SlimmedFile) -> bool:
     except OSError:
         return False
     return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
-
-
-def remove_leftovers(tree: Tree) -> bool:
-    """Remove what killed runs left in a folder that this process holds.
-
-    Returns:
-        Whether a library may have fewer links than the tree says: a leftover may be one more name
-        of its file.
-    """
-    for path in tree.leftovers:
-        # A folder that can't be written is the business of the work that follows.
-        with contextlib.suppress(OSError, ReconstructError):
-            refuse_shared(path.parent)
-            path.unlink()
-    return bool(tree.leftovers)

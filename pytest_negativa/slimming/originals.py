@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
@@ -60,20 +59,14 @@ class Slimmed:
         return (*self.results, *self.originals)
 
 
-def find_slimmed(tree: Tree, manifest: SlimManifest, lost: dict[str, str]) -> Iterator[Slimmed]:
-    """The slimmed libraries that are there, of the manifest and then the others.
-
-    ``lost`` gets the problem of those whose original nothing gives back, by each of their names.
-    """
+def find_slimmed(
+    tree: Tree, manifest: SlimManifest, lost: dict[FileGroup, str]
+) -> Iterator[Slimmed]:
+    """The slimmed libraries that are there: those of the manifest, then those of ``by_spare``."""
     for key, entry in manifest.slimmed.items():
         if tree.covers(entry.names) and (found := _slimmed(tree, key, entry)) is not None:
             yield found
-    for group in unlisted(tree, manifest):
-        try:
-            entry = entry_of(tree, group)
-        except NegativaError as e:
-            lost.update(dict.fromkeys(group.names, str(e)))
-            continue
+    for group, entry in by_spare(tree, manifest, lost):
         yield Slimmed(group.name, entry, group.names, entry.sha256)
 
 
@@ -92,16 +85,26 @@ def _slimmed(tree: Tree, key: str, entry: SlimmedFile) -> Slimmed | None:
     return Slimmed(key, entry, results, digests[0], originals, is_whole)
 
 
-def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
-    """The slimmed libraries that the manifest does not name."""
+def by_spare(
+    tree: Tree, manifest: SlimManifest, lost: dict[FileGroup, str]
+) -> Iterator[tuple[FileGroup, SlimmedFile]]:
+    """The slimmed libraries that the manifest does not name, with entries as of a manifest.
+
+    ``lost`` gets the problem of those whose original nothing gives back.
+    """
     known = {name for entry in manifest.slimmed.values() for name in entry.names}
     for group in tree.groups:
-        path = tree.root / group.name
-        if known.isdisjoint(group.names) and tree.is_library(group) and is_slimmed(path):
-            yield group
+        is_listed = not known.isdisjoint(group.names)
+        if not is_listed and tree.is_library(group) and tree.facts(group).is_slimmed:
+            try:
+                entry = _read_entry(tree, group)
+            except NegativaError as e:
+                lost[group] = str(e)
+            else:
+                yield group, entry
 
 
-def entry_of(tree: Tree, group: FileGroup) -> SlimmedFile:
+def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
     """The entry for a library with a spare, as of a manifest. It has the times of its original.
 
     Raises:

@@ -12,17 +12,19 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from pytest_negativa.arch import ComputeCapability, SmArch
+from pytest_negativa.arch import ComputeCapability, SmArch, is_for_any
 from pytest_negativa.errors import FormatError, StaleLibraryError
 from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.files import bare_arch, read_tables
 from pytest_negativa.gpucode.library import map_library
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.lock import LockedLibrary
+from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import FileState, RepackedCubin
 from pytest_negativa.models.spans import Range, intersection, size
@@ -38,6 +40,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.spares import LEAST_GAP, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
@@ -52,7 +55,9 @@ NO_GPU_CODE = "it has no GPU code"
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A library and what is to be removed from it. Without map and plan it is only stripped.
+    """A library, what is to be removed from it, and what was made of it.
+
+    Without map and plan it is only stripped.
 
     Attributes:
         library_map, plan: of the original, both or none.
@@ -65,6 +70,10 @@ class Removal:
         notes: what a reader of the report should know.
         needed, containers: for a library with a spare, see ``plan_cut``.
         gaps: sizes in bytes of the gaps that it could have.
+        size_after: bytes of the new file, or of the one that would be written.
+        gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
+        made: what was written; None: nothing was.
+        spare: what brings removed code back; None: nothing does.
     """
 
     library_map: LibraryMap | None = None
@@ -78,21 +87,7 @@ class Removal:
     needed: tuple[Range, ...] | None = None
     containers: tuple[Range, ...] = ()
     gaps: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A library that was slimmed, or a forecast, which has a size alone.
-
-    Attributes:
-        size_after: bytes of the file.
-        gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
-        made: what was written; None: nothing was.
-        spare: what brings removed code back; None: nothing does.
-    """
-
-    removal: Removal
-    size_after: int
+    size_after: int = 0
     gpu_code_removed: int = 0
     made: Smaller | None = None
     spare: Path | None = None
@@ -117,20 +112,20 @@ class Recipe:
         kind: the way.
         source: the lock or the archs that tell what stays, for people.
         key: what the outcome depends on, beside the spare.
-        plan: reads a library and finds what to remove from it. It raises ``CannotCompactError`` if
-            the library is left as it is, or another ``NegativaError``.
+        plan: reads a library that is open, and finds what to remove from it. It raises
+            ``CannotCompactError`` if the library is left as it is, or another ``NegativaError``.
         spare: where removed code goes; None: it is lost.
         strips_others: libraries without GPU code are stripped, not left.
-        devices: those of ``ARCHS``.
+        keeps_file: whether a file that is GPU code stays, by its path and its first bytes.
     """
 
     kind: Kind
     source: str
     key: tuple[Any, ...]
-    plan: Callable[[Recipe, Path], Removal]
+    plan: Callable[[Recipe, ByteSource], Removal]
     spare: SpareTarget | None = None
     strips_others: bool = False
-    devices: tuple[ComputeCapability, ...] = ()
+    keeps_file: Callable[[Path, bytes], bool] = lambda _path, _head: True
 
     @functools.cached_property
     def digest(self) -> str:
@@ -152,6 +147,18 @@ class Recipe:
         return ALL_NEVER_LOADED if has_gpu_code else None
 
 
+def lock_in_words(lock: Lock) -> str:
+    """A lock in words, for people who meet a slimmed library later."""
+    proof = lock.proof
+    devices = ", ".join(f"{d.name} ({d.compute_capability})" for d in proof.devices)
+    proved = "proved" if proof.proved else "NOT PROVED"
+    tests = sum(proof.tests.values())
+    return (
+        f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
+        + (f", {proof.date}" if proof.date else "")
+    )
+
+
 def by_lock(
     locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SpareTarget | None = None
 ) -> Recipe:
@@ -162,21 +169,20 @@ def by_lock(
     return Recipe(Kind.LOCK, source, key, functools.partial(_plan_by_lock, locked, fill), spare)
 
 
-def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, path: Path) -> Removal:
+def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, source: ByteSource) -> Removal:
     unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
     scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
-    with ByteSource(path) as source:
-        # The writer of the file compares the digest.
-        if source.size != locked.size:
-            raise StaleLibraryError(f"{path} is another file than the lock's {locked.name}")
-        library_map = map_library(source, read_host_elf(source), scope)
-        library = msgspec.structs.replace(library_map.library, sha256=locked.sha256)
-        library_map = msgspec.structs.replace(library_map, library=library)
-        plan = plan_from_lock(locked, library_map)
-        # The code within a cubin comes back with the cubin or not at all.
-        if not plan.trimmed or recipe.spare is not None:
-            return Removal(library_map, plan)
-        edits, cubins = trim_kernels(source, library_map, plan, fill)
+    # The writer of the file compares the digest.
+    if source.size != locked.size:
+        raise StaleLibraryError(f"{source.path} is another file than the lock's {locked.name}")
+    library_map = map_library(source, read_host_elf(source), scope)
+    library = msgspec.structs.replace(library_map.library, sha256=locked.sha256)
+    library_map = msgspec.structs.replace(library_map, library=library)
+    plan = plan_from_lock(locked, library_map)
+    # The code within a cubin comes back with the cubin or not at all.
+    if not plan.trimmed or recipe.spare is not None:
+        return Removal(library_map, plan)
+    edits, cubins = trim_kernels(source, library_map, plan, fill)
     left = [cubin for cubin in cubins if cubin.left_alone is not None]
     notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
     removed = sum(map(_removed_from, cubins))
@@ -193,18 +199,40 @@ def by_archs(
 ) -> Recipe:
     """Keep what devices can load."""
 
-    def plan(recipe: Recipe, path: Path) -> Removal:
-        plan_for = functools.partial(plan_for_devices, devices=devices, keep_ptx=keep_ptx)
-        found = _plan_by_headers(plan_for, recipe, path)
+    plan_for = functools.partial(plan_for_devices, devices=devices, keep_ptx=keep_ptx)
+
+    def plan(recipe: Recipe, source: ByteSource) -> Removal:
+        found = _plan_by_headers(plan_for, recipe, source)
         if found.plan is None or not found.plan.decisions:
             return found
         loadable = any(d.reason == KeepReason.ARCH_POLICY.value for d in found.plan.decisions)
         return found if loadable else replace(found, useless_for=devices)
 
-    source = f"what devices of {', '.join(map(str, devices))} can load"
+    keeps_file = functools.partial(_keeps_file, plan_for, devices, keep_ptx)
+    by = f"what devices of {', '.join(map(str, devices))} can load"
     # Whether others are stripped doesn't change what becomes of GPU code.
     key = ("archs", sorted(map(str, devices)), keep_ptx, strip)
-    return Recipe(Kind.ARCHS, source, key, plan, spare, strip_others, devices)
+    return Recipe(Kind.ARCHS, by, key, plan, spare, strip_others, keeps_file)
+
+
+def _keeps_file(
+    plan_for: Callable[[LibraryMap], LibraryPlan],
+    devices: tuple[ComputeCapability, ...],
+    keep_ptx: bool,
+    path: Path,
+    head: bytes,
+) -> bool:
+    kind = kind_of(head)
+    if kind is not FileKind.FATBIN:
+        arch = bare_arch(head)
+        is_ptx = kind is FileKind.PTX
+        return arch is None or (is_ptx and keep_ptx) or is_for_any(arch, devices, is_ptx=is_ptx)
+    try:
+        with ByteSource(path) as source:
+            plan = plan_for(map_library(source, read_tables(source), Scope(headers_only=True)))
+    except FormatError:
+        return True
+    return not plan.decisions or any(decision.kept for decision in plan.decisions)
 
 
 def never_loaded(
@@ -222,6 +250,37 @@ def never_loaded(
     return Recipe(Kind.NEVER_LOADED, source, ("never loaded", strip), plan, spare, strip_others)
 
 
+ForOthers: TypeAlias = tuple[Recipe | None, Recipe | None, Recipe | None]
+"""The recipes for others, for those never loaded, and for what no test loaded: ``for_others``."""
+
+
+def for_others(request: SlimRequest) -> ForOthers:
+    """The recipes for libraries that a lock does not name, or for all; None: they stay.
+
+    Returns:
+        Those for the others of a request (see there), for those of them that the run of the lock
+        did not load, and for libraries that no test is known to have loaded.
+    """
+    strip, strips_others, spare = request.options.strip, request.strip_others, request.options.spare
+    others = strip_only() if strips_others else None
+    if request.devices or request.lock is None:
+        others = by_archs(
+            request.devices,
+            keep_ptx=request.keep_ptx,
+            strip=strip,
+            strip_others=strips_others,
+            spare=spare,
+        )
+    never = whole = None
+    if request.lock is not None:
+        source = lock_in_words(request.lock)
+        if request.drop_never_loaded:
+            never = never_loaded(source, strip=strip, strip_others=strips_others, spare=spare)
+        if request.spare_never_loaded and spare is not None:
+            whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
+    return others, never, whole
+
+
 def strip_only() -> Recipe:
     """Only drop symbol tables and debug information."""
     source = "stripping, which removes no GPU code"
@@ -236,47 +295,47 @@ def by_pages(spare: SpareTarget) -> Recipe:
 def keep_whole(reason: str) -> Recipe:
     """Keep all of a library, so that the original comes back if it was slimmed."""
 
-    def plan(_recipe: Recipe, path: Path) -> Removal:
-        raise CannotCompactError(path, reason)
+    def plan(_recipe: Recipe, source: ByteSource) -> Removal:
+        raise CannotCompactError(source.path, reason)
 
     return Recipe(Kind.WHOLE, reason, ("whole",), plan)
 
 
-def _plan_nothing(_recipe: Recipe, _path: Path) -> Removal:
+def _plan_nothing(_recipe: Recipe, _source: ByteSource) -> Removal:
     return Removal()
 
 
-def plan_library(recipe: Recipe, path: Path) -> Removal:
-    """Find what a recipe removes from a library.
+def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
+    """Find what a recipe removes from a library, which is open.
 
     Raises:
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    removal = recipe.plan(recipe, path)
+    removal = recipe.plan(recipe, source)
     if recipe.spare is None or removal.strips:
         return removal
-    needed, containers = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
-    options = recipe.spare.options_for(path.name, recipe.source)
-    sizes = tuple(gap_sizes(path, needed, options, containers))
+    needed, containers = plan_cut(source, removal.library_map, removal.plan, recipe.spare)
+    options = recipe.spare.options_for(Path(source.path).name, recipe.source)
+    sizes = tuple(gap_sizes(source, needed, options, containers))
     return replace(removal, needed=needed, containers=containers, gaps=sizes)
 
 
 def slim_library(
     recipe: Recipe,
-    path: Path,
+    source: ByteSource,
     target: Path | None,
     name: str,
     *,
     strip: bool,
     planned: Removal | None = None,
     min_gap: int = LEAST_GAP,
-) -> Result:
+) -> Removal:
     """Write what a recipe makes of a library, or forecast its size.
 
     Args:
         recipe: what to remove.
-        path: the original.
+        source: the original.
         target: the new file; nothing is left there on any failure. None: nothing is written.
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
@@ -287,26 +346,33 @@ def slim_library(
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    removal = planned or plan_library(recipe, path)
+    removal = planned or plan_library(recipe, source)
     if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_gap)
         if target is None:
-            return Result(removal, foresee_cut(path, needed, options, removal.containers))
-        library = None if removal.plan is None else removal.plan.library
+            after = foresee_cut(source, needed, options, removal.containers)
+            return replace(removal, size_after=after)
+        plan, containers = removal.plan, removal.containers
+        library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
         done = cut(
-            path, target, needed, removal.containers, recipe.spare, options, library, removal.state
+            source, target, needed, containers, recipe.spare, options, library, removal.state
         )
-        decisions = () if removal.plan is None else removal.plan.decisions
         unused = ((one.start, one.end) for one in decisions if not one.kept)
         gone = size(intersection(unused, done.gaps))
-        return Result(removal, done.size_after, gone, done, done.spare)
+        return replace(
+            removal,
+            size_after=done.size_after,
+            gpu_code_removed=gone,
+            made=done,
+            spare=done.spare,
+        )
     given = removal.library_map, removal.plan, removal.edits
     compact = CompactOptions(strip=strip, takes_place=True)
     if target is None:
-        return Result(removal, foresee_compaction(path, *given, compact))
-    compacted = compact_library(path, target, *given, compact, state=removal.state)
+        return replace(removal, size_after=foresee_compaction(source, *given, compact))
+    made = compact_library(source, target, *given, compact, state=removal.state)
     gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
-    return Result(removal, compacted.size_after, gone, compacted)
+    return replace(removal, size_after=made.size_after, gpu_code_removed=gone, made=made)
 
 
 def _removed_from(cubin: RepackedCubin) -> int:
@@ -316,18 +382,17 @@ def _removed_from(cubin: RepackedCubin) -> int:
 
 
 def _plan_by_headers(
-    plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, path: Path
+    plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, source: ByteSource
 ) -> Removal:
     """The removal by a plan that needs no cubin unpacked."""
-    with ByteSource(path) as source:
-        state = state_of(source.fileno())
-        try:
-            library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
-        except FormatError as e:
-            raise CannotCompactError(path, e.problem) from e
+    state = state_of(source.fileno())
+    try:
+        library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
+    except FormatError as e:
+        raise CannotCompactError(source.path, e.problem) from e
     if not library_map.sections:
         if not recipe.takes_others(state.size):
-            raise CannotCompactError(path, NO_GPU_CODE)
+            raise CannotCompactError(source.path, NO_GPU_CODE)
         traced = recipe.spare is not None and recipe.spare.may_know(state.size)
         return Removal(state=state, strips=not traced)
     return Removal(library_map, plan_for(library_map), state=state)

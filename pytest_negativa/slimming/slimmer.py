@@ -12,11 +12,11 @@ import concurrent.futures
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError, ReconstructError
+from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
@@ -25,29 +25,28 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.copies import state_at
 from pytest_negativa.slimming.code_files import remove_files
-from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
     Removal,
-    Result,
     names_of,
     plan_library,
     slim_library,
 )
 from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
+from pytest_negativa.slimming.request import OnProgress, SlimOptions, SlimReport
 from pytest_negativa.slimming.spares import (
     LEAST_GAP,
-    SpareTarget,
     clear_abandoned,
     find_spare,
     hold_folder,
-    note_of,
+    least_gap,
     publish,
     rebuild,
     release,
@@ -61,30 +60,53 @@ OnDone = Callable[[int], None]
 """Called with the bytes of each library that is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlimOptions:
-    """The choices for slimming.
+def apply(
+    folders: Sequence[WorkList],
+    unmet: Sequence[SlimRow],
+    options: SlimOptions,
+    on_progress: OnProgress,
+) -> SlimReport:
+    """Do the work in folders, or foresee what that would do.
 
-    Attributes:
-        strip: drop symbol tables and debug information. A spare keeps them.
-        dry_run: report what would be done, and write nothing.
-        keep_originals: the folder for the originals; None: keep none.
-        spare: where removed code goes, so that it comes back; None: it is lost.
-        jobs: how many libraries to slim at a time.
+    Args:
+        folders: the work in each.
+        unmet: rows of what is in none of them.
+        options: how to do it.
+        on_progress: told of the work.
+
+    Raises:
+        NegativaError: a folder can't be read or written.
     """
+    slimmers = [Slimmer(folder, options) for folder in folders]
+    total = sum(task.size for folder in folders for task in folder.tasks)
+    total += sum(package.size for folder in folders for package in folder.packages)
+    done = 0
 
-    strip: bool = True
-    dry_run: bool = False
-    keep_originals: Path | None = None
-    spare: SpareTarget | None = None
-    jobs: int = 1
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        on_progress(done, total)
+
+    rows = list(unmet)
+    gaps = min_gap = 0
+    if (spare := options.spare) is not None:
+        gaps = sum(slimmer.count_gaps(without_tasks=True) for slimmer in slimmers)
+        sizes = [size for slimmer in slimmers for size in slimmer.foresee_gaps()]
+        min_gap = least_gap(sizes, spare.most_gaps - gaps)
+        gaps += sum(size >= min_gap for size in sizes)
+        for slimmer in slimmers:
+            slimmer.min_gap = min_gap
+    for slimmer in slimmers:
+        rows += slimmer.run(count)
+    if not options.dry_run:
+        gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
+    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
 
 
 class Slimmer:
     """Applies the work list of one folder.
 
     Args:
-        journal: the notes of the run.
         work: what is to be done.
         options: how to do it.
 
@@ -93,8 +115,8 @@ class Slimmer:
         min_gap: bytes; shorter gaps stay in the libraries.
     """
 
-    def __init__(self, journal: Journal, work: WorkList, options: SlimOptions) -> None:
-        self.journal = journal
+    def __init__(self, work: WorkList, options: SlimOptions) -> None:
+        self.journal = work.journal
         self.work = work
         self.options = options
         self.rows: list[SlimRow] = []
@@ -126,23 +148,17 @@ class Slimmer:
             return plan_library(task.recipe, source)
         return None
 
-    def _plan_of(self, task: Task) -> Removal | None:
-        """The plan for a library; None: it has no spare, or is to be read again."""
-        planned = self._planned.pop(task.name, None)
-        # The original that is made again is another file.
-        return None if task.is_cut else planned
-
     def count_gaps(self, *, without_tasks: bool = False) -> int:
         """The number of gaps of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
-        count = 0
-        for key, entry in self.journal.manifest.slimmed.items():
-            if entry.spare is not None and key not in changing:
-                with contextlib.suppress(FormatError):
-                    note = note_of(self.journal.root / entry.names[0])
-                    count += 0 if note is None else len(note.holes)
-        return count
+        results = [
+            self.journal.root / entry.names[0]
+            for key, entry in self.journal.manifest.slimmed.items()
+            if entry.spare is not None and key not in changing
+        ]
+        notes = (read_fact(path, read_note) for path in results)
+        return sum(len(note.holes) for note in notes if note is not None)
 
     def run(self, on_done: OnDone) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
@@ -155,7 +171,6 @@ class Slimmer:
         self.rows = [*self.work.rows]
         if self.options.dry_run:
             self._process(
-                self._foresee,
                 lambda task, _staged, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
                 on_done,
             )
@@ -184,14 +199,17 @@ class Slimmer:
     def _apply(self, on_done: OnDone) -> None:
         journal = self.journal
         try:
-            self._process(self._slim, self._publish, on_done)
+            self._process(self._publish, on_done)
             aside, jobs = self.options.keep_originals, self.options.jobs
             for package in self.work.packages:
                 try:
                     for row in remove_files(journal, package, keep_originals=aside, jobs=jobs):
                         self.rows.append(row)
                 except NegativaError as e:
-                    self.rows.append(package.unchanged(SlimStatus.FAILED, str(e)))
+                    kept = sum(group.size for group in package.kept)
+                    self.rows.append(
+                        SlimRow.unchanged(package.name, SlimStatus.FAILED, kept, str(e))
+                    )
                 on_done(package.size)
         finally:
             # Also when interrupted: what was replaced must be in order.
@@ -200,17 +218,12 @@ class Slimmer:
                     journal.note_back(key, entry)
             journal.finish()
 
-    def _process(
-        self,
-        begin: Callable[[Task, Path], Result],
-        finish: Callable[[Task, Path, Result], None],
-        on_done: OnDone,
-    ) -> None:
-        """Begin all tasks in threads, and finish them one by one in this thread.
+    def _process(self, finish: Callable[[Task, Path, Removal], None], on_done: OnDone) -> None:
+        """Slim in threads, and finish the libraries one by one in this thread.
 
         Args:
-            begin: what takes long; gets the task and a hidden name for its result.
-            finish: what follows if the library is not left as it is.
+            finish: what follows if the library is not left as it is; gets the task and a hidden
+                name for its result.
             on_done: told of each task.
         """
         # The largest first, so that none is left to run alone at the end.
@@ -220,7 +233,7 @@ class Slimmer:
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
-            pending = {pool.submit(begin, task, staged[task.name]): task for task in tasks}
+            pending = {pool.submit(self._slim, task, staged[task.name]): task for task in tasks}
             for future in concurrent.futures.as_completed(pending):
                 task = pending[future]
                 try:
@@ -254,46 +267,39 @@ class Slimmer:
     def _original_of(self, task: Task) -> Path:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
-    def _slim(self, task: Task, staged: Path) -> Result:
-        root, options = self.journal.root, self.options
-        self.journal.places(task.names)
-        planned = self._plan_of(task)
-        original = self._original_of(task)
-        if task.is_cut:
-            rebuild(task.source, original)
-        return slim_library(
-            task.recipe,
-            original,
-            staged,
-            (root / task.name).name,
-            strip=options.strip,
-            planned=planned,
-            min_gap=self.min_gap,
-        )
-
-    def _foresee(self, task: Task, _staged: Path) -> Result:
-        name, planned = Path(task.name).name, self._plan_of(task)
-        with self._at_hand(task) as source:
+    def _slim(self, task: Task, staged: Path) -> Removal:
+        is_dry = self.options.dry_run
+        if not is_dry:
+            self.journal.places(task.names)
+        # The original that is made again is another file.
+        planned = None if task.is_cut else self._planned.pop(task.name, None)
+        with self._at_hand(task, None if is_dry else self._original_of(task)) as source:
             return slim_library(
                 task.recipe,
                 source,
-                None,
-                name,
+                None if is_dry else staged,
+                Path(task.name).name,
                 strip=self.options.strip,
                 planned=planned,
                 min_gap=self.min_gap,
             )
 
     @contextlib.contextmanager
-    def _at_hand(self, task: Task) -> Iterator[Path]:
-        """The original of a library, for reading; nothing is written into the folder."""
-        if not task.is_cut:
-            yield task.source
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, Path(task.name).name)
-            rebuild(task.source, source)
-            yield source
+    def _at_hand(self, task: Task, place: Path | None = None) -> Iterator[ByteSource]:
+        """The original of a library, open for reading.
+
+        Args:
+            task: the library.
+            place: where the original lies if it is made again; None: not in the folder, and for as
+                long as it is read.
+        """
+        with contextlib.ExitStack() as stack:
+            original = task.source
+            if task.is_cut:
+                name = Path(task.name).name
+                original = place or Path(stack.enter_context(tempfile.TemporaryDirectory()), name)
+                rebuild(task.source, original)
+            yield stack.enter_context(ByteSource(original))
 
     def _leave(self, task: Task, reason: str) -> None:
         if task.slimmed is not None:
@@ -328,10 +334,10 @@ class Slimmer:
         )
         self.rows.append(row)
 
-    def _publish(self, task: Task, staged: Path, made: Result) -> None:
+    def _publish(self, task: Task, staged: Path, made: Removal) -> None:
         journal, file = self.journal, made.made
         assert file is not None, "it was written"
-        notes = (*made.removal.notes, *file.notes)
+        notes = (*made.notes, *file.notes)
         if task.outside:
             links = format_items(task.outside, "hard link", "hard links")
             outside = f"the original still takes its space: it has {links} outside of the folder"
@@ -394,10 +400,10 @@ class Slimmer:
         self._add_row(task, SlimStatus.SLIMMED, made, notes)
 
     def _add_row(
-        self, task: Task, status: SlimStatus, made: Result, notes: tuple[str, ...] = ()
+        self, task: Task, status: SlimStatus, made: Removal, notes: tuple[str, ...] = ()
     ) -> None:
-        detail = task.recipe.why(has_gpu_code=made.removal.plan is not None)
-        if useless_for := made.removal.useless_for:
+        detail = task.recipe.why(has_gpu_code=made.plan is not None)
+        if useless_for := made.useless_for:
             detail = f"keeps no code for {names_of(useless_for)}"
         row = SlimRow(
             path=task.name,

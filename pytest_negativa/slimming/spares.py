@@ -25,7 +25,7 @@ from pytest_negativa.errors import (
     ReconstructError,
     refusing,
 )
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -180,12 +180,15 @@ class SpareTarget:
 
 
 def plan_cut(
-    path: Path, library_map: LibraryMap | None, plan: LibraryPlan | None, policy: SpareTarget
+    path: Path | ByteSource,
+    library_map: LibraryMap | None,
+    plan: LibraryPlan | None,
+    policy: SpareTarget,
 ) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
-        path: the original.
+        path: the original, which may be open.
         library_map, plan: both or none.
         policy: see there.
 
@@ -195,7 +198,7 @@ def plan_cut(
     Raises:
         FormatError: the file can't be read.
     """
-    with ByteSource(path) as source:
+    with opened(path) as source:
         containers: list[Range] = []
         if library_map is not None and plan is not None:
             containers = removable_code(source, library_map, plan)
@@ -227,7 +230,7 @@ def least_gap(sizes: Iterable[int], most: int) -> int:
 
 
 def cut(
-    path: Path,
+    source: ByteSource,
     target: Path,
     needed: Iterable[Range],
     containers: Iterable[Range],
@@ -239,7 +242,7 @@ def cut(
     """Write a library without what may go, and its spare.
 
     Args:
-        path: the original.
+        source: the original.
         target: the new file.
         needed, containers: see ``cut_library``.
         policy: where the spare goes; its folder is held.
@@ -252,14 +255,14 @@ def cut(
     """
     with refusing(policy.folder, "written", ReconstructError):
         owner = policy.folder.stat().st_uid
-        if owner not in (0, os.geteuid(), path.stat().st_uid):
+        if owner not in (0, os.geteuid(), os.fstat(source.fileno()).st_uid):
             raise ReconstructError(
                 f"{policy.folder} belongs to user {owner}, so no process would use this library's "
                 "spare there; name another folder"
             )
         own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
         return cut_library(
-            path, target, own, needed, options, containers, library=library, state=state,
+            source, target, own, needed, options, containers, library=library, state=state,
         )  # fmt: skip
 
 

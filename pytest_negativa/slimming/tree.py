@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.errors import FormatError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
-from pytest_negativa.gpucode.source import digest_of, read_fact
+from pytest_negativa.gpucode.library import has_gpu_code
+from pytest_negativa.gpucode.slimmed import has_marker
+from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import Site, find_prefix, find_site
+from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
-from pytest_negativa.storage.system import read_head
 
 MANIFEST_NAME = "negativa-slim.json"
 """Name of the manifest, in the folder that is slimmed."""
@@ -80,6 +82,39 @@ class FileGroup:
         return self.state.size
 
 
+class Facts:
+    """The facts of a file that may be a library, read in one opening.
+
+    Args:
+        path: of the file.
+        searched: look for GPU code, which reads much of some libraries.
+
+    Attributes:
+        is_library: it is a shared object by its first bytes; if it can't be read, by its name.
+        is_slimmed: it has the marker of slimming.
+        soname: None: it has none, or can't be read.
+        has_gpu_code: None: that is not known.
+    """
+
+    is_library = is_slimmed = False
+    soname: str | None = None
+    has_gpu_code: bool | None = None
+
+    def __init__(self, path: Path, *, searched: bool) -> None:
+        try:
+            with ByteSource(path) as source:
+                start = source.read(0, min(_E_TYPE + 2, source.size))
+                self.is_library = start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
+                if self.is_library:
+                    self.is_slimmed = has_marker(source)
+                    self.soname = read_host_elf(source).soname
+                    self.has_gpu_code = has_gpu_code(source) if searched else None
+        except FormatError as e:
+            # None of these causes: it is damaged.
+            if isinstance(e.__cause__, OSError) and not isinstance(e.__cause__, FileNotFoundError):
+                self.is_library = _LIBRARY_NAME.search(path.name) is not None
+
+
 @dataclass
 class Tree:
     """A folder, or single files of it, as it was found.
@@ -90,6 +125,7 @@ class Tree:
         sites: folders that distributions are installed in.
         leftovers: files with names of temporary ones, which killed runs left.
         partial: whether it is single files.
+        searched: whether all facts tell of GPU code: a search reads much of some libraries.
     """
 
     root: Path
@@ -97,9 +133,10 @@ class Tree:
     sites: list[Site] = field(default_factory=list)
     leftovers: list[Path] = field(default_factory=list)
     partial: bool = False
+    searched: bool = False
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
-    _libraries: dict[FileGroup, bool] = field(default_factory=dict)
+    _facts: dict[FileGroup, Facts] = field(default_factory=dict)
 
     def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
         """Add files, each by its names and their status.
@@ -151,26 +188,29 @@ class Tree:
     def is_library(self, group: FileGroup) -> bool:
         """Whether it is a shared object, by name and by its first bytes; if unreadable, by name."""
         # There may be a hundred thousand other files.
-        if ".so" not in os.path.basename(group.name):  # noqa: PTH119
-            return False
-        if group not in self._libraries:
-            self._libraries[group] = _is_library(self.root / group.name)
-        return self._libraries[group]
+        return ".so" in os.path.basename(group.name) and self.facts(group).is_library  # noqa: PTH119
+
+    def facts(self, group: FileGroup) -> Facts:
+        """The facts of a file as it was found."""
+        if group not in self._facts:
+            self._facts[group] = Facts(self.root / group.name, searched=self.searched)
+        return self._facts[group]
+
+    def has_gpu_code(self, group: FileGroup) -> bool | None:
+        """Whether a library has GPU code; None if it can't be read, or is damaged."""
+        if self.searched:
+            return self.facts(group).has_gpu_code
+        return read_fact(self.root / group.name, has_gpu_code)
+
+
+def head_of(path: Path) -> bytes | None:
+    """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
+    return read_fact(path, lambda source: source.read(0, min(HEAD_SIZE, source.size)))
 
 
 def soname_of(path: Path) -> str | None:
     """The soname of a library, if it has one and can be read."""
     return read_fact(path, lambda source: read_host_elf(source).soname)
-
-
-def _is_library(path: Path) -> bool:
-    try:
-        start = read_head(path, _E_TYPE + 2)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return _LIBRARY_NAME.search(path.name) is not None
-    return start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
 
 
 def scan_folder(folder: Path) -> Tree:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.slimming import (
-    SlimManifest,
     SlimmedFile,
     SlimRow,
     SlimStatus,
 )
 from pytest_negativa.slimming.code_files import undo_files
-from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import (
     UNREADABLE,
@@ -24,10 +22,10 @@ from pytest_negativa.slimming.manifest import (
     judge,
     spares_of,
 )
-from pytest_negativa.slimming.originals import entry_of, is_past, kept_original, unlisted
-from pytest_negativa.slimming.slim import roots_of, scan_held
+from pytest_negativa.slimming.originals import by_spare, is_past, kept_original
+from pytest_negativa.slimming.scan import open_journals
 from pytest_negativa.slimming.spares import clear_abandoned, find_spare, release
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree
+from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
 
 def undo_trees(
@@ -54,18 +52,20 @@ def undo_trees(
     Raises:
         NegativaError: a folder, manifest or RECORD can't be read or written.
     """
-    with hold(*roots_of(paths)):
-        trees = scan_held(paths, dry_run=dry_run)
-        return [row for tree in trees for row in _undo_tree(tree, on_done, dry_run=dry_run)]
+    with open_journals(paths, dry_run=dry_run) as journals:
+        return [row for one in journals for row in _undo_tree(one, on_done, dry_run=dry_run)]
 
 
-def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool) -> list[SlimRow]:
-    journal = Journal(tree)
-    manifest = journal.manifest
+def _undo_tree(
+    journal: Journal, on_done: Callable[[int, int], None], *, dry_run: bool
+) -> list[SlimRow]:
+    tree, manifest = journal.tree, journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
-    rows: list[SlimRow] = []
-    by_spare = dict(_entries_by_spare(tree, manifest, rows))
-    entries |= by_spare
+    lost: dict[FileGroup, str] = {}
+    unlisted = {group.name: entry for group, entry in by_spare(tree, manifest, lost)}
+    rows = [SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, problem)
+            for group, problem in lost.items()]  # fmt: skip
+    entries |= unlisted
     if dry_run or not (entries or (tree.root / MANIFEST_NAME).is_file()):
         return [*rows, *_undo_entries(journal, entries, on_done, dry_run=True)]
     before = clear_abandoned(manifest)
@@ -75,7 +75,7 @@ def _undo_tree(tree: Tree, on_done: Callable[[int, int], None], *, dry_run: bool
         finally:
             journal.finish()
         left = {row.path for row in rows if row.status is SlimStatus.FAILED}
-        before |= spares_of(entry for key, entry in by_spare.items() if key not in left)
+        before |= spares_of(entry for key, entry in unlisted.items() if key not in left)
         release(before, tree.root, manifest)
     return rows
 
@@ -100,20 +100,6 @@ def _undo_entries(
         on_done(done, total)
         yield row
     yield from undo_files(journal, dry_run=dry_run)
-
-
-def _entries_by_spare(
-    tree: Tree, manifest: SlimManifest, rows: list[SlimRow]
-) -> Iterator[tuple[str, SlimmedFile]]:
-    """Entries for the slimmed libraries that no manifest names, if their spares are in reach.
-
-    ``rows`` gets a row for each other one.
-    """
-    for group in unlisted(tree, manifest):
-        try:
-            yield group.name, entry_of(tree, group)
-        except NegativaError as e:
-            rows.append(SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, str(e)))
 
 
 def _undo_one(journal: Journal, key: str, entry: SlimmedFile, *, dry_run: bool) -> SlimRow:

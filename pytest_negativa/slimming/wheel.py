@@ -25,7 +25,8 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archives import ENCRYPTED, clean_name, damage, open_zip
 from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.slim import OnProgress, SlimReport, SlimRequest, slim_trees
+from pytest_negativa.slimming.request import OnProgress, SlimReport, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.shared_folders import make_folder
 

@@ -17,14 +17,13 @@ from typing import TypeAlias
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.gpucode.library import has_gpu_code
-from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
-from pytest_negativa.models.slimming import SlimManifest, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.settings.globs import LibraryNames, is_selected
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
+from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
 from pytest_negativa.slimming.originals import (
     Slimmed,
@@ -33,19 +32,22 @@ from pytest_negativa.slimming.originals import (
     kept_original,
 )
 from pytest_negativa.slimming.recipes import (
+    ForOthers,
     Kind,
     Recipe,
     by_lock,
     by_pages,
+    for_others,
     keep_whole,
-    never_loaded,
+    lock_in_words,
 )
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareTarget,
     problem_of,
 )
-from pytest_negativa.slimming.tree import FileGroup, Tree, soname_of
+from pytest_negativa.slimming.tree import FileGroup, Tree
 
 _OWN_DISTRIBUTION = "pytest_negativa"
 # With what they require: CUPTI is loaded where programs are traced.
@@ -66,11 +68,11 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
 
     Args:
         path: of the library.
-        names: all its names, below some folder.
+        names: all its names, below some folder, and its soname.
     """
     if _OWN_DISTRIBUTION in path.parts:
         return "it is a part of pytest-negativa"
-    for name in (*(name.rpartition("/")[2] for name in names), soname_of(path) or ""):
+    for name in (name.rpartition("/")[2] for name in names):
         if name.startswith(_LIBC):
             return "it is a part of the C library"
         if name.startswith(_INTERPRETER):
@@ -142,12 +144,11 @@ def classify(
     # A digest of the lock says enough.
     if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
-    source = tree.root / library.name
-    if not recipe.takes_others(library.size) and read_fact(source, has_gpu_code) is False:
+    if not recipe.takes_others(library.size) and tree.has_gpu_code(library) is False:
         return None
     # A bind mount shows one name in two folders.
     outside = max(0, library.links - len(library.names))
-    return Task(recipe, source, library.names, library.size, outside=outside)
+    return Task(recipe, tree.root / library.name, library.names, library.size, outside=outside)
 
 
 def _classify_slimmed(
@@ -196,9 +197,8 @@ class WorkList:
     """The work in a folder, whose files are given to the recipes.
 
     Args:
-        tree, manifest: of the folder.
-        keeps_originals: whether originals will be kept.
-        jobs: files to read at a time.
+        journal: of the folder.
+        options: how to slim.
 
     Attributes:
         tasks: libraries to slim.
@@ -207,20 +207,18 @@ class WorkList:
         packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
-        lost: why the original of any other slimmed library is lost, by each of its names.
+        lost: why the original of any other slimmed library is lost.
     """
 
-    def __init__(
-        self, tree: Tree, manifest: SlimManifest, *, keeps_originals: bool, jobs: int
-    ) -> None:
-        self.tree = tree
-        self.manifest = manifest
-        self._keeps_originals = keeps_originals
-        self._jobs = jobs
+    def __init__(self, journal: Journal, options: SlimOptions) -> None:
+        self.journal = journal
+        self.tree = tree = journal.tree
+        self.manifest = manifest = journal.manifest
+        self._options = options
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
-        self.lost: dict[str, str] = {}
+        self.lost: dict[FileGroup, str] = {}
         self.slimmed = list(find_slimmed(tree, manifest, self.lost))
         self._taken: set[str] = set()
         self._own = _libraries_of_negativa(tree)
@@ -234,10 +232,10 @@ class WorkList:
             if key not in there and tree.covers(entry.names) and is_past(tree, entry)
         }
 
-    def add_packages(self, packages: Iterable[Package], *, spare: bool) -> None:
+    def add_packages(self, packages: Iterable[Package]) -> None:
         """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if (row := package.row_before(spare=spare)) is not None:
+            if (row := package.row_before(spare=self._options.spare is not None)) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -262,11 +260,11 @@ class WorkList:
         self.take(library)
         paths = {str(self.tree.root / name) for name in library.names}
         if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
-            if read_fact(self.tree.root / library.name, has_gpu_code):
+            if self.tree.has_gpu_code(library):
                 row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
                 self.rows.append(row)
             return
-        keeps = self._keeps_originals
+        keeps = self._options.keep_originals is not None
         outcome = classify(self.tree, library, recipe, keeps_original=keeps)
         if isinstance(outcome, Task):
             self.tasks.append(outcome)
@@ -297,7 +295,7 @@ class WorkList:
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
         candidates.sort(key=lambda group: -group.size)
         found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        for group, digest in self.tree.digests(candidates, self._jobs).items():
+        for group, digest in self.tree.digests(candidates, self._options.jobs).items():
             if digest is not None:
                 found[digest].append(group)
             else:
@@ -307,42 +305,45 @@ class WorkList:
         return found
 
 
-def find_by_lock(
-    trees: Sequence[tuple[Tree, SlimManifest]],
-    lock: Lock,
-    *,
-    strip: bool,
-    others: Recipe | None,
-    unloaded: bool = False,
-    spare: SpareTarget | None = None,
-    spare_unloaded: bool = False,
-    keeps_originals: bool,
-    jobs: int,
+def find_work(
+    journals: Sequence[Journal], request: SlimRequest
 ) -> tuple[list[WorkList], list[SlimRow]]:
-    """Give the files of folders to the libraries of a lock.
+    """Give the files of folders to recipes.
 
     Args:
-        trees: the folders with their manifests.
-        lock: what stays.
-        strip: whether to drop what is never loaded.
-        others: for the other libraries of the lock's distributions and of what they require.
-        unloaded: whether those of them that the run of the lock did not load lose all GPU code.
-        spare: where removed code goes; None: it is lost.
-        spare_unloaded: whether all code that can come back goes of the libraries that the lock and
-            the trace of CPU code do not know.
-        keeps_originals: whether originals will be kept.
-        jobs: files to read at a time.
+        journals: of the folders.
+        request: what stays.
 
     Returns:
-        A work list for each folder, and rows for libraries of the lock that are in none.
+        The work in each folder, and rows for libraries of a lock that are in none.
     """
-    folders = [
-        WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=jobs)
-        for tree, manifest in trees
+    recipes, lock = for_others(request), request.lock
+    for journal in journals:
+        journal.tree.searched = lock is None
+    folders = [WorkList(journal, request.options) for journal in journals]
+    if lock is not None:
+        return folders, _match_lock(folders, lock, request.options, recipes)
+    [others, *_] = recipes
+    assert others is not None
+    for folder in folders:
+        for _, library in folder.libraries():
+            folder.add(library, others)
+        folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
+    return folders, []
+
+
+def _match_lock(
+    folders: Sequence[WorkList],
+    lock: Lock,
+    options: SlimOptions,
+    others: ForOthers,
+) -> list[SlimRow]:
+    """Give the files of folders to the libraries of a lock, and the rest to ``_Others``."""
+    source = lock_in_words(lock)
+    recipes = [
+        by_lock(one, lock.proof.fill, source, strip=options.strip, spare=options.spare)
+        for one in lock.libraries
     ]
-    source = _describe(lock)
-    recipes = [by_lock(one, lock.proof.fill, source, strip=strip, spare=spare)
-               for one in lock.libraries]  # fmt: skip
     sizes = {library.size for library in lock.libraries}
     digests = [(folder, folder.by_digest(sizes)) for folder in folders]
     missing = []
@@ -351,22 +352,15 @@ def find_by_lock(
         if not any(found):
             missing.append(locked)
     unmet = [_unmet(library, folders) for library in missing]
-    never = whole = None
-    if unloaded:
-        strips = others is not None and others.strips_others
-        never = never_loaded(source, strip=strip, strip_others=strips, spare=spare)
-    if spare is not None and spare_unloaded:
-        whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     for folder in folders:
-        rules = _Others(folder, lock, others, never, whole, spare)
+        rules = _Others(folder, lock, others, options.spare)
         for group, library in folder.libraries():
             answer = rules.answer(group, library)
             if isinstance(answer, SlimRow):
                 folder.settle(library, answer)
             elif answer is not None:
                 folder.add(library, answer)
-    unmet += _add_packages(folders, lock, source, jobs, spare=spare is not None)
-    return folders, unmet
+    return [*unmet, *_add_packages(folders, lock, source, options)]
 
 
 class _Others:
@@ -375,23 +369,16 @@ class _Others:
     Args:
         folder: whose libraries.
         lock: what stays.
-        others: for the other libraries of the lock's distributions and of what they require.
-        never: for those of them that the run of the lock did not load.
-        whole: for libraries that neither run knows.
+        recipes: see ``for_others``.
         spare: where removed code goes.
     """
 
     def __init__(
-        self,
-        folder: WorkList,
-        lock: Lock,
-        others: Recipe | None,
-        never: Recipe | None,
-        whole: Recipe | None,
-        spare: SpareTarget | None,
+        self, folder: WorkList, lock: Lock, recipes: ForOthers, spare: SpareTarget | None
     ) -> None:
         self._tree = folder.tree
-        self._others, self._whole, self._spare = others, whole, spare
+        self._spare = spare
+        self._others, never, self._whole = recipes
         rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
@@ -406,14 +393,14 @@ class _Others:
         self._never: dict[str, Recipe | None] = {}
         self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
-            found = tuple(site.with_requirements(versions)) if others or never else ()
+            found = tuple(site.with_requirements(versions)) if self._others or never else ()
             known = (versions.get(normalized(one.name), {one.version}) for one in found)
             are_same = all(one.version in then for one, then in zip(found, known, strict=True))
             for one in found:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
             for one in site.installed():
                 self._owners |= dict.fromkeys(one.libraries, one.name)
-        loaded_then = () if spare is None or whole is None else spare.loaded or ()
+        loaded_then = () if spare is None or self._whole is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
         traced = () if spare is None else spare.traced.values()
@@ -436,13 +423,15 @@ class _Others:
             if self._is_left_out(library):
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
-        path, spare = Path(paths[0]), self._spare
+        spare = self._spare
         is_unknown = self._is_unknown(group, library, sha256)
         owned = [self._never[path] for path in paths if path in self._never]
-        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(paths)
-        is_kept = is_never and not self._is_selected(paths)
+        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(group, paths)
+        is_kept = is_never and not self._is_selected(group, paths)
         if is_unknown and is_never and not is_kept:
-            reason = runs_below(path, group.names)
+            reason = runs_below(
+                Path(paths[0]), (*group.names, self._tree.facts(group).soname or "")
+            )
             return self._whole if reason is None else _stays(group, library, reason)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
@@ -452,22 +441,22 @@ class _Others:
         if not is_kept:
             return None
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
-        has_code = takes_cpu_code or read_fact(path, has_gpu_code)
+        has_code = takes_cpu_code or self._tree.has_gpu_code(group)
         return _stays(group, library, _KEPT) if has_code else None
 
-    def _may_be_loaded(self, paths: Sequence[str]) -> bool:
+    def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the run of the lock loaded a library, or it may stand for one that was.
 
         A library in any folder may be loaded in place of one that the run loaded, if they share the
         base name or the soname.
         """
-        names = (soname_of(Path(paths[0])), *(path.rpartition("/")[2] for path in paths))
-        return not self._loaded.isdisjoint(names)
+        names = {path.rpartition("/")[2] for path in paths}
+        return not self._loaded.isdisjoint({self._tree.facts(group).soname, *names})
 
-    def _is_selected(self, paths: Sequence[str]) -> bool:
+    def _is_selected(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the project lets a library lose its code."""
         owner = next(filter(None, map(self._owners.get, paths)), None)
-        names = LibraryNames(paths[0], soname_of(Path(paths[0])), owner)
+        names = LibraryNames(paths[0], self._tree.facts(group).soname, owner)
         return is_selected(self._selected, names)
 
     def _is_left_out(self, library: Slimmed) -> bool:
@@ -495,35 +484,24 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
 
 
 def _add_packages(
-    folders: Sequence[WorkList], lock: Lock, source: str, jobs: int, *, spare: bool
+    folders: Sequence[WorkList], lock: Lock, source: str, options: SlimOptions
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
+    spare = options.spare is not None
     for files in lock.files:
         found = False
         for folder in folders:
             packages = list(
                 packages_by_lock(
-                    folder.tree, folder.manifest, files, source, jobs, is_checked=not spare
+                    folder.tree, folder.manifest, files, source, options.jobs, is_checked=not spare
                 )
             )
-            folder.add_packages(packages, spare=spare)
+            folder.add_packages(packages)
             found |= bool(packages)
         if not found and not spare:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
-
-
-def find_by_archs(
-    tree: Tree, manifest: SlimManifest, recipe: Recipe, *, keep_ptx: bool, keeps_originals: bool
-) -> WorkList:
-    """Give all libraries of a folder to a recipe; see ``find_by_lock``."""
-    folder = WorkList(tree, manifest, keeps_originals=keeps_originals, jobs=1)
-    for _, library in folder.libraries():
-        folder.add(library, recipe)
-    packages = packages_by_archs(tree, manifest, recipe.devices, recipe.source, keep_ptx=keep_ptx)
-    folder.add_packages(packages, spare=recipe.spare is not None)
-    return folder
 
 
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
@@ -551,8 +529,8 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
         for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):
             folder.take(group)
             # What the lock needs of it may be gone. Other originals are known to be other files.
-            if name in folder.lost:
-                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, folder.lost[name])
+            if group in folder.lost:
+                return SlimRow.unchanged(name, SlimStatus.FAILED, group.size, folder.lost[group])
             detail = (
                 f"not the file that was proved{wanted}; left as it is: install that file, or prove "
                 "and lock this one"
@@ -560,15 +538,3 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
             return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
     detail = f"it is not here{wanted}; install it, or lock a run that doesn't load it"
     return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, detail)
-
-
-def _describe(lock: Lock) -> str:
-    """A lock in words, for people who meet a slimmed library later."""
-    proof = lock.proof
-    devices = ", ".join(f"{d.name} ({d.compute_capability})" for d in proof.devices)
-    proved = "proved" if proof.proved else "NOT PROVED"
-    tests = sum(proof.tests.values())
-    return (
-        f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
-        + (f", {proof.date}" if proof.date else "")
-    )

@@ -21,8 +21,8 @@ from pytest_negativa.models.lock import Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock

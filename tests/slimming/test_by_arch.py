@@ -17,8 +17,8 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.reporting.slimming import render_rows
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from tests.support.builders import (
     PTX,
     CubinSpec,

@@ -30,8 +30,9 @@ from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.replace import take_out
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees

@@ -21,8 +21,8 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import slimmer
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
@@ -136,8 +136,9 @@ def test_killed_between_the_steps(
 import os, signal, sys
 from pathlib import Path
 import pytest_negativa.{module} as engine
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.storage.lockfile import load_lock
 real = engine.{step}
 def step(*arguments, **options):
@@ -217,12 +218,12 @@ from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.storage.atomic import new_file
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
-def slim_library(recipe, path, staged, name, **options):
-    if path.name == "libtwo.so":
+def slim_library(recipe, source, staged, name, **options):
+    if source.path.endswith("/libtwo.so"):
         with new_file(staged):
             begun.set()
             threading.Event().wait()
-    return real(recipe, path, staged, name, **options)
+    return real(recipe, source, staged, name, **options)
 def publish_one(self, *more):
     publish(self, *more)
     begun.wait()

@@ -26,8 +26,8 @@ from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.storage.records import write_record
 from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import BIN

@@ -13,8 +13,9 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, planned_of, verdict_of

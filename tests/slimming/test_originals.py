@@ -24,8 +24,8 @@ from pytest_negativa.slimming import slimmer
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.attributes import copy_metadata
 from tests.support.compacting import needs_compiler

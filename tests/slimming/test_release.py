@@ -16,8 +16,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming.slim import SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare, owners_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.slimming.undo import undo_trees

@@ -36,8 +36,9 @@ from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees

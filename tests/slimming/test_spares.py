@@ -31,8 +31,9 @@ from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import (
     SpareTarget,
     find_spare,

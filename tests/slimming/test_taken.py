@@ -12,8 +12,9 @@ import pytest
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import journal, slimmer
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimReport, SlimRequest, slim_trees
-from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
+from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slimmer import Slimmer
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests, wrong_files
@@ -142,8 +142,10 @@ def test_metadata_that_are_given_as_well(site: Made) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
-        "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
+        "from pytest_negativa.slimming.request import SlimOptions\n"
+        "from pytest_negativa.slimming.request import SlimRequest\n"
+        "from pytest_negativa.slimming.scan import scan\n"
+        "from pytest_negativa.slimming.slim import slim_trees\n"
         "lock, *paths = map(Path, sys.argv[1:])\n"
         "options = SlimOptions()\n"
         "slim_trees(SlimRequest(paths=tuple(paths), lock=load_lock(lock), options=options))"
@@ -159,8 +161,10 @@ def test_a_folder_and_one_in_it_at_once(site: Made, installed: Made, tmp_path: P
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_negativa.storage.lockfile import load_lock\n"
-        "from pytest_negativa.slimming.slimmer import SlimOptions\n"
-        "from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees\n"
+        "from pytest_negativa.slimming.request import SlimOptions\n"
+        "from pytest_negativa.slimming.request import SlimRequest\n"
+        "from pytest_negativa.slimming.scan import scan\n"
+        "from pytest_negativa.slimming.slim import slim_trees\n"
         "lock = load_lock(Path(sys.argv[1]))\n"
         "slim_trees(SlimRequest((Path(sys.argv[2]),), lock, options=SlimOptions()))"
     )

@@ -17,8 +17,9 @@ import pytest
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler

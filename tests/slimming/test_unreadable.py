@@ -23,8 +23,9 @@ from pytest_negativa.models.base import Listing
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.slim import SlimRequest, scan, slim_trees
-from pytest_negativa.slimming.slimmer import SlimOptions
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
@@ -270,7 +271,7 @@ def test_a_pipe_in_the_working_folder(
 LISTED = """
 import os, sys
 from pathlib import Path
-from pytest_negativa.slimming.slim import scan
+from pytest_negativa.slimming.scan import scan
 [tree] = scan([Path(sys.argv[1])])
 for group in tree.groups:
     os.unlink(tree.root / group.name)

@@ -16,7 +16,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.slimming.slim import SlimRequest
+from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.builders import CubinSpec, build_cubin

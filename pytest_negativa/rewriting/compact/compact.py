@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FileState
@@ -44,7 +44,7 @@ from pytest_negativa.storage.attributes import copy_metadata
 
 
 def compact_library(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ByteSource,
     target: Path,
     library_map: LibraryMap | None = None,
     plan: LibraryPlan | None = None,
@@ -59,7 +59,7 @@ def compact_library(
     without setuid, setgid and the sticky bit.
 
     Args:
-        path: the original.
+        path: the original, which may be open.
         target: the result, written by rename; its folder must exist. On failure it stays as it was.
             It may be ``path``: running processes and hard links keep the original.
         library_map, plan: of this file, both or none. Without them the library is only stripped.
@@ -77,7 +77,7 @@ def compact_library(
         ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
-    with ByteSource(path) as source:
+    with opened(path) as source:
         if library_map is not None and plan is not None:
             if library_map.library != plan.library:
                 raise ReconstructError(
@@ -107,7 +107,7 @@ def compact_library(
 
 
 def foresee_compaction(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ByteSource,
     library_map: LibraryMap | None = None,
     plan: LibraryPlan | None = None,
     edits: Edits | None = None,
@@ -122,7 +122,7 @@ def foresee_compaction(
         CannotCompactError: the library is left as it is.
         FormatError: the file can't be read.
     """
-    with ByteSource(path) as source:
+    with opened(path) as source:
         design = _design(source, library_map, plan, edits, options or CompactOptions())
     return design.layout.edits.size
 

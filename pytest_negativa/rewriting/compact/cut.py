@@ -51,7 +51,7 @@ from pytest_negativa.gpucode.elf_tables import (
     Relocation,
     SectionHeader,
 )
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
@@ -170,7 +170,7 @@ class _Addition:
 
 
 def cut_library(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ByteSource,
     target: Path,
     spares: Path,
     needed: Iterable[Range],
@@ -186,7 +186,7 @@ def cut_library(
     attributes and times.
 
     Args:
-        path: the original; it is only read.
+        path: the original, which may be open; it is only read.
         target: the new library, written by rename; it may be ``path``.
         spares: the folder of the spare.
         needed: ranges of file offsets that stay.
@@ -202,7 +202,7 @@ def cut_library(
         ReconstructError: a file can't be written.
     """
     options = options or CutOptions()
-    with ByteSource(path) as source:
+    with opened(path) as source:
         check_identity(source, library, state)
         design, spare = _design(source, target, spares, needed, options, containers)
         with refusing(target, "cut", ReconstructError):
@@ -211,7 +211,7 @@ def cut_library(
 
 
 def foresee_cut(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
@@ -225,14 +225,14 @@ def foresee_cut(
         CannotCompactError: the library must stay as it is.
         FormatError: the original can't be read.
     """
-    with ByteSource(path) as source:
-        whole = Path(path)
+    with opened(path) as source:
+        whole = Path(source.path)
         design, _ = _design(source, whole, whole.parent, needed, options, containers)
     return design.layout.edits.size
 
 
 def gap_sizes(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
@@ -246,7 +246,7 @@ def gap_sizes(
         CannotCompactError: the library must stay as it is.
         FormatError: the original can't be read.
     """
-    with ByteSource(path) as source:
+    with opened(path) as source:
         _, _, holes = _read_holes(source, needed, options, tuple(containers))
     return [end - start for start, end in holes]
 
