@@ -82,12 +82,15 @@ class SlimReport:
         stopped: nothing was done, because a library of the lock is missing or another file.
         gaps: how many the libraries of the folders have, for pages that lie in spares.
         min_gap: bytes; shorter ones stayed in the libraries that were slimmed now.
+        opened: libraries that ``remove`` names and that did not go whole, because a run opened
+            them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
     gaps: int = 0
     min_gap: int = 0
+    opened: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -279,7 +282,12 @@ def _run(
         rows += slimmer.run(count)
     if not request.options.dry_run:
         gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
-    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
+    return SlimReport(
+        tuple(sorted(rows, key=lambda row: row.path)),
+        gaps=gaps,
+        min_gap=min_gap,
+        opened=tuple(name for slimmer in slimmers for name in slimmer.work.opened),
+    )
 
 
 def refuse_other_files(paths: Sequence[Path]) -> None:

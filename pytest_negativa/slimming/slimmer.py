@@ -408,6 +408,7 @@ class Slimmer:
             others=len(task.names) - 1,
             useless=bool(useless_for),
             notes=notes,
+            moved=task.recipe.is_moving,
         )
         self.rows.append(row)
 
