@@ -452,6 +452,12 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     if report.opened:
         opened = printable(format_names(report.opened))
         click.echo(f"negativa: a run opened {opened}: not moved whole", err=True)
+    elif (
+        request.options.spare is not None
+        and request.options.spare.remove
+        and not any(row.moved for row in report.rows)
+    ):
+        print_warning("remove names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     then: str | None = f"negativa slim check {typed(request.paths)}"

@@ -257,11 +257,6 @@ class WorkList:
         """Keep a library from all recipes that follow."""
         self._taken.update(library.names)
 
-    def settle(self, library: Library, row: SlimRow) -> None:
-        """Keep a library from all recipes; the row tells why."""
-        self.take(library)
-        self.rows.append(row)
-
     def add(self, library: Library, recipe: Recipe | SlimRow) -> None:
         """Give a library to a recipe, or to a row that tells why not, unless one has it."""
         if not self.is_free(library.names):
@@ -313,8 +308,9 @@ class WorkList:
                 found[digest].append(group)
             else:
                 self._unread.add(group.size)
+                self.take(group)
                 row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                self.settle(group, row)
+                self.rows.append(row)
         return found
 
 

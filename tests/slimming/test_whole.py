@@ -262,6 +262,9 @@ def test_a_list_without_a_run_moves_nothing(deployment: Deployment) -> None:
     assert "negativa.yaml:1:9: remove moves no library without --spare and --cpu-pages" in (
         done.stderr
     )
+    trace = deployment.words()[5]
+    done = invoke(*words, "--cpu-pages", trace, "--remove", "dist:gpu-cod", deployment.site)
+    assert done.exit_code == 0 and "remove names no library here that can go whole" in done.stderr
     refused = invoke(*words, "--remove", "libtwo.so", deployment.site)
     assert refused.exit_code == 2 and "--remove goes with --cpu-pages" in refused.stderr
 
