@@ -242,6 +242,9 @@ def test_beside_a_lock(deployment: Deployment, site: Made) -> None:
     assert goes(seal(msgspec.structs.replace(lock, left_out=(soname,))), policy) == {TWO}
     assert goes(lock, deployment.policy(HOST, LATER)) == {TWO}
     assert goes(lock, deployment.policy(LATER, folder="/elsewhere/another.so")) == {TWO}
+    [one] = deployment.trace(LATER).libraries
+    other = msgspec.structs.replace(one, sha256="0" * 64, size=1)
+    assert goes(lock, replace(policy, loaded=(other,))) == {TWO}
     assert goes(lock, SpareTarget(policy.folder, remove=policy.remove)) == set()
     original = bytes.fromhex(deployment.before[LATER])
     missed = Misses("liblater.so", original, deployment.sizes[LATER], {})
