@@ -23,7 +23,7 @@ import msgspec
 import pytest_negativa
 from pytest_negativa import hookspecs, models, plugin
 from pytest_negativa.cli.main import main
-from pytest_negativa.settings.options import OPTIONS, SECTIONS, Option
+from pytest_negativa.settings.options import MODES, OPTIONS, SECTIONS, Option
 from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
 from pytest_negativa.tracing import detector
 
@@ -76,7 +76,8 @@ def _option_rows(option: Option, commands: Mapping[str, list[str]]) -> Iterator[
         yield "`negativa.yaml`", f"`{option.name}`"
     value = f" {option.value}".rstrip()
     off = f", `{option.off_flag}`" if option.off_flag else ""
-    yield "pytest", f"`{option.flag}{value}`{off}"
+    if option.requires or option.name in MODES:
+        yield "pytest", f"`{option.flag}{value}`{off}"
     if names := commands.get(option.cli_flag):
         links = [f"[{name}](commands.md#{_command_anchor(name)})" for name in names if name]
         place = f"of {', '.join(links)}" if links else "before the command"

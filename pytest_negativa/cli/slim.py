@@ -43,7 +43,7 @@ from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.reporting.units import format_bytes, format_names
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
@@ -181,7 +181,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Process N libraries at a time. (default: one per processor)",
 )
 @as_json_option("slim")
-@click_options("reports.top")
+@click_options("remove", "reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
@@ -209,7 +209,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
-    lock need not be proved.
+    lock need not be proved. --remove moves whole libraries (GLOB: path, file name, soname,
+    dist:NAME) that no process of RUN opened. A program that needs one fails, and the error names
+    its spare and the command that brings it back.
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
@@ -230,12 +232,15 @@ def slim(as_json: bool, **flags: Any) -> None:
     Exit status: 0; 1 if a library failed or is damaged, or is missing with --require, or if there
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
-    top = settings_of(flags).reports.top
-    request = _request(SimpleNamespace(**flags))
+    settings = settings_of(flags)
+    request = _request(SimpleNamespace(**flags, remove=settings.remove))
+    if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
+        text = "remove moves no library without --spare and --cpu-pages"
+        print_warning(f"{settings.sources['remove']}: {text}")
     is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
     if not (request.options.dry_run or request.target is not None or is_wheel):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
-    _slim(request, top=top, as_json=as_json)
+    _slim(request, top=settings.reports.top, as_json=as_json)
 
 
 @slim.command("undo")
@@ -368,6 +373,11 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
             "ship the spares",
         ),
+        (
+            flags.negativa_remove,
+            flags.cpu_pages is not None,
+            "--remove goes with --cpu-pages, whose run tells which libraries any process opened",
+        ),
         (flags.spare_gaps, flags.spare is not None, "--spare-gaps goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
     )
@@ -398,7 +408,7 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SpareTarget.of(absolute(flags.spare), usage, most_gaps=most_gaps)
+    policy = SpareTarget.of(absolute(flags.spare), usage, most_gaps=most_gaps, remove=flags.remove)
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -432,6 +442,15 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
+    if report.opened:
+        opened = printable(format_names(report.opened))
+        click.echo(f"negativa: a run opened {opened}: not moved whole", err=True)
+    elif (
+        request.options.spare is not None
+        and request.options.spare.remove
+        and not any(row.moved for row in report.rows)
+    ):
+        print_warning("remove names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     then: str | None = f"negativa slim check {typed(request.paths)}"

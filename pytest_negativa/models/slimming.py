@@ -32,7 +32,8 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         gpu_code_removed: bytes of GPU code that are gone, overwritten, or in the spare; 0 if only
             stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
-        certificate: the word of a second program that compared the result with the original.
+        certificate: the word of a second program that compared the result with the original. A
+            library that went whole has none.
         records: the RECORD files that had a line for it.
         original: where the original lies; None if it was not kept.
         notes: what a reader should know.
@@ -144,6 +145,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         others: how many further names lead to the file.
         useless: no code for any of the named archs stays; such rows come first in a report.
         notes: what a reader should know.
+        moved: the whole library is in the spare.
     """
 
     path: str
@@ -154,6 +156,7 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     others: NonNegative = 0
     useless: bool = False
     notes: tuple[str, ...] = ()
+    moved: bool = False
 
     @classmethod
     def unchanged(

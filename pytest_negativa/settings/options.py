@@ -46,7 +46,8 @@ class Option(NamedTuple):
         has_commas: whether one flag may hold several values, with commas between them.
         in_file: whether ``negativa.yaml`` can set it.
         has_variable: whether an environment variable can set it.
-        requires: names of switches; at least one must be on, or the option has no effect.
+        requires: names of switches; at least one must be on, or the option has no effect. Without
+            any, the option is that of a command, and pytest has no flag for it.
         excludes: names of switches; with one of them on, the option has no effect.
     """
 
@@ -238,6 +239,14 @@ OPTIONS: tuple[Option, ...] = (
         default="off",
         help="Keep PTX that no traced device needs, for newer devices.",
         requires=_TRACED,
+    ),
+    Option(
+        name="remove",
+        value="GLOB",
+        help="Put these libraries whole into the spare if no run opened them.",
+        detail="With `--spare` and `--cpu-pages`, whose run tells which libraries any process "
+        "opened. GLOB is a path, file name, soname or dist:NAME.",
+        is_repeated=True,
     ),
     Option(
         name="granularity",

@@ -20,7 +20,7 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     manifest_of,
 )
-from pytest_negativa.slimming.spares import note_of, problem_of
+from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import Tree
 
 _Judgement = tuple[SlimStatus, str | None]
@@ -100,7 +100,8 @@ def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judg
             return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
         if entry.spare is not None and (judged := problem_of(path)) is not None:
             return judged
-        return SlimStatus.SOUND, None if entry.spare is None else "its spare fits"
+        fits = "moved whole; its spare fits" if is_moved(path) else "its spare fits"
+        return SlimStatus.SOUND, None if entry.spare is None else fits
     if digest == entry.original_sha256:
         return SlimStatus.DIFFERENT, "the original is back"
     if record_digest(digest) in records:

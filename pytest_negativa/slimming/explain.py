@@ -25,7 +25,7 @@ from pytest_negativa.models.slimming import SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.spares import note_of, problem_of
+from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 
 _WORDS = re.compile(r"""[^\s/'":,;()]+""")
@@ -250,6 +250,8 @@ def _remedies(lacking: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]
 def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
     problems = {one.path: problem_of(Path(one.path)) for one in libraries}
     wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
+    whole = [path for path, problem in problems.items() if problem is None and is_moved(Path(path))]
+    wrong += [f"{path}: it was moved whole; undo brings it back" for path in whole]
     if count := len(libraries) - len(wrong):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "

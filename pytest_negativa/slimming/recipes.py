@@ -50,6 +50,9 @@ ALL_NEVER_LOADED = "never loaded: all its GPU code"
 NOT_LOADED = "not loaded by any test"
 """Tells of a result whose spare has all that can come back."""
 
+MOVED = "no run opened it"
+"""Tells of a library that is in its spare as a whole."""
+
 NO_GPU_CODE = "it has no GPU code"
 
 
@@ -138,12 +141,17 @@ class Recipe:
         by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not self.strips_others
         return not by_code or (self.spare is not None and self.spare.may_know(size))
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether all of a library goes into the spare."""
+        return self.spare is not None and self.spare.root is not None
+
     def why(self, *, has_gpu_code: bool) -> str | None:
         """The detail of a library that lost its code because no run loaded it."""
         if self.kind is not Kind.NEVER_LOADED:
             return None
         if self.spare is not None and self.spare.unneeded:
-            return NOT_LOADED
+            return MOVED if self.is_moving else NOT_LOADED
         return ALL_NEVER_LOADED if has_gpu_code else None
 
 

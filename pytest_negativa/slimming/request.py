@@ -81,12 +81,15 @@ class SlimReport:
         stopped: nothing was done, because a library of the lock is missing or another file.
         gaps: how many the libraries of the folders have, for pages that lie in spares.
         min_gap: bytes; shorter ones stayed in the libraries that were slimmed now.
+        opened: libraries that ``remove`` names and that did not go whole, because a run opened
+            them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
     gaps: int = 0
     min_gap: int = 0
+    opened: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

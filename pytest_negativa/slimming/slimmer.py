@@ -100,7 +100,12 @@ def apply(
         rows += slimmer.run(count)
     if not options.dry_run:
         gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
-    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
+    return SlimReport(
+        tuple(sorted(rows, key=lambda row: row.path)),
+        gaps=gaps,
+        min_gap=min_gap,
+        opened=tuple(name for folder in folders for name in folder.opened),
+    )
 
 
 class Slimmer:
@@ -414,6 +419,7 @@ class Slimmer:
             others=len(task.names) - 1,
             useless=bool(useless_for),
             notes=notes,
+            moved=task.recipe.is_moving,
         )
         self.rows.append(row)
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -25,7 +26,7 @@ from pytest_negativa.errors import (
     ReconstructError,
     refusing,
 )
-from pytest_negativa.gpucode.source import ByteSource, opened
+from pytest_negativa.gpucode.source import ByteSource, opened, read_fact
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -95,6 +96,8 @@ class SpareTarget:
         unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
             code and, if there is a trace, the CPU code.
         most_gaps: how many gaps all libraries of the folders may have together.
+        remove: globs of libraries that may go whole, if no process of the trace opened them.
+        root: the slimmed folder, whose libraries go whole; None: they lose pages.
     """
 
     folder: Path
@@ -103,10 +106,17 @@ class SpareTarget:
     came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     unneeded: bool = False
     most_gaps: int = MOST_GAPS
+    remove: tuple[str, ...] = ()
+    root: Path | None = None
 
     @classmethod
     def of(
-        cls, folder: Path, usage: HostUsage | None, *, most_gaps: int = MOST_GAPS
+        cls,
+        folder: Path,
+        usage: HostUsage | None,
+        *,
+        most_gaps: int = MOST_GAPS,
+        remove: tuple[str, ...] = (),
     ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
 
@@ -120,7 +130,7 @@ class SpareTarget:
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, loaded=usage.libraries, most_gaps=most_gaps)
+        return cls(folder, traced, usage.libraries, most_gaps=most_gaps, remove=remove)
 
     def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
@@ -139,9 +149,9 @@ class SpareTarget:
                 traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
-    def for_unneeded(self) -> SpareTarget:
-        """The policy for libraries that no test loaded."""
-        return replace(self, traced={}, unneeded=True)
+    def for_unneeded(self, root: Path | None = None) -> SpareTarget:
+        """The policy for libraries that no test loaded; those of the folder ``root`` go whole."""
+        return replace(self, traced={}, unneeded=True, root=root)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -153,7 +163,8 @@ class SpareTarget:
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
-        return *common, "unneeded", "GPU" if self.loaded is None else "GPU and CPU", back
+        goes = "GPU" if self.loaded is None else "GPU and CPU" if self.root is None else "whole"
+        return *common, "unneeded", goes, back
 
     def may_know(self, size: int) -> bool:
         """Whether CPU code of a library of so many bytes may go."""
@@ -165,6 +176,14 @@ class SpareTarget:
 
         ``min_gap`` in bytes.
         """
+        undo = shlex.join(["negativa", "slim", "undo", str(self.root)])
+        remedy = (
+            f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
+            "negativa misses tells what is needed, to keep it."
+            if self.root is None
+            else f"To have it back, run {undo}. To keep it, take it out of remove in "
+            "negativa.yaml, or trace a run that opens it; then slim again."
+        )
         return CutOptions(
             min_hole=min_gap,
             max_loads=_MAX_LOADS,
@@ -172,10 +191,8 @@ class SpareTarget:
             name=name,
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
-            remedy=printable(
-                f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
-                "negativa misses tells what is needed, to keep it."
-            ),
+            remedy=printable(remedy),
+            whole=self.root is not None,
         )
 
 
@@ -467,6 +484,12 @@ def note_of(library: Path) -> Note | None:
     """
     with ByteSource(library) as source:
         return read_note(source)
+
+
+def is_moved(library: Path) -> bool:
+    """Whether a library went whole: what is there is refused by ld.so, and has no code."""
+    note = read_fact(library, read_note)
+    return note is not None and not note.holes
 
 
 def spare_folders(library: Path, note: Note) -> list[str]:

@@ -21,7 +21,7 @@ from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, is_selected
+from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
@@ -40,11 +40,13 @@ from pytest_negativa.slimming.recipes import (
     for_others,
     keep_whole,
     lock_in_words,
+    never_loaded,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareTarget,
+    is_moved,
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
@@ -83,6 +85,9 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
 _KEPT = (
     "libraries.include, libraries.exclude or keep.libraries of the project keeps it, so it stays "
     "whole although no test loaded it"
+)
+_NOT_MOVED = (
+    "it was moved whole, and now a run opened it, or remove in negativa.yaml does not name it"
 )
 _LEFT_OUT = "the lock leaves it out, so all of it is needed"
 _HAS_SPARE = (
@@ -190,6 +195,7 @@ def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
         after=entry.size,
         detail=detail,
         others=len(entry.names) - 1,
+        moved=recipe.is_moving,
     )
 
 
@@ -205,6 +211,7 @@ class WorkList:
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more, see ``originals.is_past``.
         packages: the files that are GPU code themselves.
+        opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
@@ -218,6 +225,7 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
+        self.opened: list[str] = []
         self.lost: dict[FileGroup, str] = {}
         self.slimmed = list(find_slimmed(tree, manifest, self.lost))
         self._taken: set[str] = set()
@@ -248,13 +256,8 @@ class WorkList:
         """Keep a library from all recipes that follow."""
         self._taken.update(library.names)
 
-    def settle(self, library: Library, row: SlimRow) -> None:
-        """Keep a library from all recipes; the row tells why."""
-        self.take(library)
-        self.rows.append(row)
-
-    def add(self, library: Library, recipe: Recipe) -> None:
-        """Give a library to a recipe, unless another one has it."""
+    def add(self, library: Library, recipe: Recipe | SlimRow) -> None:
+        """Give a library to a recipe, or to a row that tells why not, unless one has it."""
         if not self.is_free(library.names):
             return
         self.take(library)
@@ -265,7 +268,11 @@ class WorkList:
                 self.rows.append(row)
             return
         keeps = self._options.keep_originals is not None
-        outcome = classify(self.tree, library, recipe, keeps_original=keeps)
+        outcome = (
+            recipe
+            if isinstance(recipe, SlimRow)
+            else classify(self.tree, library, recipe, keeps_original=keeps)
+        )
         if isinstance(outcome, Task):
             self.tasks.append(outcome)
         elif outcome is not None:
@@ -300,8 +307,9 @@ class WorkList:
                 found[digest].append(group)
             else:
                 self._unread.add(group.size)
+                self.take(group)
                 row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                self.settle(group, row)
+                self.rows.append(row)
         return found
 
 
@@ -326,8 +334,9 @@ def find_work(
     [others, *_] = recipes
     assert others is not None
     for folder in folders:
-        for _, library in folder.libraries():
-            folder.add(library, others)
+        rules = _Others(folder, None, (None, None, None), request.options.spare)
+        for group, library in folder.libraries():
+            folder.add(library, rules.answer(group, library) or others)
         folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
     return folders, []
 
@@ -355,10 +364,7 @@ def _match_lock(
     for folder in folders:
         rules = _Others(folder, lock, others, options.spare)
         for group, library in folder.libraries():
-            answer = rules.answer(group, library)
-            if isinstance(answer, SlimRow):
-                folder.settle(library, answer)
-            elif answer is not None:
+            if (answer := rules.answer(group, library)) is not None:
                 folder.add(library, answer)
     return [*unmet, *_add_packages(folders, lock, source, options)]
 
@@ -368,22 +374,31 @@ class _Others:
 
     Args:
         folder: whose libraries.
-        lock: what stays.
+        lock: what stays; None: there is none, and only ``SpareTarget.remove`` counts.
         recipes: see ``for_others``.
         spare: where removed code goes.
     """
 
     def __init__(
-        self, folder: WorkList, lock: Lock, recipes: ForOthers, spare: SpareTarget | None
+        self,
+        folder: WorkList,
+        lock: Lock | None,
+        recipes: ForOthers,
+        spare: SpareTarget | None,
     ) -> None:
-        self._tree = folder.tree
-        self._spare = spare
+        self._folder, self._tree, self._spare = folder, folder.tree, spare
         self._others, never, self._whole = recipes
-        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
+        self._moves: Recipe | None = None
+        if spare is not None and spare.loaded is not None:
+            root = spare.for_unneeded(folder.tree.root)
+            self._moves = never_loaded("the trace of CPU code", strip=True, spare=root)
+        left_out = () if lock is None else lock.left_out
+        locked = () if lock is None else lock.libraries
+        rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
-        self._selected = Libraries(include=lock.include, exclude=lock.exclude)
+        self._left_out = tuple(f"/{row.path}" for row in left_out)
+        self._lock = lock
         versions: defaultdict[str, set[str | None]] = defaultdict(set)
         for row in rows:
             if row.distribution is not None:
@@ -400,15 +415,12 @@ class _Others:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
             for one in site.installed():
                 self._owners |= dict.fromkeys(one.libraries, one.name)
-        loaded_then = () if spare is None or self._whole is None else spare.loaded or ()
+        loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        traced = () if spare is None else spare.traced.values()
         self._digests = {
             group: sha256
-            for sha256, groups in folder.by_digest(
-                {one.size for one in (*loaded_then, *traced)}
-            ).items()
+            for sha256, groups in folder.by_digest({one.size for one in loaded_then}).items()
             for group in groups
         }
 
@@ -424,25 +436,40 @@ class _Others:
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
         spare = self._spare
-        is_unknown = self._is_unknown(group, library, sha256)
+        if self._is_listed(group, library, paths):
+            came_back = (
+                spare is not None and (sha256 or self._tree.digest(group)) in spare.came_back
+            )
+            is_unknown = not came_back and self._is_unknown(group, library, sha256)
+            if is_unknown and not self._may_be_loaded(group, paths):
+                reason = self._runs_below(group)
+                return self._moves if reason is None else _stays(group, library, reason)
+            self._folder.opened.append(group.name)
+        if self._lock is None:
+            return None
+        is_unknown = self._whole is not None and self._is_unknown(group, library, sha256)
         owned = [self._never[path] for path in paths if path in self._never]
         is_never = (is_unknown or any(owned)) and not self._may_be_loaded(group, paths)
         is_kept = is_never and not self._is_selected(group, paths)
         if is_unknown and is_never and not is_kept:
-            reason = runs_below(
-                Path(paths[0]), (*group.names, self._tree.facts(group).soname or "")
-            )
+            reason = self._runs_below(group)
             return self._whole if reason is None else _stays(group, library, reason)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
             return recipe
         if spare is not None and sha256 in spare.traced:
             return by_pages(spare)
+        if self._was_moved(library):
+            return keep_whole(_NOT_MOVED)
         if not is_kept:
             return None
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
         has_code = takes_cpu_code or self._tree.has_gpu_code(group)
         return _stays(group, library, _KEPT) if has_code else None
+
+    def _runs_below(self, group: FileGroup) -> str | None:
+        names = (*group.names, self._tree.facts(group).soname or "")
+        return runs_below(self._tree.root / group.name, names)
 
     def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the run of the lock loaded a library, or it may stand for one that was.
@@ -455,9 +482,28 @@ class _Others:
 
     def _is_selected(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the project lets a library lose its code."""
+        assert self._lock is not None
+        selected = Libraries(include=self._lock.include, exclude=self._lock.exclude)
+        return is_selected(selected, self._library_names(group, paths))
+
+    def _is_listed(self, group: FileGroup, library: Library, paths: Sequence[str]) -> bool:
+        """Whether the project lets a library go whole, and it is large enough."""
+        globs = () if self._moves is None or self._spare is None else self._spare.remove
+        return any(
+            matches_library(glob, self._library_names(group, paths)) for glob in globs
+        ) and self._may_go(group, library)
+
+    def _was_moved(self, library: Library) -> bool:
+        """Whether an earlier run moved a library whole, and this one could do so."""
+        return (
+            self._moves is not None
+            and isinstance(library, Slimmed)
+            and is_moved(self._tree.root / library.results[0])
+        )
+
+    def _library_names(self, group: FileGroup, paths: Sequence[str]) -> LibraryNames:
         owner = next(filter(None, map(self._owners.get, paths)), None)
-        names = LibraryNames(paths[0], self._tree.facts(group).soname, owner)
-        return is_selected(self._selected, names)
+        return LibraryNames(paths[0], self._tree.facts(group).soname, owner)
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
@@ -468,12 +514,14 @@ class _Others:
 
     def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
         """Whether neither run knows a library by content, nor the trace by name."""
-        if self._whole is None or not self._tree.is_library(group):
-            return False
-        if isinstance(library, FileGroup) and group.size < MIN_GAIN:
-            return False
         names = (name.rpartition("/")[2] for name in group.names)
-        return sha256 not in self._contents and self._names.isdisjoint(names)
+        is_known = sha256 in self._contents or not self._names.isdisjoint(names)
+        return not is_known and self._may_go(group, library)
+
+    def _may_go(self, group: FileGroup, library: Library) -> bool:
+        """Whether all code of a file may go: it is a library, and no small one."""
+        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
+        return is_large and self._tree.is_library(group)
 
 
 def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_negativa import hookspecs
 from pytest_negativa.models.lock import LOCK_VERSION
-from pytest_negativa.settings.options import OPTIONS
+from pytest_negativa.settings.options import MODES, OPTIONS
 from pytest_negativa.storage.schema import SCHEMA_NAMES
 from tests.support.libraries import DOCS
 
@@ -34,7 +34,8 @@ def test_every_option_is_documented(generate: ModuleType) -> None:
     text = page(generate, "options.md")
     for option in OPTIONS:
         assert f"\n{option.help}" in text
-        assert f"`{option.flag}" in text
+        is_of_sessions = option.requires or option.name in MODES
+        assert f"`{option.flag if is_of_sessions else option.cli_flag}" in text
         assert option.variable is None or f"| `{option.variable}` |" in text
     assert "`--keep-ptx {off,newest,all}` of [debloat](commands.md#negativa-debloat)" in text
 

@@ -46,6 +46,8 @@ FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
+OF_COMMANDS = ["remove"]
+"""Options that no session has, so pytest has no flag for them."""
 MARKDOWN = {"format": "markdown", "path": "/project/.negativa/report.md"}
 
 
@@ -128,6 +130,13 @@ CASES = [
         [],
     ),
     Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
+    Case(
+        "remove",
+        ("liba*", "dist:b"), ["liba*", "dist:b"],
+        "libb.so", ["libb.so"],
+        "dist:c", ["dist:c"],
+        [],
+    ),
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("require_gpu", (), True, "True", True, "true", True, False),
     Case("no_jit", (), True, "1", True, "true", True, False),
@@ -263,7 +272,8 @@ def parse(*arguments: str) -> dict[str, Any]:
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_pytest_options(Group())
-    assert all(f" {option.flag}" in parser.format_help() for option in OPTIONS)
+    text = parser.format_help()
+    assert [o.name for o in OPTIONS if f" {o.flag}" not in text] == OF_COMMANDS
     return pick_flags(vars(parser.parse_args(arguments)))
 
 
@@ -272,6 +282,13 @@ def flags_for(case: Case) -> list[str]:
     if not option.value:
         return [option.flag]
     return [f"{option.flag}={argument}" for argument in case.flag]
+
+
+def flags_of(*cases: Case) -> dict[str, Any]:
+    """The flags of cases, as pytest or a command parses them."""
+    of_commands = {case.name: case.flag for case in cases if case.name in OF_COMMANDS}
+    others = (case for case in cases if case.name not in OF_COMMANDS)
+    return of_commands | parse(*(flag for case in others for flag in flags_for(case)))
 
 
 def environ_for(case: Case) -> dict[str, str]:
@@ -340,7 +357,7 @@ def test_environment_beats_file(case: Case, file_of: Any) -> None:
 
 @by_case
 def test_flag_beats_all(case: Case, file_of: Any) -> None:
-    found = run(parse(*flags_for(case)), environ_for(case), file_of(case))
+    found = run(flags_of(case), environ_for(case), file_of(case))
     assert get(found, case.name) == case.by_flag
     flag = BY_NAME[case.name].flag
     assert found.sources[case.name] == flag
@@ -414,7 +431,8 @@ def test_flags_are_there_if_the_command_line_may_have_some(
     add_pytest_options(Group(), words)
     modes = {flag for name in MODES for flag in (BY_NAME[name].flag, BY_NAME[name].off_flag)}
     assert modes <= found
-    assert ({o.flag for o in OPTIONS} <= found) == has_all == (found != modes)
+    of_sessions = {o.flag for o in OPTIONS if o.name not in OF_COMMANDS}
+    assert (of_sessions <= found) == has_all == (found != modes)
 
 
 def test_the_reference_names_the_formats_of_reports() -> None:
@@ -435,9 +453,9 @@ def test_a_flag_is_named_as_the_command_has_it() -> None:
 
 
 def test_what_an_option_requires() -> None:
-    """Each but the switches themselves has an effect in some kind of session."""
+    """Each but the switches themselves has an effect in some kind of session, or in none."""
     for option in OPTIONS:
-        assert bool(option.requires) == (option.name not in MODES)
+        assert bool(option.requires) == (option.name not in (*MODES, *OF_COMMANDS))
         assert set(option.requires) <= set(MODES)
 
 
@@ -485,7 +503,7 @@ def test_a_misspelled_flag() -> None:
 
 def test_all_together(file_of: Any) -> None:
     """No option's value lands in another's place."""
-    flags = parse(*(flag for case in CASES for flag in flags_for(case)))
+    flags = flags_of(*CASES)
     environ = {key: value for case in CASES for key, value in environ_for(case).items()}
     by_flag = run(flags, environ, None)
     by_variable = run({}, environ, None)

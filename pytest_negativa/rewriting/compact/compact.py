@@ -27,6 +27,7 @@ from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import read_original
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
+from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CheckError,
@@ -271,14 +272,20 @@ def write_design(
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
         os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-        certificate = certify(
-            source.path,
-            new.path(),
-            None if new_spare is None else new_spare.path(),
-            declared=declared,
-            sha256=None if spare is None else spare.original_sha256,
-            page_size=page_size,
+        certificate = (
+            None
+            if design.whole
+            else certify(
+                source.path,
+                new.path(),
+                None if new_spare is None else new_spare.path(),
+                declared=declared,
+                sha256=None if spare is None else spare.original_sha256,
+                page_size=page_size,
+            )
         )
+        if design.whole and new_spare is not None:
+            check_pair(new.path(), new_spare.path())
         with ByteSource(new.path()) as made:
             sha256 = made.sha256()
         original_sha256 = source.sha256() if spare is None else spare.original_sha256

@@ -79,7 +79,7 @@ from pytest_negativa.rewriting.compact.dynamic import (
     read_original,
     relocated_words,
 )
-from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
+from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     read_at,
@@ -131,6 +131,7 @@ class CutOptions:
         name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
         remedy: a sentence for the message of a missing spare.
+        whole: all of the library goes, see ``refusal``.
     """
 
     min_hole: int = 16 << 10
@@ -139,6 +140,7 @@ class CutOptions:
     name: str | None = None
     folders: tuple[str, ...] = ()
     remedy: str = _REMEDY
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,7 @@ def _design(
 ) -> tuple[Design, Spare]:
     containers = union(containers)
     tables, dynamic, holes = _read_holes(source, needed, options, containers)
-    if not holes:
+    if not (holes or options.whole):
         raise CannotCompactError(
             source.path,
             f"there is nothing to remove: no {format_bytes(options.min_hole)} in a row can leave",
@@ -276,11 +278,15 @@ def _design(
         folders=options.folders,
         remedy=options.remedy,
     )
-    addition = _place_addition(source, tables, dynamic, note)
-    builder = LayoutBuilder()
-    for start, end in pages.kept:
-        builder.append_copy(start, end)
-    _append_tables(builder, source, tables, pages, note, addition)
+    if options.whole:
+        builder, pages = refusal(source, tables, dynamic, note)
+        holes = tuple(minus([(0, source.size)], pages.kept))
+    else:
+        addition = _place_addition(source, tables, dynamic, note)
+        builder = LayoutBuilder()
+        for start, end in pages.kept:
+            builder.append_copy(start, end)
+        _append_tables(builder, source, tables, pages, note, addition)
     if options.min_gain is not None:
         refuse_small_gain(source, builder.size, options.min_gain)
     spare = Spare(
@@ -289,7 +295,7 @@ def _design(
         folder=Path(next(iter(options.folders), spares)),
         original_sha256=sha256,
     )
-    return Design(builder.build(), holes), spare
+    return Design(builder.build(), holes, whole=options.whole), spare
 
 
 def _read_holes(
@@ -304,7 +310,8 @@ def _read_holes(
     tables = read_original(source)
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
-    return tables, dynamic, find_holes(source, tables, dynamic, needed, options, containers)
+    holes = find_holes(source, tables, dynamic, needed, options, containers)
+    return tables, dynamic, () if options.whole else holes
 
 
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:

@@ -55,7 +55,7 @@ class Smaller(Record, frozen=True, kw_only=True):
         original_sha256, sha256: hex digests of the original and the result.
         gaps: removed ranges of file offsets of the original. Without a spare they read as zeros.
         kept: what of the original lies where in the result, by offset.
-        certificate: the word of the program that compared the files.
+        certificate: the word of the program that compared the files; None: see ``Design.whole``.
         notes: remarks for the report.
     """
 
@@ -66,7 +66,7 @@ class Smaller(Record, frozen=True, kw_only=True):
     sha256: str
     gaps: tuple[Span, ...]
     kept: tuple[MovedSpan, ...]
-    certificate: str
+    certificate: str | None
     notes: tuple[str, ...] = ()
 
 
@@ -101,8 +101,10 @@ class Design:
         layout: the new file.
         gaps: ranges of file offsets of the original that leave it.
         notes: remarks for the report.
+        whole: the library leaves as a whole, so nothing of the new file can be certified.
     """
 
     layout: FileLayout
     gaps: tuple[Span, ...]
     notes: tuple[str, ...] = ()
+    whole: bool = False

@@ -1,0 +1,295 @@
+"""Libraries that no run opened: ``slim`` moves those that ``remove`` names whole into the spare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_negativa.cli.main import main
+from pytest_negativa.hostcode.start import read_processor
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.lock import LeftOut, Lock, seal
+from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.explain import explain_error, slimmed_in
+from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.spares import SpareTarget, find_spare
+from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.spare.misses import Misses
+from tests.support.compacting import needs_compiler
+from tests.support.compiling import compile_c, compile_shared
+from tests.support.cutting import needs_stub
+from tests.support.faults import PlantedFault
+from tests.support.kills import points, run
+from tests.support.libraries import NEGATIVA
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import digests, make_wheel, pip_install, wrong_files
+
+pytestmark = [needs_compiler, needs_stub]
+
+LATER, FIRST = "used/liblater.so", "used/libfirst.so"
+WHY = "no run opened it"
+LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A site whose traced run opened ``ONE`` and ``HOST``, and a program that needs ``LATER``.
+
+    Attributes:
+        before: digests of the files.
+        sizes: of the libraries, in bytes.
+    """
+
+    site: Path
+    folder: Path
+    program: Path
+    before: dict[str, str]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def trace(self, *names: str, folder: str | None = None) -> HostUsage:
+        """The trace of a run that opened these libraries, and touched no page that was watched."""
+        libraries = (
+            HostLibrary(
+                sha256=self.before[name],
+                size=self.sizes[name],
+                build_id=None,
+                paths=(f"{folder or self.site}/{name}",),
+                watched=(),
+                touched=(),
+            )
+            for name in names
+        )
+        return HostUsage(
+            format_version=HOST_USAGE_VERSION,
+            processors=(read_processor(),),
+            processes={"run": 1},
+            libraries=tuple(libraries),
+            incomplete=(),
+        )
+
+    def words(self, *more: object, opened: tuple[str, ...] = (ONE, HOST)) -> list[str]:
+        trace = self.folder / "cpu.json"
+        trace.write_bytes(msgspec.json.encode(self.trace(*opened)))
+        spare = ["--spare", self.folder / "spares", "--cpu-pages", trace]
+        return [str(word) for word in ("slim", "--arch=sm_90", *spare, *more, self.site)]
+
+    def slim(self, *more: object, opened: tuple[str, ...] = (ONE, HOST)) -> dict[str, SlimRow]:
+        return rows_of(invoke(*self.words("--json", *more, opened=opened)))
+
+    def slim_by(
+        self, lock: Lock, policy: SpareTarget, *, dry_run: bool = False
+    ) -> dict[str, SlimRow]:
+        options = SlimOptions(spare=policy, dry_run=dry_run)
+        report = slim_trees(SlimRequest((self.site,), lock, options=options))
+        return {row.path: row for row in report.rows}
+
+    def policy(self, *names: str, folder: str | None = None) -> SpareTarget:
+        trace = self.trace(*names, folder=folder)
+        return SpareTarget.of(self.folder / "spares", trace, remove=("libtwo.so", "dist:used.code"))
+
+    def undo(self) -> dict[str, SlimRow]:
+        return rows_of(invoke("slim", "undo", "--json", self.site))
+
+    def load(self, path: Path) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-I", "-c", LOAD, str(path)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, words)], catch_exceptions=False)
+
+
+def rows_of(done: Result) -> dict[str, SlimRow]:
+    assert done.exit_code == 0, done.output
+    rows = msgspec.json.decode(done.stdout, type=Listing[SlimRow]).rows
+    return {row.path: row for row in rows}
+
+
+def moved(rows: Mapping[str, SlimRow]) -> set[str]:
+    return {path for path, row in rows.items() if row.moved}
+
+
+@pytest.fixture
+def deployment(site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    build = tmp_path / "build"
+    first = compile_shared("spare/later.c", build / "libfirst.so", "-DFIRST")
+    flags = ("-L", str(build), "-Wl,--no-as-needed", "-lfirst", "-Wl,-rpath,$ORIGIN")
+    large = ("-Wl,-z,noexecstack", f"-Wl,--format=binary,{site.one},--format=default")
+    later = compile_shared("spare/later.c", build / "liblater.so", *flags, *large)
+    rpath = (f"-Wl,-rpath,{site.folder / 'used'}", f"-Wl,-rpath-link,{build}")
+    program = compile_c("spare/main.c", tmp_path / "program", *flags[:2], "-llater", *rpath)
+    wheel = make_wheel(tmp_path, "used-code", "1.0", {LATER: later, FIRST: first})
+    pip_install(site.folder, wheel)
+    monkeypatch.chdir(tmp_path)
+    made = Deployment(site.folder, tmp_path, program, digests(site.folder))
+    made.sizes.update({name: (site.folder / name).stat().st_size for name in made.before})
+    return made
+
+
+@pytest.mark.slow
+def test_from_the_list_to_undo(deployment: Deployment) -> None:
+    site = deployment.site
+    (deployment.folder / "negativa.yaml").write_text("remove: [dist:used_code, dist:gpu-code]\n")
+    foreseen = deployment.slim("--dry-run")
+    assert digests(site) == deployment.before
+    done = invoke(*deployment.words())
+    assert done.exit_code == 0, done.output
+    table = done.stdout.partition("moved whole")[2]
+    assert all(name in table for name in (TWO, LATER)) and ONE not in table
+    # Of a library that is too small, nothing is told.
+    assert f"negativa: a run opened {ONE}: not moved whole\n" in done.stderr
+    rows = deployment.slim()
+    assert moved(rows) == moved(foreseen) == {TWO, LATER}
+    for name in moved(rows):
+        row, entry = rows[name], load_manifest(site).slimmed[name]
+        assert (row.status, row.detail) == (SlimStatus.ALREADY, WHY)
+        assert row.after == foreseen[name].after == (site / name).stat().st_size < 6000
+        assert entry.spare == str(find_spare(site / name)) and entry.certificate is None
+        assert entry.original_sha256 == deployment.before[name]
+    assert load_manifest(site).slimmed[TWO].gpu_code_removed > 200_000
+    assert wrong_files(site) == []
+    checked = {row.path: row for tree in scan((site,)) for row in check_tree(tree)}
+    is_whole = {name for name in checked if checked[name].detail == "moved whole; its spare fits"}
+    assert is_whole == {TWO, LATER}
+    assert {row.status for row in checked.values()} == {SlimStatus.SOUND}
+    assert invoke("inspect", site).exit_code == 0
+
+    assert {row.status for row in deployment.undo().values()} == {SlimStatus.UNDONE}
+    assert digests(site) == deployment.before
+    assert list((deployment.folder / "spares").glob("*.spare")) == []
+    assert deployment.load(site / LATER).returncode == 0
+
+
+@pytest.mark.planted_fault(
+    "a program needs a library that was moved whole", says="it was moved whole into its spare"
+)
+def test_the_message_names_library_spare_and_command(
+    deployment: Deployment, fault: PlantedFault
+) -> None:
+    site = deployment.site
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [deployment.program], env={"SETTING": "on"}, capture_output=True, text=True, check=False
+        )
+
+    assert (start().returncode, start().stdout) == (0, "42 on of program\n")
+    deployment.slim("--remove", "liblater.so")
+    spare = find_spare(site / LATER)
+    message = (
+        f"{site / LATER}: undefined symbol: [negativa] it was moved whole into its spare "
+        f"{spare.name}. To have it back, run negativa slim undo {site}. To keep it, take it out of "
+        "remove in negativa.yaml, or trace a run that opens it; then slim again."
+    )
+    fault.check(start().stderr)
+    assert start().returncode == 127
+    assert start().stderr == f"{deployment.program}: symbol lookup error: {message}\n"
+    assert deployment.load(site / LATER).stderr.endswith(f"OSError: {message}\n")
+    # The spare is no library, though it has nearly all of one.
+    assert "no loadable segments" in deployment.load(spare).stderr
+    told = explain_error("CUDA error: named symbol not found", slimmed_in([site]), [site])
+    assert f"{site / LATER}: it was moved whole; undo brings it back" in told
+
+    # Without its spare it can't come back.
+    spare.rename(spare.with_suffix(".away"))
+    assert invoke("slim", "check", "--require", site).exit_code == 1
+    assert invoke("slim", "undo", "--yes", site).exit_code == 1
+    spare.with_suffix(".away").rename(spare)
+    assert invoke("slim", "undo", "--yes", site).exit_code == 0
+    assert start().returncode == 0
+
+
+@pytest.mark.slow
+def test_a_library_that_is_needed_now_comes_back(deployment: Deployment) -> None:
+    """A run opened it, or the list has it no more."""
+    remove = ("--remove", "lib*.so")
+    assert moved(deployment.slim(*remove)) == {TWO, LATER}
+    rows = deployment.slim(*remove, opened=(ONE, HOST, LATER))
+    assert moved(rows) == {TWO}
+    # It has its code, and a spare for what is never loaded of it.
+    assert rows[LATER].status is SlimStatus.SLIMMED and rows[LATER].after > 400_000
+    assert deployment.load(deployment.site / LATER).returncode == 0
+    assert moved(deployment.slim(*remove)) == {TWO, LATER}
+    rows = deployment.slim("--remove", "libtwo.so")
+    assert moved(rows) == {TWO} and rows[LATER].status is SlimStatus.SLIMMED
+    assert not moved(deployment.slim())
+    assert deployment.load(deployment.site / TWO).returncode == 0
+
+
+@pytest.mark.slow
+def test_beside_a_lock(deployment: Deployment, site: Made) -> None:
+    """What the lock or the trace knows stays, by content or name, and what came back."""
+
+    def goes(lock: Lock, policy: SpareTarget) -> set[str]:
+        return moved(deployment.slim_by(lock, policy, dry_run=True))
+
+    lock = seal(msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1]))
+    policy = deployment.policy(HOST)
+    assert goes(lock, policy) == {TWO, LATER}
+    assert goes(site.lock, policy) == {LATER}
+    soname = LeftOut(path="elsewhere/libnew.so", soname="liblater.so", reason="not verified")
+    assert goes(seal(msgspec.structs.replace(lock, left_out=(soname,))), policy) == {TWO}
+    assert goes(lock, deployment.policy(HOST, LATER)) == {TWO}
+    assert goes(lock, deployment.policy(LATER, folder="/elsewhere/another.so")) == {TWO}
+    [one] = deployment.trace(LATER).libraries
+    other = msgspec.structs.replace(one, sha256="0" * 64, size=1)
+    assert goes(lock, replace(policy, loaded=(other,))) == {TWO}
+    assert goes(lock, SpareTarget(policy.folder, remove=policy.remove)) == set()
+    original = bytes.fromhex(deployment.before[LATER])
+    missed = Misses("liblater.so", original, deployment.sizes[LATER], {})
+    assert goes(lock, policy.with_misses([missed])) == {TWO}
+
+    assert moved(deployment.slim_by(lock, policy)) == {TWO, LATER}
+    # No rule concerns it any more.
+    row = deployment.slim_by(lock, replace(policy, remove=("libtwo.so",)))[LATER]
+    assert row.status is SlimStatus.UNDONE and "now a run opened it" in (row.detail or "")
+    assert digests(deployment.site)[LATER] == deployment.before[LATER]
+
+
+def test_a_list_without_a_run_moves_nothing(deployment: Deployment) -> None:
+    (deployment.folder / "negativa.yaml").write_text("remove: dist:gpu-code\n")
+    words = ("slim", "--arch=sm_90", "--dry-run", "--spare", deployment.folder / "spares")
+    done = invoke(*words, deployment.site)
+    assert done.exit_code == 0 and "moved whole" not in done.stdout
+    assert "negativa.yaml:1:9: remove moves no library without --spare and --cpu-pages" in (
+        done.stderr
+    )
+    trace = deployment.words()[5]
+    done = invoke(*words, "--cpu-pages", trace, "--remove", "dist:gpu-cod", deployment.site)
+    assert done.exit_code == 0 and "remove names no library here that can go whole" in done.stderr
+    refused = invoke(*words, "--remove", "libtwo.so", deployment.site)
+    assert refused.exit_code == 2 and "--remove goes with --cpu-pages" in refused.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_killed(deployment: Deployment) -> None:
+    """Each library is whole or in its spare, and the next run or undo finishes the work."""
+    site = deployment.site
+    command = [str(NEGATIVA), *deployment.words("--remove", "lib*.so", "--jobs", 2)]
+    undisturbed = run(command, deployment.folder)
+    assert undisturbed.status == 0, undisturbed
+    after = digests(site)
+    for at in points(undisturbed.changes, seed=1):
+        assert {row.status for row in deployment.undo().values()} <= {SlimStatus.UNDONE}
+        assert digests(site) == deployment.before
+        run(command, deployment.folder, at=at)
+        found = digests(site)
+        assert all(found[name] in (deployment.before[name], after[name]) for name in (TWO, LATER))
+        again = run(command, deployment.folder)
+        assert again.status == 0, (at, again)
+        assert {k: v for k, v in digests(site).items() if k != MANIFEST_NAME} == {
+            k: v for k, v in after.items() if k != MANIFEST_NAME
+        }
