@@ -29,7 +29,7 @@ from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import foresee_cut, gap_sizes
+from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -38,7 +38,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
-from pytest_negativa.slimming.spares import LEAST_GAP, SpareTarget, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -64,7 +64,7 @@ class Removal:
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
         needed, containers: for a library with a spare, see ``plan_cut``.
-        gaps: sizes in bytes of the gaps that it could have.
+        hole_sizes: in bytes, of the holes that it could have.
     """
 
     library_map: LibraryMap | None = None
@@ -77,7 +77,7 @@ class Removal:
     notes: tuple[str, ...] = ()
     needed: tuple[Range, ...] | None = None
     containers: tuple[Range, ...] = ()
-    gaps: tuple[int, ...] = ()
+    hole_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,8 @@ def plan_library(recipe: Recipe, path: Path) -> Removal:
         return removal
     needed, containers = plan_cut(path, removal.library_map, removal.plan, recipe.spare)
     options = recipe.spare.options_for(path.name, recipe.source)
-    sizes = tuple(gap_sizes(path, needed, options, containers))
-    return replace(removal, needed=needed, containers=containers, gaps=sizes)
+    sizes = tuple(hole_sizes(path, needed, options, containers))
+    return replace(removal, needed=needed, containers=containers, hole_sizes=sizes)
 
 
 def slim_library(
@@ -270,7 +270,7 @@ def slim_library(
     *,
     strip: bool,
     planned: Removal | None = None,
-    min_gap: int = LEAST_GAP,
+    min_hole: int = LEAST_HOLE,
 ) -> Result:
     """Write what a recipe makes of a library, or forecast its size.
 
@@ -281,7 +281,7 @@ def slim_library(
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
         planned: of the original, if it is known.
-        min_gap: with a spare, shorter gaps stay in the file; in bytes.
+        min_hole: with a spare, shorter holes stay in the file; in bytes.
 
     Raises:
         CannotCompactError: it is left as it is.
@@ -289,7 +289,7 @@ def slim_library(
     """
     removal = planned or plan_library(recipe, path)
     if recipe.spare is not None and (needed := removal.needed) is not None:
-        options = recipe.spare.options_for(name, recipe.source, min_gap)
+        options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
             return Result(removal, foresee_cut(path, needed, options, removal.containers))
         library = None if removal.plan is None else removal.plan.library
@@ -298,7 +298,7 @@ def slim_library(
         )
         decisions = () if removal.plan is None else removal.plan.decisions
         unused = ((one.start, one.end) for one in decisions if not one.kept)
-        gone = size(intersection(unused, done.gaps))
+        gone = size(intersection(unused, done.holes))
         return Result(removal, done.size_after, gone, done, done.spare)
     given = removal.library_map, removal.plan, removal.edits
     compact = CompactOptions(strip=strip, takes_place=True)

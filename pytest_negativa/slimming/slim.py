@@ -17,7 +17,7 @@ from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.journal import Journal, remove_leftovers
 from pytest_negativa.slimming.recipes import by_archs, strip_only
 from pytest_negativa.slimming.slimmer import Slimmer, SlimOptions
-from pytest_negativa.slimming.spares import least_gap
+from pytest_negativa.slimming.spares import least_hole
 from pytest_negativa.slimming.tree import (
     MANIFEST_NAME,
     Tree,
@@ -80,14 +80,14 @@ class SlimReport:
     Attributes:
         rows: one for each library, by path.
         stopped: nothing was done, because a library of the lock is missing or another file.
-        gaps: how many the libraries of the folders have, for pages that lie in spares.
-        min_gap: bytes; shorter ones stayed in the libraries that were slimmed now.
+        holes: how many the libraries of the folders have, for pages that lie in spares.
+        min_hole: bytes; shorter ones stayed in the libraries that were slimmed now.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
-    gaps: int = 0
-    min_gap: int = 0
+    holes: int = 0
+    min_hole: int = 0
 
     @property
     def failed(self) -> bool:
@@ -267,19 +267,19 @@ def _run(
         on_progress(done, total)
 
     rows = list(unmet)
-    gaps = min_gap = 0
+    holes = min_hole = 0
     if (spare := request.options.spare) is not None:
-        gaps = sum(slimmer.count_gaps(without_tasks=True) for slimmer in slimmers)
-        sizes = [size for slimmer in slimmers for size in slimmer.foresee_gaps()]
-        min_gap = least_gap(sizes, spare.most_gaps - gaps)
-        gaps += sum(size >= min_gap for size in sizes)
+        holes = sum(slimmer.count_holes(without_tasks=True) for slimmer in slimmers)
+        sizes = [size for slimmer in slimmers for size in slimmer.foresee_holes()]
+        min_hole = least_hole(sizes, spare.most_holes - holes)
+        holes += sum(size >= min_hole for size in sizes)
         for slimmer in slimmers:
-            slimmer.min_gap = min_gap
+            slimmer.min_hole = min_hole
     for slimmer in slimmers:
         rows += slimmer.run(count)
     if not request.options.dry_run:
-        gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
-    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), gaps=gaps, min_gap=min_gap)
+        holes = sum(slimmer.count_holes() for slimmer in slimmers)
+    return SlimReport(tuple(sorted(rows, key=lambda row: row.path)), holes=holes, min_hole=min_hole)
 
 
 def refuse_other_files(paths: Sequence[Path]) -> None:

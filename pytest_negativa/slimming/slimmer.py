@@ -42,7 +42,7 @@ from pytest_negativa.slimming.recipes import (
 )
 from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
 from pytest_negativa.slimming.spares import (
-    LEAST_GAP,
+    LEAST_HOLE,
     SpareTarget,
     clear_abandoned,
     find_spare,
@@ -90,7 +90,7 @@ class Slimmer:
 
     Attributes:
         rows: what became of each library.
-        min_gap: bytes; shorter gaps stay in the libraries.
+        min_hole: bytes; shorter holes stay in the libraries.
     """
 
     def __init__(self, journal: Journal, work: WorkList, options: SlimOptions) -> None:
@@ -98,7 +98,7 @@ class Slimmer:
         self.work = work
         self.options = options
         self.rows: list[SlimRow] = []
-        self.min_gap = LEAST_GAP
+        self.min_hole = LEAST_HOLE
         self._planned: dict[str, Removal | None] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
@@ -107,8 +107,8 @@ class Slimmer:
     def _commands(self) -> ReinstallCommands:
         return ReinstallCommands(self.journal.tree.sites)
 
-    def foresee_gaps(self) -> Iterator[int]:
-        """Sizes in bytes of the gaps that the libraries of the work list could have."""
+    def foresee_holes(self) -> Iterator[int]:
+        """Sizes in bytes of the holes that the libraries of the work list could have."""
         tasks = [task for task in self.work.tasks if task.recipe.spare is not None]
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         try:
@@ -118,7 +118,7 @@ class Slimmer:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
             if planned is not None:
-                yield from planned.gaps
+                yield from planned.hole_sizes
 
     def _plan(self, task: Task) -> Removal | None:
         """The plan for a library; None: there is none, and the work on it will tell why."""
@@ -132,8 +132,8 @@ class Slimmer:
         # The original that is made again is another file.
         return None if task.is_cut else planned
 
-    def count_gaps(self, *, without_tasks: bool = False) -> int:
-        """The number of gaps of the folder's libraries, or of those that no task is to change."""
+    def count_holes(self, *, without_tasks: bool = False) -> int:
+        """The number of holes of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
         count = 0
@@ -268,7 +268,7 @@ class Slimmer:
             (root / task.name).name,
             strip=options.strip,
             planned=planned,
-            min_gap=self.min_gap,
+            min_hole=self.min_hole,
         )
 
     def _foresee(self, task: Task, _staged: Path) -> Result:
@@ -281,7 +281,7 @@ class Slimmer:
                 name,
                 strip=self.options.strip,
                 planned=planned,
-                min_gap=self.min_gap,
+                min_hole=self.min_hole,
             )
 
     @contextlib.contextmanager
