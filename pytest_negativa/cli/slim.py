@@ -483,16 +483,16 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     undo = f"negativa slim undo {printable(typed(request.paths))}"
     aside, spare = request.options.keep_originals, request.options.spare
     if aside is not None:
-        click.echo(
+        show(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
     if spare is not None and any(spare.folder.glob("*.spare")):
-        click.echo(
+        show(
             f"negativa: {printable(str(spare.folder))} has what was removed; {undo} puts it back",
             err=True,
         )
         if (cost := render_holes(report.holes, report.min_hole)) is not None:
-            click.echo(f"negativa: {cost}", err=True)
+            show(f"negativa: {cost}", err=True)
 
 
 def _show_wheel(request: SlimRequest) -> None:
@@ -500,7 +500,7 @@ def _show_wheel(request: SlimRequest) -> None:
     [wheel] = request.paths
     if (new := request.target / wheel.name).exists():
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
-        click.echo(
+        show(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
             "you pass it on",
             err=True,
