@@ -24,7 +24,7 @@ PARTS = {
     "first_result": "measuring/first_result.c",
     "search": "gpucode/search.c",
     "pages": "processes/pages.c",
-    "gaps": "processes/pages.c",
+    "holes": "processes/pages.c",
 }
 COMMON = ("-std=gnu11", "-g", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -72,7 +72,7 @@ def environ(runtimes: str) -> dict[str, str]:
         ("first_result", 50),
         ("search", 50),
         ("pages", 300),
-        ("gaps", 300),
+        ("holes", 300),
     ],
 )
 def test_hostile_inputs(tmp_path: Path, runtimes: str, part: str, inputs: int) -> None:

@@ -1,9 +1,9 @@
 """A stack of packages with spares: sizes, what stays and why, imports, memory, first touches.
 
 Part ``sizes`` traces a suite (CPU pages and, on a GPU, its code), locks it unproved, and slims
-copies of the packages: with the gaps that slim takes by default, and with as many as there are. It
+copies of the packages: with the holes that slim takes by default, and with as many as there are. It
 prints, without nvrtc and nvJitLink, bytes before and after, and what stays by section and reason.
-In the other parts, a copy of the originals and the copy with the default gaps take turns:
+In the other parts, a copy of the originals and the copy with the default holes take turns:
 
 - ``import``: the time of an import, with files in the page cache, and with them dropped from it;
 - ``memory``: RSS, PSS and mappings of several processes at once, and the time of a fork;
@@ -138,7 +138,7 @@ class Stack:
         return True
 
     def prepare(self) -> Path:
-        """Trace, lock, and slim a copy with the default gaps; the run."""
+        """Trace, lock, and slim a copy with the default holes; the run."""
         run: Path = self.suite / ".negativa" / "latest"
         if not run.exists():
             shutil.rmtree(self.suite, ignore_errors=True)
@@ -221,15 +221,15 @@ def warm(*folders: Path) -> None:
 
 def part_sizes(stack: Stack) -> Iterator[tuple[str, str]]:
     run = stack.prepare()
-    yield from sizes("2,500 gaps", stack.original, stack.slim, run)
-    every = stack.folder / "all-gaps"
-    stack.slim_copy(every, run, "--spare-gaps", "1000000")
-    yield from sizes("all gaps", stack.original, every, run)
+    yield from sizes("2,500 holes", stack.original, stack.slim, run)
+    every = stack.folder / "all-holes"
+    stack.slim_copy(every, run, "--spare-holes", "1000000")
+    yield from sizes("all holes", stack.original, every, run)
 
 
 def sizes(title: str, site: Path, copy: Path, run: Path) -> Iterator[tuple[str, str]]:
     usage = {one.sha256: one for one in load_usage(run).libraries}
-    before, after, gpu_before, gpu_after, gaps = 0, 0, 0, 0, 0
+    before, after, gpu_before, gpu_after, count = 0, 0, 0, 0, 0
     stays: Counter[tuple[str, str]] = Counter()
     for path in libraries(site):
         slim = copy / path.relative_to(site)
@@ -244,7 +244,7 @@ def sizes(title: str, site: Path, copy: Path, run: Path) -> Iterator[tuple[str, 
             one = usage.get(source.sha256())
         holes = () if note is None else note.holes
         gone = union((hole.offset, hole.offset + hole.end - hole.start) for hole in holes)
-        gaps += len(holes)
+        count += len(holes)
         was, now = path.stat().st_size, slim.stat().st_size
         before, after = before + was, after + now
         if any("fatbin" in section.name for section in elf.sections):
@@ -255,11 +255,11 @@ def sizes(title: str, site: Path, copy: Path, run: Path) -> Iterator[tuple[str, 
             short = size(intersection(here, unneeded))
             reason = "not traced" if one is None else "used, or may not leave"
             stays[section.name, reason] += size(here) - short
-            stays[section.name, "not used, but in no gap"] += short
+            stays[section.name, "not used, but in no hole"] += short
     print(f"What stays with {title}, by section and reason:")
     for (name, reason), count in stays.most_common(16):
         print(f"    {count / 1e6:8.1f} MB {name:20} {reason}")
-    yield f"MB, {title}", f"{before / 1e6:,.0f} -> {after / 1e6:,.0f} with {gaps:,} gaps"
+    yield f"MB, {title}", f"{before / 1e6:,.0f} -> {after / 1e6:,.0f} with {count:,} holes"
     yield f"MB with GPU code, {title}", f"{gpu_before / 1e6:,.0f} -> {gpu_after / 1e6:,.0f}"
 
 

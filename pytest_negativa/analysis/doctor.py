@@ -55,8 +55,14 @@ def examine(runs: Path) -> Iterator[Finding]:
         yield from _driver()
         problem = _why_no_proofs(Path(folder))
     yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
-    for path in (runs.absolute(), Path(tempfile.gettempdir()), Path(sys.prefix)):
-        yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
+    yield from (
+        (name, ", ".join((str(path), *_traits(path))), "")
+        for name, path in (
+            ("runs", runs.absolute()),
+            ("temporary files", Path(tempfile.gettempdir())),
+            ("environment", Path(sys.prefix)),
+        )
+    )
 
 
 def _cupti(folder: Path) -> Finding:
@@ -98,8 +104,13 @@ def _why_no_proofs(folder: Path) -> str | None:
     )
 
 
-def _traits(folder: Path) -> Iterator[str]:
-    """Traits of a folder's file system that matter to copies and to slimming."""
+def _traits(path: Path) -> Iterator[str]:
+    """Traits of a folder's file system that matter to copies and to slimming.
+
+    Args:
+        path: of the folder; if it doesn't exist, the folder that it would be in counts.
+    """
+    folder = next(filter(Path.is_dir, (path, *path.parents)))
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         yield "noexec: no library can be loaded from here"
     yield "writable" if os.access(folder, os.W_OK) else "not writable"

@@ -230,13 +230,13 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
     """
     folders, named_by = find_active(os.environ, Path.cwd(), or_own=or_own)
     listed = printable(", ".join(map(str, folders)))
-    click.echo(f"negativa: {listed} ({named_by})", err=True)
+    show(f"negativa: {listed} ({named_by})", err=True)
     return folders
 
 
-def show(text: str) -> None:
+def show(text: str, *, err: bool = False) -> None:
     """Print text for people, in the width of the terminal."""
-    click.echo(fit(text))
+    click.echo(fit(text), err=err)
 
 
 def answer(
@@ -266,7 +266,7 @@ def note_unopened(folder: Path) -> None:
     if count := count_archives(folder):
         were = format_items(count, "archive was", "archives were")
         note = f"{printable(str(folder))}: {were} not opened: name them"
-        click.echo(f"negativa: note: {note}", err=True)
+        show(f"negativa: note: {note}", err=True)
 
 
 YES = click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")

@@ -21,7 +21,7 @@ def doctor() -> None:
     """
     findings = list(examine(runs_of(settings_of()).folder))
     rows = [(name, value) for name, value, _obstacle in findings]
-    click.echo(format_table("ll", ("what", "found"), rows, width=0))
+    click.echo(format_table("ll", ("what", "found"), rows, names=(1,), fold=True))
     obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
     verdict = f"\nGPU code {'cannot' if obstacles else 'can'} be traced here"
     show("\n".join((verdict, *obstacles)))

@@ -18,6 +18,7 @@ from pytest_negativa.cli.common import (
     runs_of,
     say_next,
     settings_of,
+    show,
     show_proof,
     slim_by,
 )
@@ -139,7 +140,7 @@ def lock(
     to_stdout = str(output) == STDOUT
     unused = sum(library.unused_bytes for library in made.libraries)
     trimmed = sum(library.trimmed_bytes for library in made.libraries)
-    click.echo(
+    show(
         f"{printable(str(output))}: {format_items(len(made.libraries), 'library', 'libraries')}, "
         f"{format_bytes(unused)} of GPU code unused"
         + (f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""),
@@ -147,7 +148,7 @@ def lock(
     )
     for files in made.files:
         count = format_items(files.elements - files.kept_elements, "file", "files")
-        click.echo(
+        show(
             f"{printable(files.path)}: {count} of GPU code ({format_bytes(files.unused_bytes)}) "
             "unused",
             err=to_stdout,
@@ -158,7 +159,7 @@ def lock(
         if one.plan.is_files
     )
     for row in (*made.left_out, *(row for row in of_files if isinstance(row, LeftOut))):
-        click.echo(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
+        show(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     show_proof(made)
     say_next(slim_by(output))
 
@@ -168,16 +169,16 @@ def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
     save_lock(done.lock, path)
     for name, count in done.added.items():
         elements = format_items(count, f"element that {one}", f"elements that {many}")
-        click.echo(f"{printable(name)}: keeps {elements}")
+        show(f"{printable(name)}: keeps {elements}")
     for name, more in done.files.items():
         kept = f"all of its files: nothing tells which {many}"
         if more is not None:
             kept = format_items(more, f"file that {one}", f"files that {many}")
-        click.echo(f"{printable(name)}: keeps {kept}")
+        show(f"{printable(name)}: keeps {kept}")
     if not (done.added or done.files):
-        click.echo(printable(f"{path}: nothing of what it removes {one}"))
+        show(printable(f"{path}: nothing of what it removes {one}"))
     for name in done.not_locked:
-        click.echo(
+        show(
             f"{printable(name)}: came back in part, and is not in the lock; negativa slim keeps "
             "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
         )

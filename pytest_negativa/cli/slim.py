@@ -41,7 +41,7 @@ from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
+from pytest_negativa.reporting.slimming import render_holes, render_problems, render_rows
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_names
 from pytest_negativa.settings.flags import click_options
@@ -49,7 +49,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.scan import refuse_other_files, roots_of, scan
 from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.slimming.spares import MOST_GAPS, SpareTarget
+from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
@@ -151,10 +151,10 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Put removed code into DIR: it comes back when it is used.",
 )
 @click.option(
-    "--spare-gaps",
+    "--spare-holes",
     metavar="N",
     type=click.IntRange(min=1),
-    help=f"Leave at most N gaps in all libraries. (default: {MOST_GAPS:,})",
+    help=f"Make at most N holes in all libraries. (default: {MOST_HOLES:,})",
 )
 @click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
 @YES
@@ -378,7 +378,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             flags.cpu_pages is not None,
             "--remove goes with --cpu-pages, whose run tells which libraries any process opened",
         ),
-        (flags.spare_gaps, flags.spare is not None, "--spare-gaps goes with --spare"),
+        (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
@@ -407,8 +407,10 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
-    most_gaps = flags.spare_gaps or MOST_GAPS
-    policy = SpareTarget.of(absolute(flags.spare), usage, most_gaps=most_gaps, remove=flags.remove)
+    most_holes = flags.spare_holes or MOST_HOLES
+    policy = SpareTarget.of(
+        absolute(flags.spare), usage, most_holes=most_holes, remove=flags.remove
+    )
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -495,16 +497,16 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     undo = f"negativa slim undo {printable(typed(request.paths))}"
     aside, spare = request.options.keep_originals, request.options.spare
     if aside is not None:
-        click.echo(
+        show(
             f"negativa: {printable(str(aside))} has the originals; {undo} puts them back", err=True
         )
     if spare is not None and any(spare.folder.glob("*.spare")):
-        click.echo(
+        show(
             f"negativa: {printable(str(spare.folder))} has what was removed; {undo} puts it back",
             err=True,
         )
-        if (cost := render_gaps(report.gaps, report.min_gap)) is not None:
-            click.echo(f"negativa: {cost}", err=True)
+        if (cost := render_holes(report.holes, report.min_hole)) is not None:
+            show(f"negativa: {cost}", err=True)
 
 
 def _show_wheel(request: SlimRequest) -> None:
@@ -512,7 +514,7 @@ def _show_wheel(request: SlimRequest) -> None:
     [wheel] = request.paths
     if (new := request.target / wheel.name).exists():
         sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
-        click.echo(
+        show(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
             "you pass it on",
             err=True,

@@ -20,6 +20,7 @@ from pytest_negativa.cli.common import (
     print_variables,
     say_next,
     settings_of,
+    show,
 )
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report
 from pytest_negativa.errors import NegativaError
@@ -174,7 +175,7 @@ def _watch_pages(run: Run) -> dict[str, str]:
 def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End a run without a trace: with the command's status, or 1 if such a run must fail."""
     run.remove_untraced()
-    click.echo(f"negativa: {_NO_TRACE}", err=True)
+    show(f"negativa: {_NO_TRACE}", err=True)
     failure = settings.untraced_failure
     if failure is not None:
         click.echo(f"negativa: {failure}", err=True)

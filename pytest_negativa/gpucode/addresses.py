@@ -1,7 +1,7 @@
 """A slimmed library as a process sees it: bytes by address, and each section in one piece.
 
 ``negativa slim`` takes pages out of a library's file. All addresses stay, and the addresses of the
-pages that are gone read as zeros. With a spare they are gaps between segments. A section that lost
+pages that are gone read as zeros. With a spare they are free, between segments. A section that lost
 pages has no bytes and a name with a prefix. Each run of its pages that stay is a section of the old
 name. File offsets say little here, so this module works with addresses.
 """
@@ -33,7 +33,7 @@ class AddressSpace:
         source: the file.
         segments: its program headers.
         sections: those without bytes in the file, which read as zeros outside of segments, too:
-            slimming with a spare leaves gaps between these.
+            slimming with a spare leaves free addresses between these.
         max_zeros: how many bytes that the file does not hold may be read in all.
 
     Raises:

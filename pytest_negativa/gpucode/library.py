@@ -125,7 +125,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     """Read the GPU code that is left in a slimmed library, and how much is gone.
 
     All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
-    were taken out, so regions have gaps. It is for people to read: no plan can be made of it.
+    were taken out, so regions have holes. It is for people to read: no plan can be made of it.
     Code of which any byte is in a spare counts as taken out. Rests of it are not understood, and
     are no problem.
 

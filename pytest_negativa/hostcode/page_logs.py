@@ -5,7 +5,7 @@ other; a size of 0 means that the next record starts with the next chunk. All nu
 endian::
 
     u32 size          of the record, a multiple of 8
-    u32 kind          1: the process, 2: a library, 4: gaps of a library with a spare, 5: GPU code
+    u32 kind          1: the process, 2: a library, 4: holes of a library with a spare, 5: GPU code
                       of a library, 6: constants of a library
     u32 flags         1: it can't be watched; of constants: how many processes have the library and
                       did not note their pages
@@ -19,7 +19,7 @@ endian::
     path
     bits              one for each page, set: the process touched it
 
-The record of gaps is about the original of the library: its size, and offsets in it for addresses.
+The record of holes is about the original of the library: its size, and offsets in it for addresses.
 The library's name has the place of the path, with the original's SHA-256 behind it. Behind the
 bits, at the next multiple of 8, each page has a u16: bits 0-11 where in the page the first touch
 was, 12: it was an instruction fetch, 15: the page did not come back beside another one.
@@ -60,7 +60,7 @@ LOG_SUFFIX = ".pages"
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
 _RANGE = struct.Struct("<QQ")
-_PROCESS, _LIBRARY, _GAPS, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
+_PROCESS, _LIBRARY, _HOLES, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
@@ -208,11 +208,11 @@ def _parse(data: bytes) -> LoggedProcess | None:
                 pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
             )
             libraries.append((kind, library))
-        elif kind == _GAPS:
+        elif kind == _HOLES:
             ranges = _parse_ranges(data, ranges_at, count)
             original = data[path_at + length : path_at + length + _DIGEST]
-            pages_of_gaps = _parse_gaps(ranges, data[at + bits : at + record_size])
-            missed = dict(sorted(pages_of_gaps))
+            pages_of_holes = _parse_holes(ranges, data[at + bits : at + record_size])
+            missed = dict(sorted(pages_of_holes))
             misses.append(Misses(path, original, size, missed, bool(flags & _UNWATCHED)))
         else:
             raise ValueError(f"a record of kind {kind}")
@@ -240,12 +240,12 @@ def _count_pages(ranges: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in ranges) // PAGE_SIZE
 
 
-def _parse_gaps(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
+def _parse_holes(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
     """The pages that came back, by their number."""
     count = _count_pages(ranges)
     words_at = -(-count // 64) * 8
     if words_at + 2 * count > len(data):
-        raise ValueError("the record can't hold the pages of its gaps")
+        raise ValueError("the record can't hold the pages of its holes")
     bits = int.from_bytes(data[: -(-count // 8)], "little")
     words = array.array("H", data[words_at : words_at + 2 * count])
     numbers = itertools.chain.from_iterable(
@@ -285,11 +285,11 @@ def _iter_pages(ranges: Sequence[tuple[int, int]], bits: bytes) -> Iterator[int]
 def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:
     """A log of pages that a process has, of libraries with a spare."""
     process = _RECORD.pack(_RECORD.size, _PROCESS, 0, 0, 0, 0, pid, 0, 0, 0, _RECORD.size)
-    data = process + b"".join(map(_encode_gaps, found))
+    data = process + b"".join(map(_encode_holes, found))
     return data.ljust(-(-len(data) // _CHUNK) * _CHUNK, b"\0")
 
 
-def _encode_gaps(misses: Misses) -> bytes:
+def _encode_holes(misses: Misses) -> bytes:
     ranges, name = misses.ranges(), os.fsencode(misses.name)
     text = _aligned(name + misses.original)
     bits = _aligned(((1 << len(misses.pages)) - 1).to_bytes(-(-len(misses.pages) // 8), "little"))
@@ -298,7 +298,7 @@ def _encode_gaps(misses: Misses) -> bytes:
     body = text + bits + _aligned(words.tobytes())
     size = offset - len(text) + len(body)
     head = _RECORD.pack(
-        size, _GAPS, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
+        size, _HOLES, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
     )
     return head + b"".join(_RANGE.pack(*one) for one in ranges) + body
 

@@ -9,7 +9,7 @@
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
  * NEGATIVA_PAGES_GPU, if not empty: GPU code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs
  * of what comes back to libraries with a spare, or with NEGATIVA_SPARE_ARMED, of who touches
- * removed code: see pages/gaps.h. The log is a shared mapping of a file, so a process that is
+ * removed code: see pages/holes.h. The log is a shared mapping of a file, so a process that is
  * killed loses nothing. fallocate reserves its blocks: touching a hole of a file on a full disk
  * would be a SIGBUS.
  *
@@ -26,7 +26,7 @@
  * time, see lock(), so static buffers suffice.
  */
 #define _GNU_SOURCE
-#include "pages/gaps.h"
+#include "pages/holes.h"
 #include "pages/constants.h"
 #include "pages/known.h"
 
@@ -121,7 +121,7 @@ EXPORT unsigned int la_version(unsigned int version) {
     const char *table = NULL;
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
-        only_gaps = true;
+        only_holes = true;
         table = getenv("NEGATIVA_SPARE_ARMED");
         fstat(2, &messages);
     }
@@ -131,13 +131,13 @@ EXPORT unsigned int la_version(unsigned int version) {
         note_lost("its path must be absolute.");
         return 0;
     }
-    if (only_gaps)
+    if (only_holes)
         mkdir(folder, 0777);
     else
         open_shared();
     atomic_store(&parts_left, MAX_PARTS);
     own_ = map_wiped();
-    if (own_ == NULL || (!only_gaps && !start_log()) ||
+    if (own_ == NULL || (!only_holes && !start_log()) ||
         (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
@@ -172,7 +172,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         note_lost("libc's functions for signals can't be replaced.");
     } else {
         lock();
-        *cookie = (uintptr_t)(only_gaps ? watch_gaps(map) : watch_all(map));
+        *cookie = (uintptr_t)(only_holes ? watch_holes(map) : watch_all(map));
         unlock();
     }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */

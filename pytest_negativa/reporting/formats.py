@@ -26,6 +26,7 @@ from pytest_negativa.reporting.html.render import render_html
 from pytest_negativa.reporting.markdown import render_markdown
 from pytest_negativa.reporting.terminal import render_nothing, render_report
 from pytest_negativa.reporting.text import (
+    fit,
     path_for_people,
     printable,
     terminal_width,
@@ -40,7 +41,7 @@ ReportFile = tuple[Path | Url, bytes]
 
 def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
     if (line := render_nothing(contents.report)) is not None:
-        yield line
+        yield fit(line)
     else:
         yield from render_report(contents.report, options, terminal_width())
 

@@ -20,7 +20,7 @@ _ITS_PATH = re.compile(r"/[^:]*: ")
 # From so many alike on, they share a line: small libraries that have nothing to remove.
 _MANY = 4
 # Milliseconds for two mappings (2 virtual cores, Linux 6.18).
-_FORK_OF_GAP = 0.0026
+_FORK_OF_HOLE = 0.0026
 
 
 def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
@@ -49,19 +49,19 @@ def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
     return "\n\n".join(parts) if rows else nothing
 
 
-def render_gaps(count: int, shortest: int) -> str | None:
-    """Cost of the gaps of cut libraries; None if a fork takes less than a millisecond more.
+def render_holes(count: int, shortest: int) -> str | None:
+    """Cost of the holes of cut libraries; None if a fork takes less than a millisecond more.
 
     Args:
         count: of all libraries together.
         shortest: bytes; shorter ones stayed in the files.
     """
-    if (slower := count * _FORK_OF_GAP) < 1:
+    if (slower := count * _FORK_OF_HOLE) < 1:
         return None
     return (
-        f"the libraries have {count:,} gaps: a fork of a process that loads them all takes about "
+        f"the libraries have {count:,} holes: a fork of a process that loads them all takes about "
         f"{slower:.1f} ms more. Shorter ones than {format_bytes(shortest)} stay in the files "
-        "(--spare-gaps)"
+        "(--spare-holes)"
     )
 
 

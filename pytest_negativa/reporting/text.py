@@ -19,8 +19,12 @@ _CUT = "..."
 _COMMAND = re.compile(r"^(\s*):(?=:)")
 # Between the headers of a table and its rows.
 _RULE = re.compile(r"-+(?:  -+)*")
-# Of ours, to be copied: not the name alone, as in "slimmed by negativa slim from".
-_OURS = re.compile(r"\bnegativa (?:(?!slim\b)[a-z]|slim (?:-|undo|check|fetch|push))")
+# Of ours, to be copied: with its options and their values, and all that looks like an argument.
+_OURS = re.compile(
+    r"\bnegativa [a-z]+(?: (?:undo|check|fetch|push|list|delete)\b)?"
+    r"(?: (?:--?[a-z][\w-]*(?:[ =][^\s-]\S*)?|--(?= )|[A-Z]{2,}\b|\S*/\S*))*"
+    r"|\bpytest(?: --[a-z][\w-]*)+"
+)
 
 
 def printable(text: str) -> str:
@@ -70,14 +74,20 @@ def cut_middle(text: str, width: int) -> str:
 def wrap(text: str, width: int, indent: str = "") -> str:
     """``text`` in lines of at most ``width`` columns, all but the first indented; 0 wraps nothing.
 
-    A word that is longer, such as a path, stays whole.
+    What is longer stays whole: a path, or a command of ours.
     """
     if not width or len(text) <= width:
         return text
     lines = textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        # ``printable`` escapes no-break spaces of others.
+        _OURS.sub(lambda command: command[0].replace(" ", "\N{NO-BREAK SPACE}"), text.lstrip(" ")),
+        width,
+        initial_indent=" " * (len(text) - len(text.lstrip(" "))),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return "\n".join(map(_no_command, lines))
+    return "\n".join(_no_command(line.replace("\N{NO-BREAK SPACE}", " ")) for line in lines)
 
 
 def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> str:
@@ -99,10 +109,9 @@ def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> 
 def fit(text: str) -> str:
     """``text`` with those lines wrapped that are wider than the terminal, if there is one.
 
-    Tables stay as they are. So does a line that names a command, so that it can be copied.
+    Tables stay as they are. No command of ours is broken, so that it can be copied.
     """
-    if not (width := terminal_width()):
-        return text
+    width = terminal_width()
     return "\n\n".join(_fit_lines(part.split("\n"), width) for part in text.split("\n\n"))
 
 
@@ -112,10 +121,7 @@ def _fit_lines(lines: list[str], width: int) -> str:
     # Of several lines, such as a list, each must show where it begins.
     further = "    " if len(lines) > 1 else ""
     return "\n".join(
-        line
-        if _OURS.search(line)
-        else wrap(line, width, line[: len(line) - len(line.lstrip(" "))] + further)
-        for line in lines
+        wrap(line, width, line[: len(line) - len(line.lstrip(" "))] + further) for line in lines
     )
 
 

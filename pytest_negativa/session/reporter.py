@@ -1,7 +1,7 @@
 """Turns a session's traces into plans and a report, and fails the session if they ask for it.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
-The status of a proof is ``verifying.verification.exit_code``, that of a measurement
+The status of a proof is that of ``verifying.supervisor``, that of a measurement
 ``measuring.session.measure_session``.
 """
 

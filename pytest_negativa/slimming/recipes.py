@@ -31,7 +31,7 @@ from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import foresee_cut, gap_sizes
+from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -41,7 +41,7 @@ from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
-from pytest_negativa.slimming.spares import LEAST_GAP, SpareTarget, cut, plan_cut
+from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 
 ALL_NEVER_LOADED = "never loaded: all its GPU code"
 """Tells of a result that has no GPU code left."""
@@ -72,7 +72,7 @@ class Removal:
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
         needed, containers: for a library with a spare, see ``plan_cut``.
-        gaps: sizes in bytes of the gaps that it could have.
+        hole_sizes: in bytes, of the holes that it could have.
         size_after: bytes of the new file, or of the one that would be written.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         made: what was written; None: nothing was.
@@ -89,7 +89,7 @@ class Removal:
     notes: tuple[str, ...] = ()
     needed: tuple[Range, ...] | None = None
     containers: tuple[Range, ...] = ()
-    gaps: tuple[int, ...] = ()
+    hole_sizes: tuple[int, ...] = ()
     size_after: int = 0
     gpu_code_removed: int = 0
     made: Smaller | None = None
@@ -325,8 +325,8 @@ def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
         return removal
     needed, containers = plan_cut(source, removal.library_map, removal.plan, recipe.spare)
     options = recipe.spare.options_for(Path(source.path).name, recipe.source)
-    sizes = tuple(gap_sizes(source, needed, options, containers))
-    return replace(removal, needed=needed, containers=containers, gaps=sizes)
+    sizes = tuple(hole_sizes(source, needed, options, containers))
+    return replace(removal, needed=needed, containers=containers, hole_sizes=sizes)
 
 
 def slim_library(
@@ -337,7 +337,7 @@ def slim_library(
     *,
     strip: bool,
     planned: Removal | None = None,
-    min_gap: int = LEAST_GAP,
+    min_hole: int = LEAST_HOLE,
 ) -> Removal:
     """Write what a recipe makes of a library, or forecast its size.
 
@@ -348,7 +348,7 @@ def slim_library(
         name: file name of the library.
         strip: whether to drop what is never loaded, such as symbol tables.
         planned: of the original, if it is known.
-        min_gap: with a spare, shorter gaps stay in the file; in bytes.
+        min_hole: with a spare, shorter holes stay in the file; in bytes.
 
     Raises:
         CannotCompactError: it is left as it is.
@@ -356,7 +356,7 @@ def slim_library(
     """
     removal = planned or plan_library(recipe, source)
     if recipe.spare is not None and (needed := removal.needed) is not None:
-        options = recipe.spare.options_for(name, recipe.source, min_gap)
+        options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
             after = foresee_cut(source, needed, options, removal.containers)
             return replace(removal, size_after=after)
@@ -366,7 +366,7 @@ def slim_library(
             source, target, needed, containers, recipe.spare, options, library, removal.state
         )
         unused = ((one.start, one.end) for one in decisions if not one.kept)
-        gone = size(intersection(unused, done.gaps))
+        gone = size(intersection(unused, done.holes))
         return replace(
             removal,
             size_after=done.size_after,

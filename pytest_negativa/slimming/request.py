@@ -79,16 +79,16 @@ class SlimReport:
     Attributes:
         rows: one for each library, by path.
         stopped: nothing was done, because a library of the lock is missing or another file.
-        gaps: how many the libraries of the folders have, for pages that lie in spares.
-        min_gap: bytes; shorter ones stayed in the libraries that were slimmed now.
+        holes: how many the libraries of the folders have, for pages that lie in spares.
+        min_hole: bytes; shorter ones stayed in the libraries that were slimmed now.
         opened: libraries that ``remove`` names and that did not go whole, because a run opened
             them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
-    gaps: int = 0
-    min_gap: int = 0
+    holes: int = 0
+    min_hole: int = 0
     opened: tuple[str, ...] = ()
 
     @property

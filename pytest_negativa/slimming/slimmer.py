@@ -42,11 +42,11 @@ from pytest_negativa.slimming.recipes import (
 from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
 from pytest_negativa.slimming.request import OnProgress, SlimOptions, SlimReport
 from pytest_negativa.slimming.spares import (
-    LEAST_GAP,
+    LEAST_HOLE,
     clear_abandoned,
     find_spare,
     hold_folder,
-    least_gap,
+    least_hole,
     publish,
     rebuild,
     release,
@@ -88,22 +88,22 @@ def apply(
         on_progress(done, total)
 
     rows = list(unmet)
-    gaps = min_gap = 0
+    holes = min_hole = 0
     if (spare := options.spare) is not None:
-        gaps = sum(slimmer.count_gaps(without_tasks=True) for slimmer in slimmers)
-        sizes = [size for slimmer in slimmers for size in slimmer.foresee_gaps()]
-        min_gap = least_gap(sizes, spare.most_gaps - gaps)
-        gaps += sum(size >= min_gap for size in sizes)
+        holes = sum(slimmer.count_holes(without_tasks=True) for slimmer in slimmers)
+        sizes = [size for slimmer in slimmers for size in slimmer.foresee_holes()]
+        min_hole = least_hole(sizes, spare.most_holes - holes)
+        holes += sum(size >= min_hole for size in sizes)
         for slimmer in slimmers:
-            slimmer.min_gap = min_gap
+            slimmer.min_hole = min_hole
     for slimmer in slimmers:
         rows += slimmer.run(count)
     if not options.dry_run:
-        gaps = sum(slimmer.count_gaps() for slimmer in slimmers)
+        holes = sum(slimmer.count_holes() for slimmer in slimmers)
     return SlimReport(
         tuple(sorted(rows, key=lambda row: row.path)),
-        gaps=gaps,
-        min_gap=min_gap,
+        holes=holes,
+        min_hole=min_hole,
         opened=tuple(name for folder in folders for name in folder.opened),
     )
 
@@ -117,7 +117,7 @@ class Slimmer:
 
     Attributes:
         rows: what became of each library.
-        min_gap: bytes; shorter gaps stay in the libraries.
+        min_hole: bytes; shorter holes stay in the libraries.
     """
 
     def __init__(self, work: WorkList, options: SlimOptions) -> None:
@@ -125,7 +125,7 @@ class Slimmer:
         self.work = work
         self.options = options
         self.rows: list[SlimRow] = []
-        self.min_gap = LEAST_GAP
+        self.min_hole = LEAST_HOLE
         self._planned: dict[str, Removal | None] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
@@ -134,8 +134,8 @@ class Slimmer:
     def _commands(self) -> ReinstallCommands:
         return ReinstallCommands(self.journal.tree.sites)
 
-    def foresee_gaps(self) -> Iterator[int]:
-        """Sizes in bytes of the gaps that the libraries of the work list could have."""
+    def foresee_holes(self) -> Iterator[int]:
+        """Sizes in bytes of the holes that the libraries of the work list could have."""
         tasks = [task for task in self.work.tasks if task.recipe.spare is not None]
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         try:
@@ -145,7 +145,7 @@ class Slimmer:
             pool.shutdown(cancel_futures=True)
         for planned in self._planned.values():
             if planned is not None:
-                yield from planned.gaps
+                yield from planned.hole_sizes
 
     def _plan(self, task: Task) -> Removal | None:
         """The plan for a library; None: there is none, and the work on it will tell why."""
@@ -153,8 +153,8 @@ class Slimmer:
             return plan_library(task.recipe, source)
         return None
 
-    def count_gaps(self, *, without_tasks: bool = False) -> int:
-        """The number of gaps of the folder's libraries, or of those that no task is to change."""
+    def count_holes(self, *, without_tasks: bool = False) -> int:
+        """The number of holes of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
         results = [
@@ -286,7 +286,7 @@ class Slimmer:
                 Path(task.name).name,
                 strip=self.options.strip,
                 planned=planned,
-                min_gap=self.min_gap,
+                min_hole=self.min_hole,
             )
 
     @contextlib.contextmanager

@@ -72,9 +72,9 @@ UNCHECKED = ".unchecked"
 MIN_GAIN = 64 << 10
 """Bytes; a library that would lose less stays as it is."""
 _MAX_LOADS = 1600
-MOST_GAPS = 2500
+MOST_HOLES = 2500
 """Of all libraries of an environment. Each costs two mappings, and fork copies each mapping."""
-LEAST_GAP = 16 << 10
+LEAST_HOLE = 16 << 10
 """Bytes; what is shorter stays in the file."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -95,7 +95,7 @@ class SpareTarget:
         came_back: pages that came back to libraries that were not traced, by SHA-256.
         unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
             code and, if there is a trace, the CPU code.
-        most_gaps: how many gaps all libraries of the folders may have together.
+        most_holes: how many holes all libraries of the folders may have together.
         remove: globs of libraries that may go whole, if no process of the trace opened them.
         root: the slimmed folder, whose libraries go whole; None: they lose pages.
     """
@@ -105,7 +105,7 @@ class SpareTarget:
     loaded: tuple[HostLibrary, ...] | None = None
     came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     unneeded: bool = False
-    most_gaps: int = MOST_GAPS
+    most_holes: int = MOST_HOLES
     remove: tuple[str, ...] = ()
     root: Path | None = None
 
@@ -115,7 +115,7 @@ class SpareTarget:
         folder: Path,
         usage: HostUsage | None,
         *,
-        most_gaps: int = MOST_GAPS,
+        most_holes: int = MOST_HOLES,
         remove: tuple[str, ...] = (),
     ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
@@ -124,13 +124,13 @@ class SpareTarget:
             OptionError: processes may have touched more than the trace has.
         """
         if usage is None:
-            return cls(folder, most_gaps=most_gaps)
+            return cls(folder, most_holes=most_holes)
         if usage.incomplete:
             raise OptionError(
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, usage.libraries, most_gaps=most_gaps, remove=remove)
+        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove)
 
     def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
@@ -159,7 +159,7 @@ class SpareTarget:
         rows = sorted((key, one.watched, one.touched, one.unread)
                       for key, one in self.traced.items())  # fmt: skip
         digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-        common = str(self.folder), digest, str(self.most_gaps)
+        common = str(self.folder), digest, str(self.most_holes)
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
@@ -171,10 +171,10 @@ class SpareTarget:
         all_goes = self.unneeded and self.loaded is not None
         return all_goes or any(one.size == size for one in self.traced.values())
 
-    def options_for(self, name: str, source: str, min_gap: int = LEAST_GAP) -> CutOptions:
+    def options_for(self, name: str, source: str, min_hole: int = LEAST_HOLE) -> CutOptions:
         """The options for a library of that file name; ``source`` told what stays.
 
-        ``min_gap`` in bytes.
+        ``min_hole`` in bytes.
         """
         undo = shlex.join(["negativa", "slim", "undo", str(self.root)])
         remedy = (
@@ -185,7 +185,7 @@ class SpareTarget:
             "negativa.yaml, or trace a run that opens it; then slim again."
         )
         return CutOptions(
-            min_hole=min_gap,
+            min_hole=min_hole,
             max_loads=_MAX_LOADS,
             min_gain=MIN_GAIN,
             name=name,
@@ -235,15 +235,15 @@ def plan_cut(
         return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 
-def least_gap(sizes: Iterable[int], most: int) -> int:
-    """The size in bytes from which on gaps leave: the largest ones, ``most`` of them.
+def least_hole(sizes: Iterable[int], most: int) -> int:
+    """The size in bytes from which on holes leave: the largest ones, ``most`` of them.
 
     Args:
-        sizes: of all gaps that libraries could have.
+        sizes: of all holes that libraries could have.
         most: how many there may be.
     """
     stay = sorted(sizes, reverse=True)[max(most, 0) :]
-    return max([LEAST_GAP, *(size + PAGE_SIZE for size in stay[:1])])
+    return max([LEAST_HOLE, *(size + PAGE_SIZE for size in stay[:1])])
 
 
 def cut(
@@ -527,7 +527,7 @@ def why_untrusted(library: Path, spare: Path) -> str | None:
 
 
 def _why_noexec(spare: Path, note: Note) -> str | None:
-    """The reason not to map a spare that is too large to be copied; as in fill_gaps of stub.c."""
+    """The reason not to map a spare that is too large to be copied; as in fill_holes of stub.c."""
     size = sum(hole.end - hole.start for hole in note.holes)
     if not os.statvfs(spare).f_flag & os.ST_NOEXEC or size <= MAX_COPIED:
         return None

@@ -5,7 +5,7 @@ A cut library is the original without pages. The *note* lies in a segment of its
 
     Note      magic, version, 0, pair, original, original_size, 0,
               where the holes are, their number, where the strings are
-    Hole      start, end, offset, protection, constants      one for each gap, ascending
+    Hole      start, end, offset, protection, constants      one for each hole, ascending
     strings   name, name of the spare, folders of the spare, remedy
 
 The spare is a sparse file. It has the bytes that left the library, at their offsets in the
@@ -64,7 +64,7 @@ MAX_COPIED = 16 << 20
 
 
 class Hole(NamedTuple):
-    """A gap: addresses as in the file, the offset in the original, ``PROT_`` bits of mmap(2).
+    """A hole: addresses as in the file, the offset in the original, ``PROT_`` bits of mmap(2).
 
     ``constants``: it has any, so the tracer of staging must not make it inaccessible.
     """

@@ -254,10 +254,10 @@ static int find_spare(Search *search, int *problem) {
     return open_spare(search, search->value, false, problem);
 }
 
-/* ---- The gaps ---- */
+/* ---- The holes ---- */
 
 /* For file systems from which no code may run (noexec). */
-static bool copy_gap(uintptr_t place, const Hole *hole, int fd) {
+static bool copy_hole(uintptr_t place, const Hole *hole, int fd) {
     uint64_t size = hole->end - hole->start;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     if (failed(map(place, size, PROT_READ | PROT_WRITE, flags, -1, 0))) return false;
@@ -270,8 +270,8 @@ static bool copy_gap(uintptr_t place, const Hole *hole, int fd) {
     return !failed(call3(SYS_mprotect, (long)place, (long)size, (int)hole->protection));
 }
 
-/* Puts the spare's pages into the gaps; returns NONE or a problem. */
-static int fill_gaps(uintptr_t base, const Note *note, int fd) {
+/* Puts the spare's pages into the holes; returns NONE or a problem. */
+static int fill_holes(uintptr_t base, const Note *note, int fd) {
     const Hole *holes = (const Hole *)((const char *)note + note->holes);
     uint64_t total = 0;
     for (uint32_t i = 0; i < note->hole_count; i++) total += holes[i].end - holes[i].start;
@@ -284,7 +284,7 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
     for (uint32_t i = 0; i < note->hole_count; i++) {
         uintptr_t place = base + holes[i].start;
         int flags = MAP_PRIVATE | MAP_FIXED;
-        if (copied ? !copy_gap(place, &holes[i], fd)
+        if (copied ? !copy_hole(place, &holes[i], fd)
                    : failed(map(place, holes[i].end - holes[i].start, (int)holes[i].protection,
                                 flags, fd, holes[i].offset)))
             return copied ? NOEXEC : UNMAPPED;
@@ -292,7 +292,7 @@ static int fill_gaps(uintptr_t base, const Note *note, int fd) {
     return NONE;
 }
 
-/* Lets the first header of each segment cover the gaps behind it, in memory, also those at the
+/* Lets the first header of each segment cover the holes behind it, in memory, also those at the
  * start of the next segment. Unwinders that find an object by its PT_LOADs know nothing else: those
  * of libgcc before 12, glibc before 2.35, LLVM. Returns NONE or a problem. */
 static int join_segments(uintptr_t base, const Note *note) {
@@ -350,7 +350,7 @@ __attribute__((section(".text.start"))) uintptr_t start(void) {
         problem = ABSENT;
         int fd = find_spare(search, &problem);
         if (fd >= 0) {
-            problem = fill_gaps(base, note, fd);
+            problem = fill_holes(base, note, fd);
             close_file(fd);
         }
         if (problem == NONE) problem = join_segments(base, note);

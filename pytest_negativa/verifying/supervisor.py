@@ -16,7 +16,7 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
 from pytest_negativa.processes.watch import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
-from pytest_negativa.reporting.text import print_error, printable
+from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
@@ -26,7 +26,7 @@ from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
-from pytest_negativa.verifying.verification import Verification, exit_code, shell_status
+from pytest_negativa.verifying.verification import Verification
 
 _PYTEST_USAGE_ERROR = 4
 
@@ -75,7 +75,7 @@ def verify_program(
     traces = run is None
     if run is None:
         result = _trace(program, settings)
-        status, run = shell_status(result.status), result.run
+        status, run = _shell_status(result.status), result.run
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
     runner = RoundRunner(program, settings, run, _say, has_shown=traces)
@@ -113,7 +113,13 @@ def verify_program(
     finally:
         report(run)  # Its page shows both verdicts.
     _say(next_line(run))
-    return exit_code(verdict) or pages or status
+    # The program's own exit status if the plan is proved; else 1.
+    return (_shell_status(verdict.exit_status or 0) if verdict.proved else 1) or pages or status
+
+
+def _shell_status(status: int) -> int:
+    """A status as shells have it: 128 and the number of the signal that ended the program."""
+    return status if status >= 0 else 128 - status
 
 
 def why_no_page_proof(run: Run) -> str | None:
@@ -144,7 +150,7 @@ def _prove_pages(
     run.hold()
     verdict = prove_pages(run, settings, runner, status)
     _show(render_page_verdict(verdict), proved=verdict.proved)
-    return shell_status(verdict.rounds[0].status) if verdict.proved else 1
+    return _shell_status(verdict.rounds[0].status) if verdict.proved else 1
 
 
 def _say_unproved(reason: str) -> None:
@@ -174,9 +180,9 @@ def _show(verdict: Iterable[str], *, proved: bool) -> None:
     for paragraph in evidence:
         _say(paragraph)
     color = "green" if proved else "red"
-    Console(soft_wrap=True).print(Text(conclusion, f"bold {color}"))
+    Console(soft_wrap=True).print(Text(fit(conclusion), f"bold {color}"))
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{fit(text)}\n")
     sys.stdout.flush()

@@ -34,7 +34,7 @@ from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult
 
-# ArmedRow in processes/pages/gaps.h: a note follows.
+# ArmedRow in processes/pages/holes.h: a note follows.
 _ROW = struct.Struct("<II")
 _FILE = struct.Struct("<IIQQq")
 _READ, _WRITE, _EXECUTE = 1, 2, 4

@@ -364,16 +364,6 @@ def compact_options(settings: Settings) -> CompactOptions | None:
     return None if settings.verify.copies is CopyKind.OVERWRITTEN else CompactOptions()
 
 
-def exit_code(verdict: Verdict) -> int:
-    """The program's own exit status if the plan is proved, 128 plus a signal's number; else 1."""
-    return shell_status(verdict.exit_status or 0) if verdict.proved else 1
-
-
-def shell_status(status: int) -> int:
-    """A status as shells have it: 128 and the number of the signal that ended the program."""
-    return status if status >= 0 else 128 - status
-
-
 def _written_line(reconstruction: Reconstruction) -> str:
     copies = reconstruction.libraries
     reused = sum(c.reused for c in copies)

@@ -76,7 +76,7 @@ def test_a_machine_that_can_trace(machine: Path) -> None:
         r"GPU +Stand-in, compute capability 9\.0",
         r"driver +.*, CUDA 13\.0",
         "proofs +(work .LD_AUDIT.|do not work: )",
-        rf"{machine}/\.negativa +writable",
+        rf"runs +{machine}/\.negativa, writable",
     ):
         assert re.search(f"^{line}", page, re.MULTILINE), line
     assert not (machine / ".negativa").exists()
@@ -104,3 +104,12 @@ def test_a_machine_without_anything(tmp_path: Path) -> None:
     """Where a session replays a trace, the page has both lines, and the rest all the same."""
     page = doctor(tmp_path, status=1, PYTHONPATH="", CUDA_VISIBLE_DEVICES="-1")
     assert "\n- no GPU works here (" in page or "\n- cupti-python can't be imported" in page
+
+
+def test_the_page_fits_a_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "-".join(["a-folder-with-a-long-name"] * 4)
+    folder.mkdir()
+    page = doctor(folder, status=1, PYTHONPATH="", COLUMNS="80")
+    assert max(map(len, page.split("\n"))) <= 80
+    # No part of a path is lost.
+    assert str(folder / ".negativa") in "".join(line[17:].strip() for line in page.split("\n"))

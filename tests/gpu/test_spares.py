@@ -27,7 +27,7 @@ print(json.dumps([
 ]))
 """
 CORPUS = Path(__file__).parent / "corpus"
-# Makes the module larger than what is worth a gap.
+# Makes the module larger than what is worth a hole.
 TABLE = 'extern "C" __device__ int table[1 << 15] = {1};\n'
 RESULTS = [100 * i + k for i in range(LIBRARIES) for k in range(KERNELS)]
 

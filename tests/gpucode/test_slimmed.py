@@ -73,7 +73,7 @@ class TestFixtures:
         assert rows(after) == rows(before, plan)
         assert after.problems == before.problems
         assert removed.size_before == before.library.size
-        assert removed.gone_bytes == span_size(done.gaps)
+        assert removed.gone_bytes == span_size(done.holes)
         assert after.library.build_id == before.library.build_id
 
     @pytest.mark.parametrize("name", ["libcallgraph.so", "libmode_none.so", "libmode_all_lz4.so"])
@@ -132,12 +132,12 @@ class TestHoles:
         before = read(library)
         plan = plan_of(before, kept.__contains__)
         done = compact(before, plan, tmp_path / "lib.so")
-        assert len(done.gaps)
+        assert len(done.holes)
         after, removed = read_slimmed(tmp_path / "lib.so", ALL)
         check_slimmed(after)
         assert rows(after) == rows(before, plan)
         assert after.problems == ()
-        assert removed.gone_bytes == span_size(done.gaps)
+        assert removed.gone_bytes == span_size(done.holes)
         assert removed.stored_bytes == sum(d.size for d in plan.decisions if d.kept)
         names = [section.name for section in after.sections]
         assert len(names) == len(set(names))
@@ -167,13 +167,13 @@ class TestHoles:
             [Fill(e.payload.start + 5000, e.payload.end, 0) for e in last],
         )
         done = compact(before, plan, tmp_path / "lib.so", edits)
-        assert len(done.gaps) == 2
+        assert len(done.holes) == 2
         after, removed = read_slimmed(tmp_path / "lib.so", ALL)
         # The content is no cubin, here.
         assert {a: r[:12] for a, r in rows(after).items()} == {
             a: r[:12] for a, r in rows(before).items()
         }
-        assert removed.gone_bytes == span_size(done.gaps) > 40_000
+        assert removed.gone_bytes == span_size(done.holes) > 40_000
         code = sum(decision.size for decision in plan.decisions)
         assert removed.stored_bytes == code - removed.gone_bytes
 

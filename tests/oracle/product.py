@@ -206,7 +206,7 @@ class Box:
             "HOME": str(self.folder / "home"),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
-            "COLUMNS": "200",
+            "COLUMNS": "1000",
             "CUDA_VISIBLE_DEVICES": "",
             "NEGATIVA_CACHE_DIR": str(self.folder / "cache"),
             "SOURCE_DATE_EPOCH": "1767225600",

@@ -119,19 +119,19 @@ def dynamic_symbols(path: Path) -> list[str]:
 def kept_ranges(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[tuple[int, int]]:
     """Address ranges that hold none of what may change; the ELF header is left out."""
     unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-    gaps = []
+    holes = []
     for region in library_map.iter_regions():
         for element in region.elements:
             if (element.payload.start, element.payload.end) in unused:
-                gaps.append((region.span.start, region.span.start + 16))
-                gaps.append((element.header_offset, element.payload.end))
-    gaps += [
+                holes.append((region.span.start, region.span.start + 16))
+                holes.append((element.header_offset, element.payload.end))
+    holes += [
         (f.span.start, f.span.end)
         for f in library_map.iter_frames()
         if (f.span.start, f.span.end) in unused
     ]
     position = 64
-    for start, end in sorted({(vaddr_of(library_map, s), e - s) for s, e in gaps}):
+    for start, end in sorted({(vaddr_of(library_map, s), e - s) for s, e in holes}):
         if position < start:
             yield position, start
         position = max(position, start + end)
@@ -198,11 +198,11 @@ def test_same_to_a_process(name: str, every: int, real_libs: Path, tmp_path: Pat
     result, library_map, plan = compact(path, target, lambda i: bool(every) and i % every == 0)
     assert result.notes == ()
     now = same_to_a_process(path, target, library_map, plan, tmp_path)
-    assert now["headers"] > len(result.gaps)
+    assert now["headers"] > len(result.holes)
     unused = sum(d.size for d in plan.decisions if not d.kept)
     if not every:
         # All but some pages at both ends of what is kept between.
-        assert size(result.gaps) > 0.99 * unused - 200_000
+        assert size(result.holes) > 0.99 * unused - 200_000
     target.unlink()
 
 

@@ -54,7 +54,7 @@ print(status, number.value)
 def test_all_of_its_code_comes_back(real_libs: Path, tmp_path: Path, name: str) -> None:
     original, target = real_libs / name, tmp_path / Path(name).name
     cut = cut_library(original, target, tmp_path, [])
-    assert size(cut.gaps) > 1 << 20 and cut.size_after < cut.size_before
+    assert size(cut.holes) > 1 << 20 and cut.size_after < cut.size_before
     assert wrong_places(original.read_bytes(), target.read_bytes()) == []
     answers = set()
     for path in (original, target):
@@ -79,5 +79,5 @@ def test_no_function_names_other_code(real_libs: Path, tmp_path: Path, pattern: 
     before = original.read_bytes()
     needed = [(at, at + 5000) for at in range(0, len(before), 1 << 20)]
     cut = cut_library(original, tmp_path / original.name, tmp_path, needed)
-    assert len(cut.gaps) > 20
+    assert len(cut.holes) > 20
     assert wrong_places(before, cut.library.read_bytes()) == []

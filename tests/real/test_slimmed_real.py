@@ -41,7 +41,7 @@ def test_what_devices_load(library: str, real_libs: Path, tmp_path: Path) -> Non
     check_slimmed(after)
     assert rows(after) == rows(before, plan)
     assert after.problems == before.problems
-    assert removed.gone_bytes == size(done.gaps) > 0
+    assert removed.gone_bytes == size(done.holes) > 0
     assert removed.size_before == before.library.size
 
 
@@ -52,7 +52,7 @@ def test_thousands_of_regions(real_libs: Path, tmp_path: Path) -> None:
     done = compact(before, plan, tmp_path / "lib.so")
     after, removed = read_slimmed(tmp_path / "lib.so", Scope())
     assert rows(after) == rows(before, plan)
-    assert removed.gone_bytes == size(done.gaps)
+    assert removed.gone_bytes == size(done.holes)
 
 
 @needs_stub
@@ -73,6 +73,6 @@ def test_all_are_read_again_after_slimming_with_a_spare(
         done = cut(before, plan, tmp_path)
         removed = check_left(before, plan, done)
         # The dynamic strings have a new place.
-        assert 1 << 20 < removed.gone_bytes <= size(done.gaps)
+        assert 1 << 20 < removed.gone_bytes <= size(done.holes)
         done.library.unlink()
         done.spare.unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.reporting.slimming import render_gaps, render_problems, render_rows
+from pytest_negativa.reporting.slimming import render_holes, render_problems, render_rows
 
 
 def failed(path: str, detail: str) -> SlimRow:
@@ -48,10 +48,10 @@ def test_the_largest_have_rows_of_their_own() -> None:
     assert "1 more" in changed and "more" not in render_rows(rows, "").split("\n\n")[0]
 
 
-def test_gaps_are_named_if_a_fork_is_slower() -> None:
-    assert render_gaps(300, 16 << 10) is None
-    text = render_gaps(2_500, 64 << 10) or ""
-    assert text.startswith("the libraries have 2,500 gaps: a fork of a process that loads them all")
+def test_holes_are_named_if_a_fork_is_slower() -> None:
+    assert render_holes(300, 16 << 10) is None
+    text = render_holes(2_500, 64 << 10) or ""
+    assert text.startswith("the libraries have 2,500 holes: a fork of a process that loads them ")
     assert "about 6.5 ms more. Shorter ones than 65.5 kB stay" in text
 
 

@@ -72,21 +72,43 @@ def test_sentences_are_wrapped_and_tables_are_not(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("line", "is_whole"),
+    "command",
     [
-        ("lib.so: was slimmed, install it again, or run negativa slim undo site-packages", True),
-        ("The runs are too many for one table: negativa runs list --json prints all of them", True),
-        (
-            "7 of these libraries were slimmed by negativa slim from 120.6 MB; listed is the rest",
-            False,
-        ),
+        "negativa slim undo site-packages/of/the/program",
+        "negativa slim --lock negativa.lock --spare spares",
+        "negativa combine RUN RUN",
+        "negativa debloat -- COMMAND",
+        "negativa runs list --json",
+        "pytest --negativa-verify --negativa-heal",
     ],
 )
-def test_a_line_with_a_command_can_be_copied(
-    monkeypatch: pytest.MonkeyPatch, line: str, is_whole: bool
+@pytest.mark.parametrize("words", range(12))
+def test_a_command_in_a_sentence_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, words: int, command: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    assert (fit(line) == line) is is_whole
+    text = f"{'word ' * words}{command} if the rest of this sentence needs another line"
+    shown = fit(text)
+    assert command in shown
+    assert max(map(len, shown.split("\n"))) <= 60
+    assert shown.split() == text.split()
+
+
+def test_a_long_path_keeps_its_place_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = f"/venv/{'long-' * 10}name.so"
+    assert fit(f"Not covered:\n  {path}: not found") == f"Not covered:\n  {path}:\n      not found"
+
+
+def test_folded_cells_keep_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/home/somebody/projects/of-last-year/" + "a-folder-with-a-long-name/" * 4 + "python3.13"
+    rows = [("Python", f"3.13.7, {path}"), ("GPU", "none")]
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = format_table("ll", ("what", "found"), rows, names=(1,), fold=True).split("\n")
+    assert max(map(len, lines)) <= 80
+    assert path in "".join(line[8:].strip() for line in lines)
+    monkeypatch.delenv("COLUMNS")
+    assert path in format_table("ll", ("what", "found"), rows, names=(1,), fold=True)
 
 
 def test_reasons_are_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ print(opened.count(str(Path(folder, library))))
     [
         # For its facts, and for the work.
         (False, 2),
-        # All are planned before the first is cut, and the gaps of the result are counted.
+        # All are planned before the first is cut, and the holes of the result are counted.
         (True, 4),
     ],
 )

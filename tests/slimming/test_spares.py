@@ -37,7 +37,7 @@ from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import (
     SpareTarget,
     find_spare,
-    least_gap,
+    least_hole,
     note_of,
     problem_of,
 )
@@ -373,7 +373,7 @@ def test_check_tells_of_a_file_system_that_runs_no_code(site: Made, tmp_path: Pa
     large = compile_shared("pages/constants.c", tmp_path / "liblarge.so", '-DBLOCKS="80"')
     options = CutOptions(folders=(str(tmp_path / "spares"),))
     cut = cut_library(large, site.folder / large.name, tmp_path / "spares", [], options)
-    assert sum(end - start for start, end in cut.gaps) > MAX_COPIED
+    assert sum(end - start for start, end in cut.holes) > MAX_COPIED
     with bind(tmp_path / "spares"):
         assert problem_of(cut.library) is None
         mount("-o", "remount,bind,noexec", tmp_path / "spares")
@@ -708,7 +708,7 @@ def test_constants_that_no_process_read_go_too(tmp_path: Path) -> None:
     words = ["--arch=sm_80", "--spare", tmp_path / "spares", "--cpu-pages", run / "latest", site]
     assert "libconstants.so" in negativa("slim", *words, "--dry-run").stdout
     done = negativa("slim", *words)
-    assert done.returncode == 0 and "gaps" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "holes" not in done.stderr, done.stderr
     assert library.stat().st_size < before.stat().st_size - 2_700_000
     # The kernel reads them, too.
     script = """if True:
@@ -730,26 +730,26 @@ def test_constants_that_no_process_read_go_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("most", "least"), [(9, 16), (5, 16), (4, 20), (3, 36), (2, 68), (1, 204), (0, 604), (-3, 604)]
 )
-def test_the_shortest_gaps_stay(most: int, least: int) -> None:
+def test_the_shortest_holes_stay(most: int, least: int) -> None:
     sizes = [size << 10 for size in (600, 200, 64, 32, 16)]
-    assert least_gap(sizes, most) == least << 10
+    assert least_hole(sizes, most) == least << 10
 
 
-def test_all_libraries_share_the_gaps(site: Made, tmp_path: Path) -> None:
+def test_all_libraries_share_the_holes(site: Made, tmp_path: Path) -> None:
     def slim_with(most: int) -> SlimReport:
-        return slim(site, tmp_path, spare=SpareTarget(tmp_path / "spares", most_gaps=most))
+        return slim(site, tmp_path, spare=SpareTarget(tmp_path / "spares", most_holes=most))
 
-    def gaps() -> int:
+    def holes() -> int:
         notes = [note_of(path) for path in (site.one, site.two)]
         return sum(len(note.holes) for note in notes if note is not None)
 
     report = slim_with(100)
-    assert report.gaps == gaps() > 3 and report.min_gap == 16 << 10
+    assert report.holes == holes() > 3 and report.min_hole == 16 << 10
     fewer = slim_with(3)
-    assert fewer.gaps == gaps() <= 3 and fewer.min_gap > 16 << 10
-    assert slim_with(3).gaps == gaps()
+    assert fewer.holes == holes() <= 3 and fewer.min_hole > 16 << 10
+    assert slim_with(3).holes == holes()
     assert statuses(slim_with(100).rows) == dict.fromkeys((ONE, TWO), SlimStatus.SLIMMED)
-    assert gaps() == report.gaps
+    assert holes() == report.holes
 
 
 def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ os.write(1, ctypes.string_at(library.page(3), 4096))
     assert first.stdout.startswith(f"[({kit.output.split()[1]}, 30)]".encode())
 
 
-def test_a_segment_that_starts_with_a_gap_is_found_by_its_headers(kit: Kit, tmp_path: Path) -> None:
+def test_a_segment_starting_with_a_hole_is_found_by_its_headers(kit: Kit, tmp_path: Path) -> None:
     """Its code comes first, as no constructors and no table of jumps are before it."""
     library = compile_library(tmp_path, "-nostartfiles", "-fno-plt", "-Wl,-z,now")
     kit = dataclasses.replace(kit, library=library)

@@ -104,7 +104,7 @@ def test_what_programs_do_with_signals(tmp_path: Path, is_logged: bool) -> None:
     program = compile_c("pages/program.c", tmp_path / "program")
     original = compile_shared("pages/library.c", tmp_path / "libpages.so")
     cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], CutOptions(min_hole=4096))
-    assert size(cut.gaps) == 11 * 4096
+    assert size(cut.holes) == 11 * 4096
     environ = {**os.environ, **(logged(tmp_path / "logs") if is_logged else {})}
     for path in (original, cut.library):
         assert subprocess.run([program, path], env=environ, check=False).returncode == 0
@@ -227,7 +227,7 @@ def test_the_spare_is_found_in_other_folders(kit: Kit, tmp_path: Path) -> None:
 def test_another_librarys_constructor_calls_a_cut_library(tmp_path: Path) -> None:
     """Before the cut one has started: both have a function of that name."""
     cut, program = compile_later(tmp_path)
-    assert size(cut.gaps) >= 4096
+    assert size(cut.holes) >= 4096
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).call_result())"
     command = [sys.executable, "-I", "-c", script, str(cut.library)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"

@@ -167,7 +167,7 @@ def test_under_a_debugger_that_passes_the_signal(kit: Kit, cut: Cut) -> None:
 def test_threads_use_a_library_while_another_comes_and_goes(
     kit: Kit, tmp_path: Path, is_logged: bool
 ) -> None:
-    """Each reload must find its gaps empty again."""
+    """Each reload must find its holes empty again."""
     paths = [kit.cut(tmp_path / name, [(0, at)]).library for name, at in (("a", 1), ("b", 8192))]
     command = [sys.executable, "-I", "-c", RELOADS, *map(str, paths), str(kit.pages)]
     environ = {**os.environ, **(logged(tmp_path / "logs") if is_logged else {})}
@@ -259,7 +259,7 @@ def test_an_interpreter_whose_code_is_cut(tmp_path: Path) -> None:
     ]
     if found[1].stderr.startswith("False"):
         pytest.skip("the interpreter looks for its library elsewhere")
-    assert size(cut.gaps) > 1 << 20 and found[1].stderr == "True 0\n"
+    assert size(cut.holes) > 1 << 20 and found[1].stderr == "True 0\n"
     assert found[0].stdout == found[1].stdout == found[2].stdout != ""
 
 

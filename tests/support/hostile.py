@@ -322,23 +322,23 @@ def attack_pages(path: str, folder: Path, chance: random.Random) -> None:
             ctypes.string_at(start, size)
 
 
-def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
+def attack_holes(path: str, folder: Path, chance: random.Random) -> None:
     """Libraries with a spare whose notes are damaged; see ``spare/format.h``."""
-    page, gaps = mmap.PAGESIZE, 16
+    page, holes = mmap.PAGESIZE, 16
     os.environ["NEGATIVA_SPARE_LOG"] = str(folder / "logs")
     library, libc = ctypes.CDLL(path), ctypes.CDLL(None)
     assert library.la_version(1) == 1
     touched, kept = 0, []
     for _ in range(8):
-        # Pages that can't be read, the note, its gaps, and such pages again.
+        # Pages that can't be read, the note, its holes, and such pages again.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, (gaps + 5) * page, flags=flags, prot=7)
+        memory = mmap.mmap(-1, (holes + 5) * page, flags=flags, prot=7)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         rows = [[(3 + 2 * n) * page, (4 + 2 * n) * page, 9 * n * page, 1, 0] for n in range(8)]
         numbers = [3, 0, 0, 0, 120, len(rows), 120 + 32 * len(rows), 0, 0, 0]
         for _ in range(chance.choice((0, 0, 1, 3))):
             damaged = chance.choice([numbers, *rows])
-            # The end of a gap is the stub's to trust: it maps the gap before anything is touched.
+            # The end of a hole is the stub's to trust: it maps the hole before anything is touched.
             field = chance.choice([i for i in range(len(damaged)) if damaged is numbers or i != 1])
             damaged[field] = chance.choice((*SIZES, 1 << 48))
         wide = [v & ((1 << (64 if i in (2, 3) else 32)) - 1) for i, v in enumerate(numbers)]
@@ -349,7 +349,7 @@ def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
                                 *(v & 0xFFFF_FFFF for v in row[3:]))  # fmt: skip
         at = chance.choice((page, page, page, 2 * page - len(note), 2 * page - 8, 0, page + 4))
         memory[at : at + len(note)] = note[: len(memory) - at]
-        for start, length in ((0, page), ((gaps + 3) * page, 2 * page)):
+        for start, length in ((0, page), ((holes + 3) * page, 2 * page)):
             libc.mprotect(ctypes.c_void_p(base + start), ctypes.c_size_t(length), 0)
         dynamic = (ctypes.c_uint64 * 4)(0x6E65_6761, at, 0, 0)
         cookie = ctypes.c_size_t()
@@ -358,9 +358,9 @@ def attack_gaps(path: str, folder: Path, chance: random.Random) -> None:
         for start, end, _, _, constants in rows[: wide[5]] if cookie else ():
             # As the stub does it with what the note has now; constants come from the spare.
             armed = not constants & 0xFFFF_FFFF
-            if armed and 3 * page <= start < end <= (gaps + 3) * page:
-                gap = ctypes.c_void_p(base + start)
-                assert libc.mprotect(gap, ctypes.c_size_t(end - start), 0) == 0
+            if armed and 3 * page <= start < end <= (holes + 3) * page:
+                hole = ctypes.c_void_p(base + start)
+                assert libc.mprotect(hole, ctypes.c_size_t(end - start), 0) == 0
                 assert ctypes.string_at(base + start + chance.randrange(end - start), 1) == b"\0"
                 touched += 1
         if chance.random() < 0.5:
@@ -379,7 +379,7 @@ def main() -> None:
         "first_result": attack_first_result,
         "search": attack_search,
         "pages": attack_pages,
-        "gaps": attack_gaps,
+        "holes": attack_holes,
     }[part]
     for seed in range(int(first), int(first) + int(count)):
         folder = Path(base, str(seed))

@@ -95,7 +95,7 @@ def check_left(library_map: LibraryMap, plan: LibraryPlan, done: Cut) -> Removed
     whole = tuple(
         span
         for span in (block.payload for block in library_map.iter_code())
-        if not any(start < span.end and span.start < end for start, end in done.gaps)
+        if not any(start < span.end and span.start < end for start, end in done.holes)
     )
     found = rows(after)
     assert rows(library_map, plan).items() <= found.items()

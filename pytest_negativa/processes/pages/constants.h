@@ -52,7 +52,7 @@ static int open_pagemap(void) { return open_file("/proc/self/pagemap", O_RDONLY,
 /* As the process ends, or becomes another program. */
 static void note_all_constants(void) {
     /* A child of vfork shares its parent's memory, and the parent goes on. */
-    int pagemap = only_gaps || faults_is_vforked() ? -1 : open_pagemap();
+    int pagemap = only_holes || faults_is_vforked() ? -1 : open_pagemap();
     if (pagemap < 0) return;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++)
         if (atomic_load(&libraries[i].watched)) note_constants(&libraries[i], pagemap);

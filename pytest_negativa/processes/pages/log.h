@@ -21,11 +21,11 @@ enum {
     LOG_NAME = 64,
 };
 
-enum { PROCESS = 1, LIBRARY = 2, GAPS = 4, GPU_CODE = 5, CONSTANTS = 6 };
+enum { PROCESS = 1, LIBRARY = 2, HOLES = 4, GPU_CODE = 5, CONSTANTS = 6 };
 enum { UNWATCHED = 1 };
 
 typedef struct {
-    uint64_t start, end; /* whole pages: addresses of the ELF file; gaps: offsets in the original;
+    uint64_t start, end; /* whole pages: addresses of the ELF file; holes: offsets in the original;
                           * GPU code: in the file */
 } LogRange;
 
@@ -73,7 +73,7 @@ static bool is_readable(uintptr_t start, size_t size) {
 
 /* ---- What can't be recorded ---- */
 
-static bool only_gaps;       /* of libraries with a spare, see gaps.h */
+static bool only_holes;      /* of libraries with a spare, see holes.h */
 static struct stat messages; /* what descriptor 2 was when the process began */
 
 /* A message for people, once a process: descriptor 2 may have become a file of the program's. If
@@ -91,7 +91,7 @@ static void say(const char *reason) {
 }
 
 static void note_lost(const char *reason) {
-    if (only_gaps)
+    if (only_holes)
         say(reason);
     else if (log_.shared != NULL && is_readable((uintptr_t)log_.shared, 1))
         atomic_fetch_add(&log_.shared->lost, 1);

@@ -44,10 +44,10 @@ static void before_prctl(int option) {
     without_guards = true;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
         Library *library = &libraries[i];
-        if (!atomic_load(&library->watched) || !(only_gaps || atomic_load(&library->guarded)))
+        if (!atomic_load(&library->watched) || !(only_holes || atomic_load(&library->guarded)))
             continue;
         atomic_store(&library->switched, true);
-        if (atomic_load(&library->kept) || only_gaps)
+        if (atomic_load(&library->kept) || only_holes)
             give_up(library); /* the program chose its protection */
         else
             hide_by_mprotect(library);

@@ -34,11 +34,11 @@ typedef struct {
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
     uintptr_t base, low, high;
     size_t range_count;
-    Range *ranges, own_ranges[MAX_RANGES]; /* gaps are mapped, for there may be more */
+    Range *ranges, own_ranges[MAX_RANGES]; /* holes are mapped, for there may be more */
     LogRecord *record, *constants;         /* constants: NULL if it has none, see constants.h */
     size_t bit_bytes;
     atomic_uchar *bits;
-    atomic_ushort *firsts; /* of gaps, one for each page; NULL: no gaps */
+    atomic_ushort *firsts; /* of holes, one for each page; NULL: no holes */
     /* Pages that mprotect opened one by one, in this process alone: a forked child has a copy, as
      * of the mappings. NULL: no memory. */
     atomic_uchar *open;
@@ -49,7 +49,7 @@ typedef struct {
     size_t size;
 } Records;
 
-static Records armed; /* which removed code is watched, see gaps.h */
+static Records armed; /* which removed code is watched, see holes.h */
 
 static Library libraries[MAX_LIBRARIES];
 static atomic_size_t library_count;
@@ -85,7 +85,7 @@ static void touch(Library *library, const Range *range, uintptr_t start, uintptr
     set_bits(library->bits, first, first + (end - start) / PAGE);
 }
 
-/* What was touched first on a page of a gap: where, and whether to run it. */
+/* What was touched first on a page of a hole: where, and whether to run it. */
 enum { FIRST_SEEN = 1 << 15, FIRST_FETCHED = 1 << 12 };
 
 static void note_first(Library *library, uint64_t page, uintptr_t address, unsigned long error) {

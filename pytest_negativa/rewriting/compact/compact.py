@@ -251,7 +251,7 @@ def write_design(
         target: the new library.
         design: of the new library.
         library: the original as it was analyzed.
-        spare: where the gaps go; None: they are lost.
+        spare: where the holes go; None: they are lost.
         declared, page_size: see ``certify``.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
 
@@ -304,7 +304,7 @@ def write_design(
         size_after=design.layout.edits.size,
         original_sha256=original_sha256,
         sha256=sha256,
-        gaps=design.gaps,
+        holes=design.holes,
         kept=design.layout.copies,
         certificate=certificate,
         notes=(*design.notes, *lost),

@@ -1,6 +1,6 @@
 """Cuts code out of a library: its pages lie in a spare, which the library maps when it is loaded.
 
-The library keeps every address. The pages that go leave gaps in its segments. While ld.so relocates
+The library keeps every address. Pages that go leave holes in its segments. While ld.so relocates
 the library, a stub (``spare/stub.c``) maps the spare into them; from then on the kernel brings the
 pages in. Four segments are new, behind the others: the note with the dynamic strings and the
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
@@ -124,7 +124,7 @@ class CutOptions:
     """The choices for cutting a library.
 
     Attributes:
-        min_hole: bytes; smaller gaps stay in the file. Each gap costs a mapping.
+        min_hole: bytes; smaller holes stay in the file. Each hole costs a mapping.
         max_loads: ``PT_LOAD`` headers at most. glibc keeps three records of 56 bytes for each on
             the stack of the thread that calls dlopen; 800 fit 128 KiB.
         min_gain: bytes; a library that would shrink by less stays as it is. None: any may grow.
@@ -233,13 +233,13 @@ def foresee_cut(
     return design.layout.edits.size
 
 
-def gap_sizes(
+def hole_sizes(
     path: str | os.PathLike[str] | ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
 ) -> list[int]:
-    """Sizes in bytes of the gaps that ``cut_library`` would make.
+    """Sizes in bytes of the holes that ``cut_library`` would make.
 
     Args:
         path, needed, options, containers: see ``cut_library``.
@@ -492,7 +492,7 @@ def _relocations(
 ) -> tuple[bytes, int, int]:
     """All relocations in one piece, with room for ours; its place; that of the jump slots.
 
-    Ours come before all others that call functions, since those may lie in gaps. glibc before 2.23
+    Ours come before all others that call functions, since those may lie in holes. glibc before 2.23
     takes jump slots that lie directly behind the others for a part of them, so all stay together.
     """
     rows, room = b"", bytes(2 * RELA.size)

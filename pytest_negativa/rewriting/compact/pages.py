@@ -98,7 +98,7 @@ def largest_holes(
     Args:
         tables, max_loads: see above.
         holes: ascending.
-        zeros: addresses of holes are zeros, and not gaps.
+        zeros: addresses of holes are zeros, not free.
     """
     while holes:
         loads = sum(1 for load in tables.loads for _ in _split(tables, load, holes, zeros))
@@ -120,7 +120,7 @@ def _split(
     """
     file_end, memory_end = load.p_offset + load.p_filesz, load.p_offset + load.p_memsz
     pieces = list(minus([(load.p_offset, file_end)], holes))
-    # The zeros of a segment stay behind a gap; of one that is all gap nothing does.
+    # The zeros of a segment stay behind a hole; of one that is all hole, nothing stays.
     if memory_end > file_end and (not pieces or (pieces[-1].end < file_end and not zeros)):
         pieces.append(Span(file_end, file_end))
     starts = [*(piece.start for piece in pieces), memory_end][1:]
@@ -151,7 +151,7 @@ def _part(load: ProgramHeader, start: int, end: int, mapped_end: int) -> Program
 
 
 def moved_segments(tables: ElfTables, pages: PageMap, *, zeros: bool) -> Iterator[ProgramHeader]:
-    """The program headers of a library with holes, whose addresses are ``zeros``, or else gaps."""
+    """The program headers of a library with holes, whose addresses are ``zeros``, or else free."""
     for segment in tables.segments:
         if segment.p_type == PT_LOAD:
             for load in _split(tables, segment, pages.holes, zeros):

@@ -53,7 +53,7 @@ class Smaller(Record, frozen=True, kw_only=True):
         library: the new file.
         size_before, size_after: of the files.
         original_sha256, sha256: hex digests of the original and the result.
-        gaps: removed ranges of file offsets of the original. Without a spare they read as zeros.
+        holes: removed ranges of file offsets of the original. Without a spare they read as zeros.
         kept: what of the original lies where in the result, by offset.
         certificate: the word of the program that compared the files; None: see ``Design.whole``.
         notes: remarks for the report.
@@ -64,14 +64,14 @@ class Smaller(Record, frozen=True, kw_only=True):
     size_after: NonNegative
     original_sha256: str
     sha256: str
-    gaps: tuple[Span, ...]
+    holes: tuple[Span, ...]
     kept: tuple[MovedSpan, ...]
     certificate: str | None
     notes: tuple[str, ...] = ()
 
 
 class Cut(Smaller, frozen=True, kw_only=True):
-    """A library that was cut: the file ``spare`` has its gaps."""
+    """A library that was cut: the file ``spare`` has its holes."""
 
     spare: Path
 
@@ -99,12 +99,12 @@ class Design:
 
     Attributes:
         layout: the new file.
-        gaps: ranges of file offsets of the original that leave it.
+        holes: ranges of file offsets of the original that leave it.
         notes: remarks for the report.
         whole: the library leaves as a whole, so nothing of the new file can be certified.
     """
 
     layout: FileLayout
-    gaps: tuple[Span, ...]
+    holes: tuple[Span, ...]
     notes: tuple[str, ...] = ()
     whole: bool = False

