@@ -52,13 +52,13 @@ def examine(runs: Path) -> Iterator[Finding]:
         with suppress(PackageNotFoundError):
             yield name, version(name), ""
     yield from ((name, os.environ[name], "") for name in _VARIABLES if name in os.environ)
+    yield "guard pages", _guard_pages(), ""
     with tempfile.TemporaryDirectory() as folder:
         # Before the driver starts, as in a session.
         yield _cupti(Path(folder))
         yield from _driver()
         problem = _why_no_proofs(Path(folder))
     yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
-    yield "guard pages", _guard_pages(), ""
     for path in (runs.absolute(), Path(tempfile.gettempdir()), Path(sys.prefix)):
         yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
 
