@@ -63,6 +63,17 @@ def examine(runs: Path) -> Iterator[Finding]:
         yield str(path), ", ".join(_traits(next(filter(Path.is_dir, (path, *path.parents))))), ""
 
 
+def _guard_pages() -> str:
+    """Whether the kernel has guard pages for files, which the watch of CPU code prefers."""
+    with Path(sys.executable).open("rb") as program:
+        page = mmap.mmap(program.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    try:
+        page.madvise(_GUARD_INSTALL)
+    except OSError:
+        return "need Linux 6.15; without them mprotect watches CPU code"
+    return "work"
+
+
 def _cupti(folder: Path) -> Finding:
     """Trace this process for a moment. The error names the tool that holds CUPTI."""
     try:
@@ -100,17 +111,6 @@ def _why_no_proofs(folder: Path) -> str | None:
     return "; ".join(text for log in logs for text in log.problems) or (
         None if logs else "ld.so loaded no auditor"
     )
-
-
-def _guard_pages() -> str:
-    """Whether the kernel has guard pages for files, which the watch of CPU code prefers."""
-    with Path(sys.executable).open("rb") as program:
-        page = mmap.mmap(program.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
-    try:
-        page.madvise(_GUARD_INSTALL)
-    except OSError:
-        return "need Linux 6.15; without them mprotect watches CPU code"
-    return "work"
 
 
 def _traits(folder: Path) -> Iterator[str]:
