@@ -117,7 +117,7 @@ class BuildLibraries(build_ext):
 
 
 class BuildPages(build_py):
-    """Adds the pages that ``negativa --help TOPIC`` prints; a clone has them in ``docs``."""
+    """Adds the pages that ``negativa help TOPIC`` prints; a clone has them in ``docs``."""
 
     def run(self) -> None:
         super().run()

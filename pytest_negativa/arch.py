@@ -24,7 +24,11 @@ _SM_ARCH = r"(?:sm|compute|lto)_(\d+)(\d)([af]?)"
 # As people write one: also a bare number, as CMake has it, or a compute capability.
 _SPELLED = r"(?:sm|compute|lto)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
 # Letters, spaces and makers' words in which the spellings of one arch or GPU differ.
-_LOOSE = re.compile(r"[\s_-]+|nvidia|geforce|tesla|jetson")
+# With the words that drivers add to a name, as in "NVIDIA A100-SXM4-80GB".
+_LOOSE = re.compile(
+    r"[\s_-]+|nvidia|geforce|tesla|jetson|\b\d+gb\b|hbm\d\w?|sxm\d?|pcie|nvl|super|laptop gpu"
+    r"|generation|blackwell|(server|workstation) edition|with max-q design|max-q"
+)
 
 
 class ElementKind(str, enum.Enum):
@@ -149,16 +153,19 @@ GPUS: Mapping[str, str] = MappingProxyType(
         "11.0": "T5000, T4000",
         "10.3": "GB300, B300",
         "10.0": "GB200, B200",
-        "9.0": "GH200, H200, H100",
-        "8.9": "L4, L40, L40S, RTX 4090, RTX 4080, RTX 4070 Ti, RTX 4070, RTX 4060 Ti, RTX 4060, "
-        "RTX 4050, RTX 6000 Ada, RTX 5000 Ada, RTX 4500 Ada, RTX 4000 Ada, RTX 2000 Ada",
+        "9.0": "GH200, H200, H100, H800, H20",
+        "8.9": "L4, L40, L40S, L20, L2, RTX 4090, RTX 4080, RTX 4070 Ti, RTX 4070, "
+        "RTX 4060 Ti, RTX 4060, RTX 4050, RTX 6000 Ada, RTX 5000 Ada, RTX 4500 Ada, RTX 4000 Ada, "
+        "RTX 2000 Ada",
         "8.7": "AGX Orin, Orin NX, Orin Nano",
-        "8.6": "A40, A10, A16, A2, RTX A6000, RTX A5000, RTX A4000, RTX A3000, RTX A2000, "
+        "8.6": "A40, A10, A10G, A10M, A16, A2, RTX A6000, RTX A5500, RTX A5000, RTX A4500, "
+        "RTX A4000, RTX A3000, RTX A2000, "
         "RTX 3090 Ti, RTX 3090, RTX 3080 Ti, RTX 3080, RTX 3070 Ti, RTX 3070, RTX 3060 Ti, "
         "RTX 3060, RTX 3050",
-        "8.0": "A100, A30",
+        "8.0": "A100, A800, A30",
         "7.5": "T4, Quadro RTX 8000, Quadro RTX 6000, Quadro RTX 5000, Quadro RTX 4000, TITAN RTX, "
-        "RTX 2080 Ti, RTX 2080, RTX 2070, RTX 2060, GTX 1660 Ti, GTX 1650",
+        "RTX 2080 Ti, RTX 2080, RTX 2070, RTX 2060, GTX 1660 Ti, GTX 1660, GTX 1650, T1000, "
+        "T600, T400",
         "7.2": "AGX Xavier, Xavier NX",
         "7.0": "V100, Quadro GV100, TITAN V",
         "6.2": "TX2",
@@ -171,7 +178,9 @@ GPUS: Mapping[str, str] = MappingProxyType(
 )
 """GPUs by compute capability. Source: NVIDIA's pages "CUDA GPU Compute Capability" and "Legacy".
 
-Names that two capabilities share are left out.
+Names that these leave out, such as A10G, and words around names: the list of GPUs in the README of
+NVIDIA's open kernel modules; the first two digits of a device id there are those of the chip.
+A name that two capabilities share is left out.
 """
 _ARCHS = {f"sm_{device.major}{device.minor}": device for device in sorted(KNOWN_DEVICES)}
 

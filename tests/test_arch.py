@@ -179,6 +179,18 @@ def test_choice_does_not_depend_on_the_order_of_elements() -> None:
         ("H100", ComputeCapability(9, 0)),
         ("NVIDIA GeForce RTX 4090", ComputeCapability(8, 9)),
         ("rtx-4090", ComputeCapability(8, 9)),
+        ("NVIDIA H100 80GB HBM3", ComputeCapability(9, 0)),
+        ("NVIDIA A100-SXM4-80GB", ComputeCapability(8, 0)),
+        ("NVIDIA A100-SXM-64GB", ComputeCapability(8, 0)),
+        ("Tesla V100-SXM2-16GB", ComputeCapability(7, 0)),
+        ("NVIDIA H800 PCIe", ComputeCapability(9, 0)),
+        ("NVIDIA H100 NVL", ComputeCapability(9, 0)),
+        ("NVIDIA GH200 480GB", ComputeCapability(9, 0)),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", ComputeCapability(8, 9)),
+        ("NVIDIA GeForce RTX 2070 Super with Max-Q Design", ComputeCapability(7, 5)),
+        ("NVIDIA RTX 6000 Ada Generation", ComputeCapability(8, 9)),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", ComputeCapability(12, 0)),
+        ("NVIDIA A10G", ComputeCapability(8, 6)),
         ("tesla t4", ComputeCapability(7, 5)),
         ("GB200", ComputeCapability(10, 0)),
         ("gb_300", ComputeCapability(10, 3)),
@@ -190,7 +202,9 @@ def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
     assert ComputeCapability.parse(str(capability)) == capability
 
 
-@pytest.mark.parametrize("text", ["", "9", "9.", "sm_9", "sm_90x", "9.10", "RTX", "A1000"])
+@pytest.mark.parametrize(
+    "text", ["", "9", "9.", "sm_9", "sm_90x", "9.10", "RTX", "A1000", "H100 A100", "80GB"]
+)
 def test_text_that_is_no_capability(text: str) -> None:
     with pytest.raises(OptionError, match="is no GPU architecture"):
         ComputeCapability.parse(text)

@@ -5,6 +5,7 @@ Each probe does what a session does, so that a fault shows here as it would show
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import subprocess
@@ -32,6 +33,8 @@ _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_INJECTION64_PATH", "LD_AUDIT"),
     *("LD_PRELOAD", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"),
 )
+_GUARD_INSTALL = 102
+"""``MADV_GUARD_INSTALL`` of madvise(2)."""
 
 Finding = tuple[str, str, str]
 """A name, what was found, and why tracing can't work with it (empty if it can)."""
@@ -49,6 +52,7 @@ def examine(runs: Path) -> Iterator[Finding]:
         with suppress(PackageNotFoundError):
             yield name, version(name), ""
     yield from ((name, os.environ[name], "") for name in _VARIABLES if name in os.environ)
+    yield "guard pages", _guard_pages(), ""
     with tempfile.TemporaryDirectory() as folder:
         # Before the driver starts, as in a session.
         yield _cupti(Path(folder))
@@ -63,6 +67,17 @@ def examine(runs: Path) -> Iterator[Finding]:
             ("environment", Path(sys.prefix)),
         )
     )
+
+
+def _guard_pages() -> str:
+    """Whether the kernel has guard pages for files, which the watch of CPU code prefers."""
+    with Path(sys.executable).open("rb") as program:
+        page = mmap.mmap(program.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    try:
+        page.madvise(_GUARD_INSTALL)
+    except OSError:
+        return "need Linux 6.15; without them mprotect watches CPU code"
+    return "work"
 
 
 def _cupti(folder: Path) -> Finding:
@@ -87,8 +102,8 @@ def _driver() -> Iterator[Finding]:
     for gpu in gpus:
         yield "GPU", f"{gpu.name}, compute capability {gpu.compute_capability}", ""
     yield "driver", f"{gpu.driver_version or 'unknown version'}, {gpu.cuda}", ""
-    if is_eager:
-        yield "loading", "eager", "so all code would count as used: unset CUDA_MODULE_LOADING"
+    problem = "so all code would count as used: unset CUDA_MODULE_LOADING" if is_eager else ""
+    yield "loading", "eager" if is_eager else "lazy", problem
 
 
 def _why_no_proofs(folder: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,11 @@ _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
 def report_misses(
-    logs: Sequence[Misses], places: Sequence[Path], *, top: int = 0
+    logs: Sequence[Misses],
+    places: Sequence[Path],
+    *,
+    top: int = 0,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Listing[MissedLibrary]:
     """Tell what came back.
 
@@ -45,6 +49,7 @@ def report_misses(
         places: folders with the libraries, slimmed or not, or libraries.
         top: how many libraries have their ``code``, and how much of it has its kernels; 0: all. To
             read that takes nearly all of the time.
+        on_done: told of the bytes of libraries that were read, and of all.
     """
     missed = {misses.original.hex(): misses for misses in logs if misses.pages}
     rows = sorted(map(_counts, missed.values()), key=lambda row: (-row.misses, row.name))
@@ -53,9 +58,12 @@ def report_misses(
         (row, missed[row.sha256], [path for path in libraries if path.name == row.name])
         for row in rows[: top or None]
     ]
-    done = {}
+    sizes = {row.sha256: sum(path.stat().st_size for path in paths) for row, _, paths in tasks}
+    on_done(0, sum(sizes.values()))
+    done: dict[str, MissedLibrary] = {}
     for (row, *_), found in run_tasks(LocalProcesses(), partial(_add_code, top), tasks, len(tasks)):
         done[row.sha256] = replace(row, unknown=found) if isinstance(found, Lost) else found
+        on_done(sum(sizes[sha256] for sha256 in done), sum(sizes.values()))
     return Listing(
         format_version=MISSES_VERSION, rows=tuple(done.get(row.sha256, row) for row in rows)
     )

@@ -1,4 +1,4 @@
-"""Pages of the documentation, for ``negativa --help TOPIC``."""
+"""The command that prints pages of the documentation, or the help of a command: help."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ _COMMENT = re.compile(r"<!--.*?-->\n", re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\((?:[\w./-]*/)?([\w-]+)\.md[^)]*\)")
 
 
-def show_page(topic: str) -> None:
-    """Print a page, or the list of the pages for the topic ``topics``.
+@click.command()
+@click.argument("topic", required=False)
+@click.pass_context
+def help(context: click.Context, topic: str | None) -> None:
+    """Print a page of the documentation, or the help of a command.
 
-    Raises:
-        click.BadParameter: there is no such page.
+    TOPIC is a page or a command; without it, list the commands, then the pages.
     """
     pages = {path.stem: path.read_text("utf-8") for path in _pages()}
-    if topic == "topics":
-        width = max(map(len, pages))
-        titles = ((name, text.partition("\n")[0].lstrip("# ")) for name, text in pages.items())
-        click.echo("\n".join(f"{name:{width}}  {title}" for name, title in titles))
+    parent = context.find_root()
+    assert isinstance(parent.command, click.Group)
+    if topic is None:
+        formatter = parent.make_formatter()
+        with formatter.section("Pages"):
+            titles = (text.partition("\n")[0].lstrip("# ") for text in pages.values())
+            formatter.write_dl(list(zip(pages, titles, strict=True)))
+        text = f"{parent.get_help()}\n\n{formatter.getvalue()}"
     elif topic in pages:
         text = _LINK.sub(
-            lambda link: f"{link[1]} (negativa --help {link[2]})" if link[2] in pages else link[1],
+            lambda link: f"{link[1]} (negativa help {link[2]})" if link[2] in pages else link[1],
             _COMMENT.sub("", pages[topic]),
         )
-        click.echo_via_pager(text)
+    elif (command := parent.command.get_command(parent, topic)) is not None:
+        with click.Context(command, parent, info_name=topic) as asked:
+            text = command.get_help(asked)
     else:
-        hint = did_you_mean(topic, pages)
+        hint = did_you_mean(topic, (*pages, *parent.command.list_commands(parent)))
         raise click.BadParameter(
-            f"no page {topic!r}{hint}; negativa --help topics lists the pages", param_hint="--help"
+            f"no page and no command {topic!r}{hint}; negativa help lists both", param_hint="TOPIC"
         )
+    click.echo_via_pager(text)
 
 
 def _pages() -> list[Path]:

@@ -35,6 +35,7 @@ EXIT_USAGE = 2
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Begin": {
+        "help": ("help", "Print a page of the documentation, or the help of a command."),
         "init": ("init", "Write a first negativa.yaml for the project here, and print its CI job."),
     },
     "Look": {
@@ -114,19 +115,6 @@ def _stop(number: int, _frame: object) -> None:
 class _Group(click.Group):
     """A group that imports a command when it runs."""
 
-    def get_help_option(self, ctx: click.Context) -> click.Option:
-        """``--help`` with a topic prints a page of the documentation."""
-        return click.Option(
-            ["-h", "--help"],
-            is_flag=False,
-            flag_value="",
-            metavar="[TOPIC]",
-            is_eager=True,
-            expose_value=False,
-            callback=_show_help,
-            help='Show this, or a page of the documentation; "topics" lists the pages.',
-        )
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -134,7 +122,7 @@ class _Group(click.Group):
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module = import_module(f"pytest_negativa.cli.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -143,15 +131,23 @@ class _Group(click.Group):
             with formatter.section(group):
                 formatter.write_dl([(name, text) for name, (_module, text) in commands.items()])
 
+    def _subcommands(self, ctx: click.Context, word: str) -> Iterator[str]:
+        """Commands such as "slim undo", by their last word."""
+        for name in _COMMANDS:
+            group = self.get_command(ctx, name)
+            if isinstance(group, click.Group) and word in group.commands:
+                yield f"{name} {word}"
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            # Below that, "heal" is like "--help".
-            hint = did_you_mean(word, (*_COMMANDS, "--help"), at_least=0.8)
-            ctx.fail(f"No such command {word!r}{hint or '.'}")
+            # Below that, "heal" is like "help".
+            inside = (f"; did you mean {name}?" for name in self._subcommands(ctx, word))
+            hint = did_you_mean(word, _COMMANDS, at_least=0.8) or next(inside, ".")
+            ctx.fail(f"No such command {word!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **extra: Any) -> click.Context:
@@ -181,16 +177,6 @@ class _Group(click.Group):
             else:
                 print_error(e)
             ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
-
-
-def _show_help(ctx: click.Context, _param: click.Parameter, topic: str | None) -> None:
-    if topic is None or ctx.resilient_parsing:
-        return
-    if topic:
-        import_module("pytest_negativa.cli.help").show_page(topic)
-    else:
-        click.echo(ctx.get_help())
-    ctx.exit()
 
 
 # Of click 8.2 or later: no word at all asks for help.

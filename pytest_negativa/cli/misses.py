@@ -88,10 +88,9 @@ def misses(
         places[0].mkdir(parents=True, exist_ok=True)
         write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
     folders = folders or active_paths()
-    with Progress("reading logs and libraries"):
-        report = report_misses(
-            read_misses(places), folders, top=0 if as_json else settings.reports.top
-        )
+    with Progress("reading logs and libraries") as progress:
+        top = 0 if as_json else settings.reports.top
+        report = report_misses(read_misses(places), folders, top=top, on_done=progress.update)
     then = f"negativa slim check {typed(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {typed([log])}" for log in places)

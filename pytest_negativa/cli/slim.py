@@ -203,7 +203,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
-    negativa --help spares. The library looks for its spare in DIR, then beside itself, then in
+    negativa help spares. The library looks for its spare in DIR, then beside itself, then in
     NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error names the
     spare. A library that has a spare is slimmed anew only with --spare or --keep-originals.
     RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
@@ -217,7 +217,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     says that nobody else can get in, as in an image build.
 
     The licence of a library may limit who may pass the smaller file on: see
-    negativa --help licences.
+    negativa help licences.
 
     A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
     emptied fails with a CUDA error if a program loads it.

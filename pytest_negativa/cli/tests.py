@@ -21,6 +21,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     check_usage,
     encode_json,
+    say_next,
     settings_and_run,
 )
 from pytest_negativa.cli.locate import warn_of_hooks
@@ -132,7 +133,7 @@ def kernels(
         table = _first(
             rows, top, partial(render_runtime, demangled=settings.reports.demangle), "rows"
         )
-        answer(_listing(run, rows, "runtime"), table, as_json=as_json)
+        answer(_listing(run, rows, "runtime"), table, as_json=as_json, then=run)
         return
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
@@ -150,9 +151,11 @@ def kernels(
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
     lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
-    click.echo(
-        encode_json(listing) if as_json else "".join(f"{line}\n" for line in lines), nl=False
-    )
+    if as_json:
+        click.echo(encode_json(listing), nl=False)
+    else:
+        click.echo("".join(f"{line}\n" for line in lines), nl=False)
+        say_next(run)
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
@@ -241,7 +244,7 @@ def tests(
         if not pairs:
             raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
         table = _first(pairs, top, partial(similarity_table, similar), "rows")
-        answer(_listing(run, tuple(pairs), similar), table, as_json=as_json)
+        answer(_listing(run, tuple(pairs), similar), table, as_json=as_json, then=run)
         return
     usage = _usage_of(run)
     listed = _list_tests(run, usage, glob, test_glob)
@@ -255,7 +258,7 @@ def tests(
             "Some processes counted no launches: their kernels are listed with the test that "
             "looked them up first."
         )
-    answer(_listing(run, listed), paragraphs, as_json=as_json)
+    answer(_listing(run, listed), paragraphs, as_json=as_json, then=run)
 
 
 def _listing(run: Run, rows: tuple[_T, ...], listed: str | None = None) -> Listing[_T]:

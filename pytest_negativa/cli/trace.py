@@ -97,8 +97,8 @@ def trace(
     if not run.trace_files() and not settings.cpu:
         exit_untraced(run, status, settings)
     # Libraries may be installed anew before "negativa locate" reads them.
-    with Progress("hashing libraries"):
-        hash_libraries(run)
+    with Progress("hashing libraries") as progress:
+        hash_libraries(run, progress.update)
     if (failure := why_failed(status)) is not None:
         run.mark("failed", failure)
     if settings.cpu:

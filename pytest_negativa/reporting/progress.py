@@ -68,7 +68,7 @@ class Progress:
         left = self._expected_s - seconds
         if left < 0:
             if not done:
-                return f"{self._text}: {seconds:.0f} s"
+                return f"{self._text}: {f'{self._shown}, ' if total else ''}{seconds:.0f} s"
             left = seconds * (total - done) / done
         return f"{self._text}: {self._shown}, {left:.0f} s left"
 

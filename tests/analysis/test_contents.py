@@ -136,7 +136,10 @@ def test_a_run_is_combined_after_its_library_was_installed_anew(
 def test_runs_of_two_containers_have_one_library(tmp_path: Path, library: Path) -> None:
     elsewhere = Path(shutil.copy(library, tmp_path / "elsewhere.so"))
     runs = [run_of(tmp_path / "one", a=(elsewhere, 0)), run_of(tmp_path / "two", a=(library, 2))]
-    hash_libraries(runs[0])
+    told: list[tuple[int, int]] = []
+    hash_libraries(runs[0], lambda *bytes_done: told.append(bytes_done))
+    size = elsewhere.stat().st_size
+    assert told == [(size, size)]
     elsewhere.unlink()
     found = planned(tmp_path, *runs)
     assert loaded(found) == [2] and not notes(found)

@@ -75,6 +75,8 @@ def test_a_machine_that_can_trace(machine: Path) -> None:
         "CUPTI +works, ",
         r"GPU +Stand-in, compute capability 9\.0",
         r"driver +.*, CUDA 13\.0",
+        "loading +lazy",
+        "guard pages +(work|need Linux 6.15; without them mprotect watches CPU code)$",
         "proofs +(work .LD_AUDIT.|do not work: )",
         rf"runs +{machine}/\.negativa, writable",
     ):

@@ -1,4 +1,4 @@
-"""--help TOPIC: the pages that a wheel brings along."""
+"""help TOPIC: the pages that a wheel brings along, and the help of commands."""
 
 from __future__ import annotations
 
@@ -18,47 +18,54 @@ from tests.support.libraries import DOCS, ROOT
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["--help", *arguments])
+    return CliRunner().invoke(main, ["help", *arguments])
 
 
 def topics() -> set[str]:
-    return {line.split()[0] for line in run("topics").stdout.splitlines()}
+    _, _, listed = run().stdout.partition("\nPages:\n")
+    return {line.split()[0] for line in listed.splitlines() if line}
 
 
 def test_every_guide_and_explanation_is_a_topic() -> None:
     pages = [*DOCS.glob("guides/*.md"), *DOCS.glob("explanation/*.md")]
     assert topics() == {page.stem for page in pages}
     assert len(topics()) == len(pages)
-    assert re.search("^spares +Spares$", run("topics").stdout, re.MULTILINE)
+    assert re.search("^  spares +Spares$", run().stdout, re.MULTILINE)
 
 
 def test_a_page_is_plain_text_with_links_to_topics() -> None:
     text = run("small-images").stdout
     assert text.startswith("# ")
-    assert "(negativa --help spares)" in text
+    assert "(negativa help spares)" in text
     assert "<!--" not in text
     assert ".md" not in text
 
 
-def test_without_a_topic_it_is_the_help_of_the_command() -> None:
-    for flag in ("--help", "-h"):
-        text = CliRunner().invoke(main, [flag]).stdout
-        assert text.startswith("Usage: ")
-        assert "-h, --help [TOPIC]" in text
-    assert CliRunner().invoke(main, ["init", "--help"]).stdout.startswith("Usage: main init")
+def test_without_a_topic_it_begins_with_the_help_of_negativa() -> None:
+    for words in (["--help"], []):
+        shown = CliRunner().invoke(main, words).output
+        assert shown.startswith("Usage: main") and run().stdout.startswith(shown)
+    command = [sys.executable, "-m", "pytest_negativa", "-h"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_a_command_without_a_page_is_a_topic() -> None:
+    assert run("slim").stdout == CliRunner().invoke(main, ["slim", "--help"]).stdout
+    assert run("inspect").stdout.startswith("# ")
 
 
 def test_a_wrong_topic_has_a_hint() -> None:
     done = run("spare")
     assert done.exit_code == 2
-    assert "no page 'spare'; did you mean spares?" in done.output
+    assert "no page and no command 'spare'; did you mean spares?" in done.output
 
 
 def test_messages_name_topics_that_are_there_and_no_file_of_the_source() -> None:
     named = set()
     for source in (ROOT / "pytest_negativa").rglob("*.py"):
         text = source.read_text()
-        named |= set(re.findall(r"negativa --help ([\w-]+)", text)) - {"topics", "TOPIC"}
+        named |= set(re.findall(r"negativa help ([a-z][\w-]+)", text)) - {"lists"}
         assert not re.search(r"docs/(guides|explanation|reference)", text), source
     assert {"spares", "licences"} <= named <= topics()
 

@@ -99,6 +99,8 @@ def test_a_mistyped_command() -> None:
     assert done.exit_code == 2
     assert "No such command 'inspct'; did you mean inspect?" in done.stderr
     assert "No such command 'zzzz' (see " in CliRunner().invoke(main, ["zzzz"]).stderr
+    undo = CliRunner().invoke(main, ["undo"])
+    assert "No such command 'undo'; did you mean slim undo? (see " in undo.stderr
     heal = CliRunner().invoke(main, ["heal"])
     assert "No such command 'heal' (see " in heal.stderr
     schema = CliRunner().invoke(main, ["schema", "lcok"])

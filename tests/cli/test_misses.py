@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -94,6 +96,16 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert library["code"][0]["kernels"][0].startswith("_Z")
     row = ["3", "1", *f"sm_90 code at {second.payload.start:#x}:".split()]
     assert any(line.split()[: len(row)] == row for line in lines), shown
+    # A template and a count, for a signature is wider than a terminal.
+    assert re.search(
+        rf"{second.payload.start:#x}: [\w:]+ and 1 more, 3 kernels$", shown, re.MULTILINE
+    )
+
+    told: list[tuple[int, int]] = []
+    read = read_misses([one, other])
+    report_misses(read, [cut.library.parent], on_done=lambda *sizes: told.append(sizes))
+    size = cut.library.stat().st_size
+    assert told == [(0, size), (size, size)]
 
 
 @pytest.mark.slow

@@ -75,7 +75,11 @@ def test_lines_with_an_estimate() -> None:
     said: queue.Queue[str] = queue.Queue()
     with Progress("reading libraries", said.put, every_s=0.01) as progress:
         assert re.fullmatch(r"reading libraries: \d+ s", said.get())
-        progress.update(2000, 5_000_000)
+        progress.update(0, 5_000_000)
         while "of" not in (line := said.get()):
+            pass
+        assert re.fullmatch(r"reading libraries: 0 B of 5\.0 MB, \d+ s", line)
+        progress.update(2000, 5_000_000)
+        while "2.0" not in (line := said.get()):
             pass
         assert re.fullmatch(r"reading libraries: 2\.0 kB of 5\.0 MB, \d+ s left", line)
