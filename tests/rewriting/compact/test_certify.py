@@ -6,17 +6,13 @@ import hashlib
 import os
 import random
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared_code
 from pytest_negativa.rewriting.compact.compact import compact_library
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CheckError,
@@ -31,7 +27,6 @@ from tests.support.compacting import (
     needs_compiler,
     plan_of,
     read,
-    relocations_supported,
 )
 from tests.support.compiling import CC
 from tests.support.corrupting import (
@@ -49,86 +44,16 @@ from tests.support.corrupting import (
     put,
     view,
 )
-from tests.support.cutting import compile_library, needs_stub
+from tests.support.cutting import needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY, ROOT
 from tests.support.slimmed import refusal
+from tests.support.sound import Sound
 
 pytestmark = [
     needs_compiler,
     pytest.mark.skipif(not PROGRAM.is_file(), reason="the program that certifies was not built"),
 ]
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-@dataclass(frozen=True)
-class Sound:
-    """A sound result and what is known of it."""
-
-    original: Path
-    pair: Pair
-    declared: str
-    unused: list[Range]
-
-    @property
-    def is_cut(self) -> bool:
-        return bool(self.pair.spare)
-
-    def ask(
-        self, pair: Pair, folder: Path, program: Path = PROGRAM
-    ) -> subprocess.CompletedProcess[str]:
-        """Ask for the certificate of a pair that may be damaged."""
-        (folder / "lib.so").write_bytes(pair.library)
-        files = [str(self.original), str(folder / "lib.so")]
-        if self.is_cut:
-            (folder / "lib.spare").write_bytes(pair.spare)
-            files.append(str(folder / "lib.spare"))
-        command = [str(program), *files]
-        environ = {**os.environ, "ASAN_OPTIONS": "exitcode=97", "UBSAN_OPTIONS": "exitcode=97"}
-        return subprocess.run(
-            command, input=self.declared, capture_output=True, text=True, env=environ, check=False
-        )
-
-
-def cut(folder: Path, *flags: str, needed: Sequence[Range] = ()) -> Sound:
-    folder.mkdir()
-    library = compile_library(folder, *flags, pages=60)
-    options = CutOptions(min_hole=4096, folders=("/opt/spares", "/srv/spares"))
-    done = cut_library(library, folder / "lib.so", folder, needed, options)
-    return Sound(library, Pair(done.library.read_bytes(), done.spare.read_bytes()), "", [])
-
-
-def compacted(folder: Path, *flags: str, strip: bool = True, every: int = 13) -> Sound:
-    library = build(folder, *flags)
-    library_map = read(library)
-    plan = plan_of(library_map, lambda number: number % every == 2)
-    options = CompactOptions(min_gain=0, strip=strip)
-    compact_library(library, folder / "lib.so", library_map, plan, options=options)
-    with ByteSource(library) as source:
-        declared = declared_code(source, library_map, plan)
-    unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
-    return Sound(library, Pair((folder / "lib.so").read_bytes()), declared, unused)
-
-
-EVERY_TENTH = [(at * 40960, at * 40960 + 1) for at in range(10)]
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Sound]:
-    folder = tmp_path_factory.mktemp("sound")
-    found = [
-        compacted(folder / "compacted"),
-        compacted(folder / "symbols", "-g", "-Wl,-z,noseparate-code", strip=False),
-        compacted(folder / "all gone", every=10_000),
-    ]
-    if needs_stub.args[0]:
-        return found
-    packed = ["-Wl,-z,pack-relative-relocs"] if relocations_supported() else []
-    return [
-        *found,
-        cut(folder / "cut"),
-        cut(folder / "pieces", "-Wl,-z,now", needed=EVERY_TENTH),
-        cut(folder / "packed", "-Wl,-z,noseparate-code", *packed),
-    ]
 
 
 def test_sound_results_are_certified(sound: list[Sound], tmp_path: Path) -> None:
