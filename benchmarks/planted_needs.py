@@ -7,7 +7,7 @@ On the copies, a test each needs one of them and swallows the error, in a way th
 driver shows:
 
 - ``mapping``: it reads the element through the mapping of the library;
-- ``memory``: it copies the element, machine code, and gives the copy to cuModuleLoadData;
+- ``memory``: it copies the element, and gives the copy to cuModuleLoadData;
 - ``lto-ir``: it gives LTO-IR to nvJitLink.
 
 An ``ordinary`` need asks the driver for a kernel that was removed. One proof and one healing have
@@ -50,6 +50,8 @@ _SUITE_FILES = Path(__file__).with_name("planted")
 _TESTS = "test_planted_needs.py"
 _MAPPING, _MEMORY, _LTO_IR, _ORDINARY = "mapping", "memory", "lto-ir", "ordinary"
 _PRINTED_REASONS = 10
+# PTX, in bytes.
+_MOST_COMPILED = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ class Candidate:
     kernel: str | None
     arch: str
     reason: str
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether the driver may compile it for minutes, once it is healed."""
+        is_code = self.element.kind is ElementKind.CUBIN
+        return not is_code and self.element.unpacked_size > _MOST_COMPILED
 
     def pages(self, kind: str) -> tuple[Span, ...]:
         """The pages that a need of a kind may touch; a load reads all headers of the region."""
@@ -141,7 +149,7 @@ def find_candidates(planned: Iterable[AnalyzedLibrary]) -> Iterator[Candidate]:
             content = element.content
             kernels = one.library_map.kernels_of(content)
             is_chosen = element.region is not None and decision.start in loaded
-            # Once healed, others are compiled, which may take minutes.
+            # The driver compiles others, once they are healed.
             is_chosen = is_chosen and isinstance(content, Cubin) and not content.relocatable
             yield Candidate(
                 library=one.plan.library.path,
@@ -189,8 +197,7 @@ def draw(
             kind = kinds[len(needs) % len(kinds)]
             if kind != _ORDINARY and one.element.kind is ElementKind.LTO_IR:
                 kind = _LTO_IR
-            elif kind == _MEMORY and one.element.kind is not ElementKind.CUBIN:
-                # Once healed, the driver would compile it, which may take minutes.
+            elif kind == _MEMORY and one.takes_long:
                 kind = _MAPPING
             pages, others = one.pages(kind), taken.get(one.library, ())
             if not any(intersection(pages, others)):
