@@ -279,11 +279,8 @@ class _Analyzer:
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """The reason that more of the library may have been used than is known, or None."""
-        processes = set(library_usage.processes)
-        for warning in self._usage.incomplete:
-            if warning.process is None or warning.process in processes:
-                return warning.text
-        return next(self._usage.why_unended(), None)
+        own = {None, *library_usage.processes}
+        return next((lack.text for lack in self._usage.incomplete if lack.process in own), None)
 
     def _known_images(self, frames: set[str]) -> set[str]:
         """SHA-256 of the images in memory that may come from a library or a package's file."""

@@ -249,7 +249,7 @@ def build_report(
         libraries=rows,
         loaded_without_code=analysis.without_code,
         runtime=analysis.runtime,
-        not_covered=tuple(_not_covered(analysis)),
+        not_covered=(*dict.fromkeys(lack.text for lack in usage.incomplete), *analysis.unreadable),
         warnings=tuple(text for text in warnings if text not in checked.crossed),
         crossed=checked.crossed,
         files=tuple(files),
@@ -328,19 +328,6 @@ def _replay_line(usage: Usage) -> str | None:
         f"No GPU: replaying the trace recorded on {usage.replay.device}, {when}; "
         "nothing is proved here."
     )
-
-
-def _not_covered(analysis: Analysis) -> Iterator[str]:
-    usage = analysis.usage
-    yield from dict.fromkeys(warning.text for warning in usage.incomplete)
-    # A child that is gone lost nothing: merging names those that did.
-    for process in usage.unended():
-        name = process.header.worker or process.header.role.value
-        yield (
-            f"process {process.header.pid} ({name}) did not end by itself; what it had "
-            "done until then is in the trace"
-        )
-    yield from analysis.unreadable
 
 
 def _crossed(

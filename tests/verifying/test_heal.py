@@ -64,7 +64,7 @@ def test_reads_another_arch():
     end = next(d[1] for d in project.plan("b.so") if d[0] == NEEDED)
     what = f"b.so [{NEEDED:#x}, {end:#x}): the driver refused it to test_a.py::test_is_refused"
     assert "Healing kept, from now on:\n" in shown and f"\n  {what}" in shown
-    assert {s["library"] for s in project.verdict["healing"]["needed"]} == {
+    assert {s["library"] for s in project.verdict["healed"]} == {
         str(project.folder / name) for name in LIBRARIES
     }
     # All needs show in one run of the tests, and no rerun on the originals could excuse them.
@@ -103,7 +103,7 @@ def test_need():
 def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_use():\n    use(LIB)\n").trace()
     project.heal()
-    assert project.verdict["healing"] is None
+    assert project.verdict["healed"] is None
     assert not (project.run_folder / "healed.json").exists()
 
 
