@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import (
     LIMIT_OPTIONS,
-    Hooks,
     analyze,
     unmatched_libraries,
 )
@@ -37,6 +36,7 @@ from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport,
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.planning.decide import KeepElement
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
@@ -70,7 +70,8 @@ def plan_run(
     run: Run,
     *,
     failure: str | None,
-    hooks: Hooks | None = None,
+    added: Sequence[str] = (),
+    vetoes: tuple[KeepElement, ...] = (),
     workers: Workers | None = None,
     anew: bool = False,
     latest: bool = True,
@@ -82,7 +83,7 @@ def plan_run(
     Args:
         run: the run.
         failure: why no plans and spans are written; None if the run ended well.
-        hooks: what plugins contribute.
+        added, vetoes: what plugins contribute, see ``analyze``.
         workers: who reads libraries; see ``map_libraries``.
         parts: the runs that it unites, which may prove it.
         anew: see ``write_reports``.
@@ -96,7 +97,8 @@ def plan_run(
     analysis = analyze(
         usage,
         settings,
-        hooks,
+        added=added,
+        vetoes=vetoes,
         healed=load_healed(run),
         watched=load_opened(run),
         workers=workers,
