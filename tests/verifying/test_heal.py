@@ -128,7 +128,7 @@ def test_without_a_witness_nothing_is_given_back(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", UNSEEN).trace()
     before = project.plan("lib.so")
     shown = project.heal(status=1)
-    assert "Healing ended: no more removed code was refused or touched; mend what" in shown
+    assert "healing ended: no more removed code was refused or touched; mend what" in shown
     assert "NOT PROVED" in shown and "(keep.libraries)" in shown
     assert project.plan("lib.so") == before
     assert project.differing().keys() == {"test_place", "test_unwatched"}
@@ -143,7 +143,7 @@ def test_what_others_need_is_given_back_beside_a_test_that_nothing_helps(tmp_pat
     suite = f"{UNSEEN}\ndef test_need():\n    need(LIB, {NEEDED})\n"
     project = VerifiedProject(tmp_path / "project", suite).trace()
     shown = project.heal(status=1)
-    assert "Healing kept, from now on:" in shown and "Healing ended: no more removed" in shown
+    assert "Healing kept, from now on:" in shown and "healing ended: no more removed" in shown
     assert healed(project) == {"lib.so": {NEEDED: "touch"}}
     assert project.differing().keys() == {"test_place", "test_unwatched"}
 
