@@ -261,12 +261,9 @@ def witnesses(need: Need, verdict: Verdict) -> list[str]:
 
 def healed_by(need: Need, verdict: Verdict) -> str | None:
     """The evidence by which healing gave the element back; None: it didn't."""
-    healing = verdict.healing
-    spans = () if healing is None else healing.needed
-    return next(
-        (s.found_by.value for s in spans if (s.library, s.start) == (need.library, need.offset)),
-        None,
-    )
+    place = need.library, need.offset
+    spans = (span for span in verdict.healed or () if (span.library, span.start) == place)
+    return next((span.found_by.value for span in spans), None)
 
 
 class Trial:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -73,19 +72,12 @@ LIMIT_OPTIONS = (
 """Limits, also by library glob."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Contributions of plugins."""
-
-    libraries: tuple[str, ...] = ()
-    vetoes: tuple[KeepElement, ...] = field(default=())
-
-
 def analyze(
     usage: Usage,
     settings: Settings,
-    hooks: Hooks | None = None,
     *,
+    added: Sequence[str] = (),
+    vetoes: tuple[KeepElement, ...] = (),
     healed: tuple[NeededSpan, ...] = (),
     watched: Sequence[WatchedFiles] = (),
     workers: Workers | None = None,
@@ -96,10 +88,12 @@ def analyze(
     Libraries that can't be read are left alone and named in the result.
 
     Args:
+        added: paths of further libraries, which plugins add.
+        vetoes: by which plugins keep elements.
         watched: files that are GPU code themselves; those of a distribution are one library.
     """
     usage = replace(usage, incomplete=(*usage.incomplete, *_images_elsewhere(usage)))
-    return _Analyzer(usage, settings, hooks or Hooks(), healed, watched).run(workers, on_done)
+    return _Analyzer(usage, settings, added, vetoes, healed, watched).run(workers, on_done)
 
 
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
@@ -135,13 +129,15 @@ class _Analyzer:
         self,
         usage: Usage,
         settings: Settings,
-        hooks: Hooks,
+        added: Sequence[str],
+        vetoes: tuple[KeepElement, ...],
         healed: tuple[NeededSpan, ...],
         watched: Sequence[WatchedFiles],
     ) -> None:
         self._usage = usage
         self._settings = settings
-        self._hooks = hooks
+        self._added = added
+        self._vetoes = vetoes
         self._healed = healed
         self._contents = Contents(usage)
         found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
@@ -166,9 +162,7 @@ class _Analyzer:
         self._own = OwnLibraries(process.header.root for process in usage.processes)
 
     def run(self, workers: Workers | None, on_done: Callable[[int, int], None] | None) -> Analysis:
-        paths = dict.fromkeys(
-            (*(u.library.path for u in self._usage.libraries), *self._hooks.libraries)
-        )
+        paths = dict.fromkeys((*(u.library.path for u in self._usage.libraries), *self._added))
         unreadable: list[str] = []
         analyzed: list[AnalyzedLibrary] = []
         without_code = 0
@@ -243,7 +237,7 @@ class _Analyzer:
             devices=self._extra_devices,
             ptx=self._settings.keep.ptx.value,
             demangle=demangle,
-            vetoes=self._hooks.vetoes,
+            vetoes=self._vetoes,
             granularity=self._settings.granularity.value,
             healed=self._healed,
         )
@@ -279,11 +273,8 @@ class _Analyzer:
 
     def _incomplete(self, library_usage: LibraryUsage) -> str | None:
         """The reason that more of the library may have been used than is known, or None."""
-        processes = set(library_usage.processes)
-        for warning in self._usage.incomplete:
-            if warning.process is None or warning.process in processes:
-                return warning.text
-        return next(self._usage.why_unended(), None)
+        own = {None, *library_usage.processes}
+        return next((lack.text for lack in self._usage.incomplete if lack.process in own), None)
 
     def _known_images(self, frames: set[str]) -> set[str]:
         """SHA-256 of the images in memory that may come from a library or a package's file."""

@@ -69,7 +69,6 @@ def _incomplete_reasons(usage: Usage) -> Iterator[str]:
     yield from (warning.text for warning in usage.incomplete)
     # The plan is complete without these, for its proof ran the children, too.
     yield from (w.text for w in usage.warnings if w.code == CHILDREN_UNTRACED)
-    yield from usage.why_unended()
 
 
 def _why_unplanned(path: Path) -> str | None:

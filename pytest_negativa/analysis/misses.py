@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from pytest_negativa.gpucode.workers import LocalProcesses, Lost, run_tasks
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.library import CodeFinder, LibraryMap, Scope
 from pytest_negativa.models.listing import (
     MISSES_VERSION,
     CodeKind,
@@ -184,23 +183,19 @@ class _Finder:
     def __init__(self, source: ByteSource, elf: HostElf, library_map: LibraryMap) -> None:
         self._sections = elf.sections
         self._functions = FunctionTable(source, elf)
-        self._blocks = sorted(library_map.iter_code(), key=lambda block: block.payload.start)
-        self._regions = sorted(region.span for region in library_map.iter_regions())
+        self._code = CodeFinder(library_map.iter_code(), library_map.iter_regions())
 
     def find(self, offset: int) -> MissedCode:
-        at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
-        if at >= 0 and offset < self._blocks[at].payload.end:
-            block = self._blocks[at]
-            region = None if block.region is None else block.anchor
+        if (block := self._code.block_at(offset)) is not None:
             return _place(
                 kind=CodeKind.GPU_CODE,
                 offset=block.payload.start,
                 arch=str(block.arch),
-                region=region,
+                region=block.region,
             )
-        at = bisect.bisect_right(self._regions, offset, key=lambda span: span.start) - 1
-        if at >= 0 and offset < self._regions[at].end:
-            return _place(kind=CodeKind.GPU_HEADERS, offset=self._regions[at].start)
+        region = self._code.region_at(offset)
+        if region is not None and offset < region.end:
+            return _place(kind=CodeKind.GPU_HEADERS, offset=region.start)
         for section in self._sections:
             if section.offset <= offset < section.offset + section.size:
                 return self._in_section(section, offset)

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import (
     LIMIT_OPTIONS,
-    Hooks,
     analyze,
     unmatched_libraries,
 )
@@ -37,6 +36,7 @@ from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport,
 from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.planning.decide import KeepElement
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
@@ -70,7 +70,8 @@ def plan_run(
     run: Run,
     *,
     failure: str | None,
-    hooks: Hooks | None = None,
+    added: Sequence[str] = (),
+    vetoes: tuple[KeepElement, ...] = (),
     workers: Workers | None = None,
     anew: bool = False,
     latest: bool = True,
@@ -82,7 +83,7 @@ def plan_run(
     Args:
         run: the run.
         failure: why no plans and spans are written; None if the run ended well.
-        hooks: what plugins contribute.
+        added, vetoes: what plugins contribute, see ``analyze``.
         workers: who reads libraries; see ``map_libraries``.
         parts: the runs that it unites, which may prove it.
         anew: see ``write_reports``.
@@ -96,7 +97,8 @@ def plan_run(
     analysis = analyze(
         usage,
         settings,
-        hooks,
+        added=added,
+        vetoes=vetoes,
         healed=load_healed(run),
         watched=load_opened(run),
         workers=workers,
@@ -249,7 +251,7 @@ def build_report(
         libraries=rows,
         loaded_without_code=analysis.without_code,
         runtime=analysis.runtime,
-        not_covered=tuple(_not_covered(analysis)),
+        not_covered=(*dict.fromkeys(lack.text for lack in usage.incomplete), *analysis.unreadable),
         warnings=tuple(text for text in warnings if text not in checked.crossed),
         crossed=checked.crossed,
         files=tuple(files),
@@ -328,19 +330,6 @@ def _replay_line(usage: Usage) -> str | None:
         f"No GPU: replaying the trace recorded on {usage.replay.device}, {when}; "
         "nothing is proved here."
     )
-
-
-def _not_covered(analysis: Analysis) -> Iterator[str]:
-    usage = analysis.usage
-    yield from dict.fromkeys(warning.text for warning in usage.incomplete)
-    # A child that is gone lost nothing: merging names those that did.
-    for process in usage.unended():
-        name = process.header.worker or process.header.role.value
-        yield (
-            f"process {process.header.pid} ({name}) did not end by itself; what it had "
-            "done until then is in the trace"
-        )
-    yield from analysis.unreadable
 
 
 def _crossed(

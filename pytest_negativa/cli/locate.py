@@ -35,6 +35,7 @@ from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import FailureMode, Settings
+from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.formats import render_to_screen
@@ -99,8 +100,8 @@ def plan_and_report(
     """
     with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
-        killed = (f"process {p.header.pid} did not end by itself" for p in usage.unended())
-        failure = failure or next(killed, None)
+        unended = (lack.text for lack in usage.incomplete if lack.code == UNENDED)
+        failure = failure or next(unended, None)
         latest = healed is None or is_used_here(usage)
         if healed:
             # In whatever order the parts are given.

@@ -16,6 +16,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of the records: immutable, so without cycles; checked when read from a file."""
 
 
+class Line(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
+    """Base of the lines of a file that processes append to as things happen."""
+
+
 class Versioned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first base of the records that are files; alone it reads the version of any of them."""
 

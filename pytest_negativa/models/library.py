@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -351,6 +352,32 @@ class Kernel(NamedTuple):
 
     name: str
     code_size: int | None
+
+
+class CodeFinder:
+    """Finds the GPU code of a library by file offset.
+
+    Args:
+        blocks: elements and frames of the library.
+        regions: its regions.
+
+    Attributes:
+        blocks: by offset.
+    """
+
+    def __init__(self, blocks: Iterable[Element], regions: Iterable[Region]) -> None:
+        self.blocks = sorted(blocks, key=lambda block: block.payload.start)
+        self._regions = sorted(region.span for region in regions)
+
+    def block_at(self, offset: int) -> Element | None:
+        """The element or frame whose payload holds a byte."""
+        at = bisect_right(self.blocks, offset, key=lambda block: block.payload.start) - 1
+        return self.blocks[at] if at >= 0 and offset < self.blocks[at].payload.end else None
+
+    def region_at(self, offset: int) -> Span | None:
+        """The region that holds a byte, or else the last one before it."""
+        at = bisect_right(self._regions, offset, key=lambda span: span.start) - 1
+        return self._regions[at] if at >= 0 else None
 
 
 class LibraryMap(Versioned, Record, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from pytest_negativa.models.base import Record, Versioned
+from pytest_negativa.models.base import Line, Record, Versioned
 
 OUTCOMES_VERSION = 5
 """Of the file. History: 5 has CUDA errors instead of reasons; 4 tells markers and keywords; 3 tells
@@ -55,11 +55,7 @@ class SessionKind(str, enum.Enum):
     COMMAND = "command"  # any program, whose exit status is the one outcome
 
 
-class OutcomeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """Base of the lines."""
-
-
-class SessionStarted(Versioned, OutcomeRecord, frozen=True, kw_only=True, tag="session"):
+class SessionStarted(Versioned, Line, frozen=True, kw_only=True, tag="session"):
     """The first line. ``command`` are the words that started the session."""
 
     command: tuple[str, ...]
@@ -67,7 +63,7 @@ class SessionStarted(Versioned, OutcomeRecord, frozen=True, kw_only=True, tag="s
     kind: SessionKind = SessionKind.PYTEST
 
 
-class TestStarted(OutcomeRecord, frozen=True, kw_only=True, tag="start"):
+class TestStarted(Line, frozen=True, kw_only=True, tag="start"):
     """A test begins; if nothing more comes of it, the session died in it."""
 
     __test__ = False
@@ -76,7 +72,7 @@ class TestStarted(OutcomeRecord, frozen=True, kw_only=True, tag="start"):
     time_ns: int
 
 
-class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
+class PhaseReported(Line, frozen=True, kw_only=True, tag="phase"):
     """A phase of a test is over.
 
     Attributes:
@@ -114,7 +110,7 @@ class PhaseReported(OutcomeRecord, frozen=True, kw_only=True, tag="phase"):
     children: tuple[str, ...] = ()
 
 
-class CollectionFailed(OutcomeRecord, frozen=True, kw_only=True, tag="collection-error"):
+class CollectionFailed(Line, frozen=True, kw_only=True, tag="collection-error"):
     """A module could not be collected."""
 
     nodeid: str
@@ -139,7 +135,7 @@ class Circumstances(Record, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}
 
 
-class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
+class SessionFinished(Line, frozen=True, kw_only=True, tag="end"):
     """The last line of a session that came to its end.
 
     ``context_lost`` says that it stopped by itself because the CUDA context was lost.
@@ -151,7 +147,7 @@ class SessionFinished(OutcomeRecord, frozen=True, kw_only=True, tag="end"):
     circumstances: Circumstances | None = None
 
 
-class WorkerEnded(OutcomeRecord, frozen=True, kw_only=True, tag="worker-end"):
+class WorkerEnded(Line, frozen=True, kw_only=True, tag="worker-end"):
     """A worker of pytest-xdist on this machine has ended.
 
     Attributes:

@@ -11,25 +11,25 @@ Times are nanoseconds since the epoch. Names of kernels and variables are mangle
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
-from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
+from pytest_negativa.models.base import Line, NonNegative, Record, Row, Versioned
 from pytest_negativa.models.spans import Span
 
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 8
+USAGE_VERSION = 9
 """Of the usage file.
 
-History: 8 has no gaps, whose warnings say the same, and of variables the names alone; 7 has images
-without their use beside them; 6 groups launches by kernel, and names NVTX ranges once; 5 adds
-``gpu_ns`` and ``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to
-``reason`` and adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
+History: 9 has processes without an end in ``incomplete``; 8 has no gaps, whose warnings say the
+same, and of variables the names alone; 7 has images without their use beside them; 6 groups
+launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds
+``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2
+adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 2
@@ -43,6 +43,9 @@ PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
 
 EAGER_LOADING = "eager-loading"
 """Code of the warning that a process loaded whole images, and looked up all their kernels."""
+
+UNENDED = "unended"
+"""Code of the lack that a process that ran tests did not end by itself: tests are missing."""
 
 LAUNCHES_CUT = "launches-cut"
 """Code of the warning that a child was killed, and the trace lacks its last launches."""
@@ -216,11 +219,7 @@ class Replay(Record, frozen=True, kw_only=True):
     recorded_ns: int
 
 
-class TraceRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """Base of the lines of a trace file."""
-
-
-class Header(Versioned, TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
+class Header(Versioned, Line, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
     """The first line: which process of which run this is.
 
     Attributes:
@@ -251,20 +250,20 @@ class Header(Versioned, TraceRecord, frozen=True, kw_only=True, omit_defaults=Tr
     lost: bool | None = None
 
 
-class DeviceRecord(TraceRecord, frozen=True, kw_only=True, tag="device"):
+class DeviceRecord(Line, frozen=True, kw_only=True, tag="device"):
     """A visible device."""
 
     device: Device
 
 
-class LibraryRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="library"):
+class LibraryRecord(Line, frozen=True, kw_only=True, omit_defaults=True, tag="library"):
     """A library seen in the process."""
 
     id: int
     library: TracedLibrary
 
 
-class ContextRecord(TraceRecord, frozen=True, kw_only=True, tag="context"):
+class ContextRecord(Line, frozen=True, kw_only=True, tag="context"):
     """A context in which something was seen; written with the first thing seen in it."""
 
     id: int
@@ -272,7 +271,7 @@ class ContextRecord(TraceRecord, frozen=True, kw_only=True, tag="context"):
     time_ns: int
 
 
-class ImageRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="image"):
+class ImageRecord(Line, frozen=True, kw_only=True, omit_defaults=True, tag="image"):
     """GPU code that was handed to the driver.
 
     Either it lies in a library (``library`` and file ``offset``) or elsewhere in memory
@@ -295,7 +294,7 @@ class ImageRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, ta
     prelinked: tuple[NonNegative, ...] = ()
 
 
-class KernelRecord(TraceRecord, frozen=True, kw_only=True, tag="kernel"):
+class KernelRecord(Line, frozen=True, kw_only=True, tag="kernel"):
     """A kernel of an image was looked up; first time only."""
 
     image: int
@@ -303,7 +302,7 @@ class KernelRecord(TraceRecord, frozen=True, kw_only=True, tag="kernel"):
     context: int
 
 
-class DataRecord(TraceRecord, frozen=True, kw_only=True, tag="data"):
+class DataRecord(Line, frozen=True, kw_only=True, tag="data"):
     """A variable of an image was looked up; first time only."""
 
     image: int
@@ -312,7 +311,7 @@ class DataRecord(TraceRecord, frozen=True, kw_only=True, tag="data"):
     context: int
 
 
-class EnumerationRecord(TraceRecord, frozen=True, kw_only=True, tag="enumeration"):
+class EnumerationRecord(Line, frozen=True, kw_only=True, tag="enumeration"):
     """The program took hold of all that an image contains; all of it counts as used."""
 
     image: int
@@ -320,7 +319,7 @@ class EnumerationRecord(TraceRecord, frozen=True, kw_only=True, tag="enumeration
     context: int
 
 
-class RefusalRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
+class RefusalRecord(Line, frozen=True, kw_only=True, omit_defaults=True, tag="refusal"):
     """The driver refused a call of ``driver_calls.h``; the first time for its image and symbol.
 
     Attributes:
@@ -339,7 +338,7 @@ class RefusalRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, 
     name: str | None = None
 
 
-class LaunchRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="launch"):
+class LaunchRecord(Line, frozen=True, kw_only=True, omit_defaults=True, tag="launch"):
     """How often a kernel was launched in a context; only where launches are recorded.
 
     Attributes:
@@ -355,7 +354,7 @@ class LaunchRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, t
     ranges: tuple[str, ...] = ()
 
 
-class GapRecord(TraceRecord, frozen=True, kw_only=True, tag="gap"):
+class GapRecord(Line, frozen=True, kw_only=True, tag="gap"):
     """The detector is off from here on, until the ``GapEndRecord`` of the same id."""
 
     id: int
@@ -364,14 +363,14 @@ class GapRecord(TraceRecord, frozen=True, kw_only=True, tag="gap"):
     time_ns: int
 
 
-class GapEndRecord(TraceRecord, frozen=True, kw_only=True, tag="gap-end"):
+class GapEndRecord(Line, frozen=True, kw_only=True, tag="gap-end"):
     """The detector is on again."""
 
     id: int
     time_ns: int
 
 
-class WarningRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, tag="warning"):
+class WarningRecord(Line, frozen=True, kw_only=True, omit_defaults=True, tag="warning"):
     """Something a user should know; ``incomplete`` where used code may be missing."""
 
     code: str
@@ -379,7 +378,7 @@ class WarningRecord(TraceRecord, frozen=True, kw_only=True, omit_defaults=True, 
     incomplete: bool = False
 
 
-class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
+class EndRecord(Line, frozen=True, kw_only=True, tag="end"):
     """The last line of a process that came to its end. Without it, it was killed."""
 
     time_ns: int
@@ -593,21 +592,7 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
 
     def why_incomplete(self) -> str | None:
         """Why any file may have been used more than is known; None if it wasn't."""
-        texts = (warning.text for warning in self.incomplete)
-        return next(itertools.chain(texts, self.why_unended()), None)
-
-    def unended(self) -> Iterator[UsageProcess]:
-        """The processes that ran tests and did not end by themselves: tests are missing.
-
-        Tests may kill their children. A process that runs tests has an end, unless it was killed or
-        its trace could not be written.
-        """
-        return (p for p in self.processes if not p.ended and p.header.role.runs_tests)
-
-    def why_unended(self) -> Iterator[str]:
-        """Reason for which any library or file may have been used more: tests are missing."""
-        for process in self.unended():
-            yield f"the trace of process {process.header.pid} has no end"
+        return next((warning.text for warning in self.incomplete), None)
 
     @property
     def loads_eagerly(self) -> bool:

@@ -12,10 +12,11 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 6
+VERDICT_VERSION = 7
 """Of ``verdict.json``.
 
-History: 6 has no search in ``healing``; 5 has files that are GPU code among ``libraries``, trimmed
+History: 7 has ``healed`` for ``healing``, and work that is not repeated as a kind of its own; 6 has
+no search in ``healing``; 5 has files that are GPU code among ``libraries``, trimmed
 code by offset, and versions by name; 4 always has ``opened_bytes``, without which opened files
 count as unused; 3 asks other tests, too, for what a flaky test used first; 2 renames ``why`` to
 ``detail`` and ``reason``, and adds ``work``; 1 is the first.
@@ -162,17 +163,14 @@ class WorkKind(str, enum.Enum):
     NOT_LAUNCHED = "launched when traced, but not on the copies"
     REFUSED = "refused by the driver on the copies alone"
     TOUCHED = "removed, and touched on the copies"
+    NOT_REPEATED = (
+        "used when traced, and not repeated on the copies: its images stay whole, and no process "
+        "touched what was removed"
+    )
 
 
 NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
 """What shows by itself that removed code was needed, and which."""
-
-
-class Tolerance(str, enum.Enum):
-    """Why a difference in the work does not speak against a plan."""
-
-    NOT_REPEATED = "not repeated: its images stay whole, and no process touched what was removed"
-    CHANCE = "no test uses it that is not flaky"
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):
@@ -184,10 +182,8 @@ class WorkDifference(Record, frozen=True, kw_only=True):
             no library is known to hold it.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
         kernel: mangled name; None for an image whose kernels were not looked up.
-        test: the test, or the phase of the session, that used it first or launched it. If a flaky
-            test used it first, the first one that is not flaky.
+        test: the test, or the phase of the session, that used it first or launched it.
         nodeid: the node id of that test, or of the module or class of a fixture.
-        tolerance: why it doesn't speak against the plan; None if it does.
         note: what else is known of it.
     """
 
@@ -197,7 +193,6 @@ class WorkDifference(Record, frozen=True, kw_only=True):
     kernel: str | None = None
     test: str
     nodeid: str | None = None
-    tolerance: Tolerance | None = None
     note: str | None = None
 
     @property
@@ -272,18 +267,6 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         return "the copies did not repeat all work, and nothing shows that it needs none of it"
 
 
-class Healing(Record, frozen=True, kw_only=True):
-    """How healing went.
-
-    Attributes:
-        needed: what was given back.
-        reason: why the plan is not proved all the same; None if it is.
-    """
-
-    needed: tuple[NeededSpan, ...]
-    reason: str | None = None
-
-
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -304,7 +287,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
             files that no process opened.
         tests: of both runs.
         rounds: every start of the program.
-        healing: how healing went; None without it.
+        healed: what healing gave back; None without it, or if nothing had to be healed.
         changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; if their outcomes differ, only what
             the driver refused.
@@ -327,7 +310,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     libraries: tuple[ProvedLibrary, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
-    healing: Healing | None = None
+    healed: tuple[NeededSpan, ...] | None = None
     changes: tuple[str, ...] = ()
     work: tuple[WorkDifference, ...] = ()
     kept: tuple[NeededSpan, ...] = ()
@@ -345,7 +328,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     @property
     def other_work(self) -> tuple[WorkDifference, ...]:
         """Differences in the work that speak against the plan."""
-        return tuple(d for d in self.work if d.tolerance is None)
+        return tuple(d for d in self.work if d.kind is not WorkKind.NOT_REPEATED)
 
     @property
     def unused_bytes(self) -> int:

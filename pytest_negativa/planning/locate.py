@@ -7,9 +7,10 @@ names need no guessing. An image that was found in memory alone was unpacked by 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pytest_negativa.models.library import Cubin, LibraryMap, Region
+from pytest_negativa.models.library import Cubin, LibraryMap
 from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.trace import (
     ImageUse,
@@ -34,21 +35,24 @@ def locate_library(
     """
     if not library_map.scope.calls:
         raise ValueError(f"{library_map.library.path}: a plan needs the call graphs")
-    marks: dict[int, list[UseMark]] = {}
-    for found in library_usage.images:
-        marks.setdefault(found.offset, []).append(_mark(found))
+    found: defaultdict[int, list[ImageUse]] = defaultdict(list)
+    for image in library_usage.images:
+        found[image.offset].append(image)
     memory = {i.sha256: i for i in usage.memory_images}
-    uses = {r.span.start: m for r in library_map.iter_regions() if (m := _take(marks, r))}
-    hashes = set()
+    uses, hashes = {}, set()
+    # A library may also hand over the cubin inside an element that isn't compressed.
+    for region in library_map.iter_regions():
+        starts = (region.span.start, *(e.payload.start for e in region.elements))
+        if images := [image for start in starts for image in found.pop(start, ())]:
+            uses[region.span.start] = _mark(images)
     for frame in library_map.iter_frames():
         # A plain cubin may be loaded from where it lies.
-        if (found_there := marks.pop(frame.span.start, None)) is not None:
-            uses[frame.span.start] = _united(found_there)
+        images = found.pop(frame.span.start, [])
         if (digest := frame.digest) is not None:
             hashes.add(digest)
-            if (image := memory.get(digest)) is not None:
-                seen = uses.get(frame.span.start)
-                uses[frame.span.start] = _united([*([seen] if seen else []), _mark(image)])
+            images += [memory[digest]] if digest in memory else []
+        if images:
+            uses[frame.span.start] = _mark(images)
     return LocatedLibrary(
         library_map=library_map,
         uses=uses,
@@ -56,7 +60,7 @@ def locate_library(
         changed=changed,
         unmatched=tuple(
             f"an image at offset {offset:#x}, first used in {usage.context_of(left[0].first)}"
-            for offset, left in sorted(marks.items())
+            for offset, left in sorted(found.items())
         ),
         suspects=_suspects(
             library_map, {s: image for s, image in memory.items() if s not in hashes}
@@ -65,34 +69,13 @@ def locate_library(
     )
 
 
-def _take(marks: dict[int, list[UseMark]], region: Region) -> UseMark | None:
-    """The mark of ``region``, taken out of ``marks``.
-
-    Usually the region as a whole. A library may also hand over the cubin inside an element
-    that isn't compressed.
-    """
-    starts = (region.span.start, *(e.payload.start for e in region.elements))
-    uses = [mark for start in starts for mark in marks.pop(start, ())]
-    return _united(uses) if uses else None
-
-
-def _united(uses: Sequence[UseMark]) -> UseMark:
+def _mark(images: Sequence[ImageUse]) -> UseMark:
     return UseMark(
-        kernels=earliest(u.kernels for u in uses),
-        whole=any(u.whole for u in uses),
-        first=min((u.first for u in uses), key=lambda first: first.time_ns),
-        prelinked=tuple(sorted({offset for u in uses for offset in u.prelinked})),
-        functions=frozenset().union(*(u.functions for u in uses)),
-    )
-
-
-def _mark(use: ImageUse) -> UseMark:
-    return UseMark(
-        kernels=use.kernels,
-        whole=use.whole,
-        first=use.first,
-        prelinked=use.prelinked,
-        functions=frozenset(use.functions),
+        kernels=earliest(image.kernels for image in images),
+        whole=any(image.whole for image in images),
+        first=min((image.first for image in images), key=lambda first: first.time_ns),
+        prelinked=tuple(sorted({offset for image in images for offset in image.prelinked})),
+        functions=frozenset(name for image in images for name in image.functions),
     )
 
 

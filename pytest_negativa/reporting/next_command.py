@@ -46,4 +46,4 @@ def next_command(run: Run) -> str:
         return "negativa lock"
     if verdict.parts:
         return f"{verify} for each run that is not proved, then negativa combine"
-    return heal if verdict.healing is None else trace
+    return heal if verdict.healed is None else trace

@@ -14,12 +14,11 @@ from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     TESTS_DIFFER,
     AspectChange,
-    Healing,
     LibraryStatus,
+    NeededSpan,
     PageVerdict,
     ProvedLibrary,
     TestVerdict,
-    Tolerance,
     Verdict,
     WorkDifference,
     WorkKind,
@@ -44,14 +43,11 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         yield _tests("Tolerated (verify.tolerate):", tolerated)
     if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
         yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
-    for tolerance in (None, *Tolerance):
-        for kind in WorkKind:
-            work = [d for d in verdict.work if d.kind is kind and d.tolerance is tolerance]
-            if work:
-                allowed = f", which proves nothing: {tolerance.value}" if tolerance else ""
-                yield _work(f"{kind.value}{allowed}:".capitalize(), work, options)
-    if verdict.healing is not None:
-        yield from _healing(verdict.healing, options)
+    for kind in WorkKind:
+        if work := [d for d in verdict.work if d.kind is kind]:
+            yield _work(f"{kind.value}:".capitalize(), work, options)
+    if verdict.healed:
+        yield _healed(verdict.healed, options)
     yield _conclusion(verdict)
 
 
@@ -127,18 +123,15 @@ def _outcome(outcome: Outcome | None) -> str:
     return "did not run" if outcome is None else outcome.value
 
 
-def _healing(healing: Healing, options: Reports) -> Iterator[str]:
+def _healed(spans: Sequence[NeededSpan], options: Reports) -> str:
     spell = demangle if options.demangle else str
-    if healing.needed:
-        lines = (
-            f"{Path(span.library).name} "
-            f"{spell(span.function) if span.function else f'[{span.start:#x}, {span.end:#x})'}: "
-            f"{span.detail}"
-            for span in healing.needed
-        )
-        yield itemize("Healing kept, from now on:", lines)
-    if healing.reason is not None:
-        yield f"Healing ended: {printable(healing.reason)}"
+    lines = (
+        f"{Path(span.library).name} "
+        f"{spell(span.function) if span.function else f'[{span.start:#x}, {span.end:#x})'}: "
+        f"{span.detail}"
+        for span in spans
+    )
+    return itemize("Healing kept, from now on:", lines)
 
 
 def _conclusion(verdict: Verdict) -> str:

@@ -27,10 +27,10 @@ from pytest_negativa.storage.system import process_mark
 from pytest_negativa.tracing.gpu import gpu_names
 
 if TYPE_CHECKING:
-    from pytest_negativa.analysis.analyze import Hooks
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.code_files import WatchedFiles
     from pytest_negativa.models.library import Element, LibraryMap
+    from pytest_negativa.planning.decide import KeepElement
     from pytest_negativa.processes.code_files import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
@@ -277,7 +277,8 @@ class Reporter:
                 self._settings,
                 self._run,
                 failure=self._failure,
-                hooks=self._hooks(usage),
+                added=self._added_libraries(usage),
+                vetoes=self._vetoes(),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
                 on_done=None if progress is None else progress.update,
@@ -372,9 +373,13 @@ class Reporter:
         )
         return replace(usage, incomplete=usage.incomplete + warnings)
 
-    def _hooks(self, usage: Usage) -> Hooks:
-        from pytest_negativa.analysis.analyze import Hooks
+    def _added_libraries(self, usage: Usage) -> tuple[str, ...]:
+        added = self._config.hook.pytest_negativa_libraries(
+            config=self._config, settings=self._settings, usage=usage
+        )
+        return tuple(os.path.realpath(path) for paths in added for path in paths)
 
+    def _vetoes(self) -> tuple[KeepElement, ...]:
         hook = self._config.hook
 
         def keep(library: LibraryMap, element: Element) -> str | None:
@@ -383,14 +388,8 @@ class Reporter:
             )
             return reason
 
-        added = hook.pytest_negativa_libraries(
-            config=self._config, settings=self._settings, usage=usage
-        )
-        return Hooks(
-            libraries=tuple(os.path.realpath(path) for paths in added for path in paths),
-            # It would be called for each of 40,000 elements: only if a plugin implements it.
-            vetoes=(keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else (),
-        )
+        # It would be called for each of 40,000 elements: only if a plugin implements it.
+        return (keep,) if hook.pytest_negativa_keep_element.get_hookimpls() else ()
 
     def _show(self, contents: ReportContents) -> None:
         from pytest_negativa.reporting.formats import render_to_screen

@@ -16,6 +16,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
     LAUNCHES_CUT,
     PROCESS_UNTRACED,
+    UNENDED,
     USAGE_VERSION,
     AnyTraceRecord,
     Context,
@@ -210,8 +211,8 @@ class _Merger:
         """Mark a trace that may lack what its process used at last.
 
         Records are written before the driver's call returns. So a child that is gone, and whose
-        writes all succeeded, lost nothing, however it died. Of processes that run tests an end is
-        required elsewhere.
+        writes all succeeded, lost nothing, however it died. A process that runs tests has an end,
+        unless it was killed or its trace could not be written: tests are missing.
         """
         if header.lost:
             text = (
@@ -228,6 +229,9 @@ class _Merger:
             elif not header.locked:
                 text = "its trace has no end, and nothing tells whether it has ended"
                 self.mark_incomplete("end-unknown", text, process)
+        if header.role.runs_tests and not self._processes[process].ended:
+            text = "it did not end by itself; what it had done until then is in the trace"
+            self.mark_incomplete(UNENDED, text, process)
 
     def still_runs(self, header: Header) -> bool:
         """Whether it is the trace of a process that runs; a child may have the same id.

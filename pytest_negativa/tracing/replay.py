@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import (
+    AnyTraceRecord,
     Context,
     ContextRecord,
     Device,
@@ -30,7 +31,6 @@ from pytest_negativa.models.trace import (
     Replay,
     Role,
     TracedLibrary,
-    TraceRecord,
     WarningRecord,
 )
 from pytest_negativa.settings.globs import PathRules
@@ -89,7 +89,7 @@ class Recording:
             return TraceLevel.RANGE
         return TraceLevel.LAUNCH if launches else TraceLevel.LOOKUP
 
-    def _records(self) -> Iterator[TraceRecord]:
+    def _records(self) -> Iterator[AnyTraceRecord]:
         return (record for trace in self.traces for record in trace.records)
 
     @property
@@ -216,7 +216,7 @@ def _lost_parts(trace: TraceReader, header: Header) -> Iterator[str]:
         yield "the recording has no end: it was interrupted, or its last lines are lost"
 
 
-def _move_ids(record: TraceRecord, first: int) -> tuple[TraceRecord, int]:
+def _move_ids(record: AnyTraceRecord, first: int) -> tuple[AnyTraceRecord, int]:
     """The record with its ids moved up by ``first``, and the highest of them before."""
     ids = {
         name: value

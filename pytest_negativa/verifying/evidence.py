@@ -20,7 +20,7 @@ from pytest_negativa.processes.redirect import (
     why_not_redirected,
 )
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.verifying.originals import OriginalRound
+from pytest_negativa.verifying.originals import Ends
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
@@ -66,7 +66,7 @@ class Attempt:
         all_rounds: every start of the program until now.
         usage: what the tests used on the copies.
         compare_launches: both runs counted every launch.
-        originals: the round on the originals; empty if there was none.
+        originals: by node id: how a test ended on the originals after that, each time that it ran.
         loads: which processes loaded what.
         opened: see ``opened_originals``; and younger processes, see ``held_originals``.
         held: older processes, see ``held_originals``.
@@ -74,6 +74,8 @@ class Attempt:
         armed: by real path of the original: removed code that is watched, see ``tripwire``.
         touches: who touched it.
         problems: what else speaks against the attempt, such as a collection error.
+        repeated: of a plan for some tests: what these used on the originals, if all ran there and
+            ended as when traced.
         ended_ns: when, nanoseconds since the epoch.
     """
 
@@ -86,7 +88,7 @@ class Attempt:
     all_rounds: tuple[RoundResult, ...]
     usage: Usage
     compare_launches: bool
-    originals: OriginalRound
+    originals: Ends
     loads: LoadEvidence
     opened: Mapping[str, str]
     held: Mapping[str, str]
@@ -96,6 +98,7 @@ class Attempt:
     ended_ns: int
     armed: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     touches: Touches = field(default_factory=Touches)
+    repeated: Usage | None = None
 
     @property
     def after(self) -> dict[str, TestResult]:

@@ -13,7 +13,6 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import (
     NEEDS,
     FoundBy,
-    Healing,
     NeededSpan,
     Verdict,
     WorkDifference,
@@ -31,9 +30,9 @@ from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.verification import Verification
 
 UNNAMED = (
-    "no more removed code was refused or touched; mend what the reasons name. If tests differ, "
-    "trace and heal with one command, which watches more code, or keep their libraries "
-    "(keep.libraries)"
+    "healing ended: no more removed code was refused or touched; mend what the other reasons name. "
+    "If tests differ, trace and heal with one command, which watches more code, or keep their "
+    "libraries (keep.libraries)"
 )
 """Reason for which nothing is given back although the plan is not proved."""
 
@@ -60,8 +59,8 @@ def verify_and_heal(verification: Verification) -> Verdict:
         verdict = judge(verification.attempt(planned))
     if verdict.proved and not needed:
         return verdict
-    reason = None if verdict.proved else UNNAMED
-    return replace(verdict, healing=Healing(needed=tuple(needed), reason=reason))
+    reasons = verdict.reasons if verdict.proved else (*verdict.reasons, UNNAMED)
+    return replace(verdict, healed=tuple(needed), reasons=reasons)
 
 
 def _needed_spans(planned: Sequence[AnalyzedLibrary], verdict: Verdict) -> list[NeededSpan]:

@@ -5,7 +5,6 @@ It decides, too, which tests are flaky. Nothing here starts a process or touches
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +12,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.outcomes import Aspect, Outcome, SessionKind, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
@@ -38,14 +37,7 @@ from pytest_negativa.verifying.evidence import (
     libraries_by_test,
 )
 from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
-from pytest_negativa.verifying.originals import (
-    MOST_RERUNS,
-    OriginalRound,
-    hurried_tests,
-    is_sound,
-    known_of_originals,
-    undecided_tests,
-)
+from pytest_negativa.verifying.originals import MOST_RERUNS, hurried_tests, known_of_originals
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
@@ -58,6 +50,7 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
+    work_of_part,
 )
 
 _UNWATCHED = (
@@ -78,7 +71,7 @@ def judge(attempt: Attempt) -> Verdict:
     # A test that ends otherwise does other work, too.
     flaky = {v.nodeid for v in verdicts if v.flaky}
     changes = tuple(changes_of_start(traced.session, attempt.rounds[0].session))
-    work = _compare_work(attempt, tests, flaky, as_started=not changes, needs_only=bool(reasons))
+    work = _compare_work(attempt, flaky, as_started=not changes, needs_only=bool(reasons))
     if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
         # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
         work = tuple(d for d in work if d.kind not in NEEDS)
@@ -88,14 +81,15 @@ def judge(attempt: Attempt) -> Verdict:
         )
     kept = what_stays(attempt, work)
     attempt = without(attempt, kept)
-    reasons += reasons_of_work(work, attempt.usage)
-    if changes and any(d.tolerance is None for d in work):
+    against = [d for d in work if d.kind is not WorkKind.NOT_REPEATED]
+    reasons += reasons_of_work(against, attempt.usage)
+    if changes and against:
         reasons.append(
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
-    elif work and not traced.usage.is_witness and all(d.kind not in NEEDS for d in work):
-        reasons += [_UNWATCHED] if any(d.tolerance is None for d in work) else []
+    elif against and not traced.usage.is_witness and all(d.kind not in NEEDS for d in against):
+        reasons.append(_UNWATCHED)
     libraries = tuple(
         judge_libraries(
             attempt.plans,
@@ -103,7 +97,7 @@ def judge(attempt: Attempt) -> Verdict:
             attempt.loads,
             traced.loaded,
             tests_agree=not reasons,
-            left_out=details_by_library(work),
+            left_out=details_by_library(against),
             opened=attempt.opened,
             held=attempt.held,
             policy=attempt.settings.opened_originals,
@@ -144,28 +138,19 @@ def judge(attempt: Attempt) -> Verdict:
 
 def _compare_work(
     attempt: Attempt,
-    tests: TestEvidence,
     flaky: Collection[str],
     *,
     as_started: bool,
     needs_only: bool,
 ) -> tuple[WorkDifference, ...]:
-    found, places = attempt.originals, Places(attempt.reconstruction)
-    originals: Sequence[Work] = ()
-    # Started otherwise, the originals don't show what the traced program chooses.
-    if as_started and is_sound(tests.before, found, flaky, tests.tolerate, tests.on_originals):
-        originals = [Work.of(usage, places) for usage in found.usages]
+    places = Places(attempt.reconstruction)
     traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    if attempt.repeated is not None:
+        tests = by_nodeid(attempt.traced.session.tests)
+        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places))
     work = (
-        *compare_work(
-            traced,
-            copies,
-            originals,
-            flaky,
-            _outside_of_part(attempt),
-            launches=attempt.compare_launches,
-        ),
-        *refused_work(traced, copies, originals),
+        *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
+        *refused_work(traced, copies),
     )
     refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
@@ -179,35 +164,6 @@ def _compare_work(
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
-
-
-def _outside_of_part(attempt: Attempt) -> set[str | None]:
-    """Names of the contexts, in a plan for some tests, that belong to none of these tests.
-
-    Fixtures of the other tests are among them.
-    """
-    session = attempt.traced.session
-    if session.kind is not SessionKind.PYTEST or session.circumstances is not None:
-        return set()
-    names = {name for c in attempt.traced.usage.contexts for name in (c.nodeid, c.place)}
-    return names.difference(test.nodeid for test in session.tests)
-
-
-def needs_all_tests(attempt: Attempt) -> bool:
-    """Whether only flaky tests, or none, may use the work that is missing: the originals tell.
-
-    The tests that differ are taken for flaky: the same run tells whether they are.
-    """
-    before, after = by_nodeid(attempt.traced.session.tests), attempt.after
-    differing = tuple(undecided_tests(before, after, attempt.settings.tolerate))
-    both = OriginalRound({nodeid: (before[nodeid], after[nodeid]) for nodeid in differing})
-    verdict = judge(dataclasses.replace(attempt, originals=both))
-    missing, excused = verdict.other_work, {*differing, *_outside_of_part(attempt)}
-    return (
-        bool(missing)
-        and not verdict.changes
-        and all(work.kind not in NEEDS and work.nodeid in excused for work in missing)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +203,7 @@ def evidence_of_tests(attempt: Attempt) -> TestEvidence:
     before, after = by_nodeid(traced.session.tests), attempt.after
     tolerate = attempt.settings.tolerate
     fresh = {test.nodeid for r in attempt.rounds[1:] for test in r.session.tests}
-    ends = attempt.originals.ends
-    on_originals = known_of_originals(before, after, ends, tolerate, fresh)
+    on_originals = known_of_originals(before, after, attempt.originals, tolerate, fresh)
     return TestEvidence(
         before=before,
         after=after,
@@ -260,7 +215,7 @@ def evidence_of_tests(attempt: Attempt) -> TestEvidence:
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
         statuses=(traced.session.exit_status, session_status(attempt.rounds)),
         tolerate=tolerate,
-        hurried=() if attempt.settings.rerun is not None else hurried_tests(ends),
+        hurried=() if attempt.settings.rerun is not None else hurried_tests(attempt.originals),
     )
 
 

@@ -15,11 +15,9 @@ from msgspec.structs import replace
 from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.reconstruction import ReconstructedLibrary
 from pytest_negativa.models.spans import covers, minus
-from pytest_negativa.models.verdict import FoundBy, NeededSpan, Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import NEEDS, FoundBy, NeededSpan, WorkDifference, WorkKind
 from pytest_negativa.planning.keep_needed import iter_parts, keep_needed_spans, of_each_path
 from pytest_negativa.verifying.evidence import Attempt
-
-_NOT_DONE = (WorkKind.NOT_USED, WorkKind.NOT_LAUNCHED)
 
 
 def with_witness(work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]:
@@ -28,15 +26,12 @@ def with_witness(work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]
     It is one if it watched pages, loaded GPU code lazily, was traced to its end, and was started as
     the tests on the copies were.
     """
-    return tuple(
-        replace(d, tolerance=Tolerance.NOT_REPEATED, note=None) if d.kind in _NOT_DONE else d
-        for d in work
-    )
+    return tuple(d if d.kind in NEEDS else replace(d, kind=WorkKind.NOT_REPEATED) for d in work)
 
 
 def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[NeededSpan, ...]:
     """The removed code that must stay for the sake of work that was not repeated."""
-    left_out = [d for d in work if d.tolerance is Tolerance.NOT_REPEATED]
+    left_out = [d for d in work if d.kind is WorkKind.NOT_REPEATED]
     images, kernels = {d.image for d in left_out}, {d.kernel for d in left_out}
 
     def is_whole(cubin: TrimmedCubin, region: int) -> bool:

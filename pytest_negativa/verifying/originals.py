@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
-from pytest_negativa.models.trace import Usage
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import same_outcome
 
@@ -17,21 +15,6 @@ MOST_RERUNS = 20
 
 Results = Mapping[str, TestResult]
 Ends = Mapping[str, tuple[TestResult, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class OriginalRound:
-    """The one round on the originals, after that on the copies.
-
-    Attributes:
-        ends: by node id: how a test ended, each time that it ran.
-        usages: the GPU code that each process used, if all tests ran. Tests that differ come last.
-        complete: every process came to its end.
-    """
-
-    ends: Ends = field(default_factory=dict)
-    usages: tuple[Usage, ...] = ()
-    complete: bool = True
 
 
 def ends_of(rounds: Iterable[RoundResult]) -> Ends:
@@ -95,33 +78,6 @@ def known_of_originals(
         for nodeid in undecided_tests(before, after, tolerate)
         if _was_seen(
             before[nodeid], after[nodeid], ends.get(nodeid, ()), tolerate, fresh=nodeid in fresh
-        )
-    )
-
-
-def is_sound(
-    before: Results,
-    found: OriginalRound,
-    flaky: Collection[str],
-    tolerate: Collection[Aspect] = (),
-    on_originals: Collection[str] = (),
-) -> bool:
-    """Whether all tests ran, were traced, and ended as when traced, but for the flaky ones.
-
-    A round in which a test lost its CUDA context does not show what its tests choose.
-
-    Args:
-        on_originals: see ``known_of_originals``; those that are not flaky lose their CUDA context.
-    """
-    return (
-        found.complete
-        and not any(usage.incomplete for usage in found.usages)
-        and all(
-            nodeid in found.ends
-            and same_outcome(test, found.ends[nodeid][0], tolerate)
-            and (found.ends[nodeid][0].gpu_error is None or nodeid in on_originals)
-            for nodeid, test in before.items()
-            if nodeid not in flaky
         )
     )
 

@@ -9,6 +9,7 @@ What the driver refused on the copies alone was needed there, whatever the test 
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -23,7 +24,6 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.models.trace import LAUNCHES_CUT, Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
-    Tolerance,
     WorkDifference,
     WorkKind,
 )
@@ -129,14 +129,14 @@ class Work:
 
     Attributes:
         used: each use, and where it was seen first.
-        images: images of libraries that were loaded, likewise.
+        images: images of libraries that were loaded.
         launched: kernels by test, see ``launches_of``.
         cut: tests whose children were killed, so that their last launches are not known.
         refused: see ``refusals_of``.
     """
 
     used: Mapping[Use, Context]
-    images: Mapping[Use, Context]
+    images: Set[Use]
     launched: Mapping[str, Set[str]]
     cut: Set[str]
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
@@ -147,9 +147,7 @@ class Work:
         return cls(
             uses_of(usage, places),
             {
-                Use(*places.find(one.library.path, image.offset), None): usage.context_of(
-                    image.first
-                )
+                Use(*places.find(one.library.path, image.offset), None)
                 for one in usage.libraries
                 for image in one.images
             },
@@ -164,9 +162,21 @@ class Work:
             refusals_of(usage, places),
         )
 
-    def first(self, use: Use) -> Context | None:
-        """Context of its first such use; None if there was none."""
-        return self.used.get(use) or self.images.get(use)
+
+def work_of_part(traced: Work, tests: Collection[str], repeated: Work) -> Work:
+    """The traced work that a part of the tests must do: its own, and what it does on the originals.
+
+    Fixtures of the other tests have the rest to do.
+    """
+    return dataclasses.replace(
+        traced,
+        used={
+            use: context
+            for use, context in traced.used.items()
+            if context.nodeid in tests or use in repeated.used or use in repeated.images
+        },
+        launched={test: names for test, names in traced.launched.items() if test in tests},
+    )
 
 
 def launches_of(usage: Usage) -> dict[str, set[str]]:
@@ -190,11 +200,8 @@ def refusals_of(usage: Usage, places: Places) -> dict[tuple[str, Use], tuple[int
     return refused
 
 
-def refused_work(
-    traced: Work, copies: Work, originals: Iterable[Work]
-) -> tuple[WorkDifference, ...]:
-    """Refusals of the driver on the copies that no run of the originals had."""
-    known = {key for work in (traced, *originals) for key in work.refused}
+def refused_work(traced: Work, copies: Work) -> tuple[WorkDifference, ...]:
+    """Refusals of the driver on the copies that the traced run did not have."""
     return tuple(
         WorkDifference(
             kind=WorkKind.REFUSED,
@@ -206,73 +213,39 @@ def refused_work(
             note=f"{call} ended with error {code}",
         )
         for (call, use), (code, context) in copies.refused.items()
-        if (call, use) not in known and (use.library or use.kernel)
+        if (call, use) not in traced.refused and (use.library or use.kernel)
     )
 
 
 def compare_work(
-    traced: Work,
-    copies: Work,
-    originals: Sequence[Work],
-    flaky: Collection[str],
-    of_none: Collection[str | None] = (),
-    *,
-    launches: bool,
+    traced: Work, copies: Work, flaky: Collection[str], *, launches: bool
 ) -> tuple[WorkDifference, ...]:
     """Work of the traced run that is missing on the copies.
 
     Args:
-        originals: of each process of the round of all tests; none if it tells nothing.
-        flaky: tests whose own work is not asked for.
-        of_none: contexts whose work the originals may leave out, too.
+        flaky: tests whose launches are not asked for.
         launches: compare launched kernels, too.
     """
-    found = list(_left_out(traced, copies, originals, flaky, of_none))
-    if launches:
-        found += _not_launched(traced, copies, {*flaky, *of_none, *traced.cut, *copies.cut})
-    return tuple(sorted(found, key=lambda d: (d.tolerance is not None, d.library or "", d.test)))
-
-
-def _left_out(
-    traced: Work,
-    copies: Work,
-    originals: Sequence[Work],
-    flaky: Collection[str],
-    of_none: Collection[str | None],
-) -> Iterator[WorkDifference]:
-    for use, context in traced.used.items():
-        if copies.first(use):
-            continue
-        # Flaky tests came last in each process of the originals. What the originals leave out, too,
-        # shows no choice: the program may no longer be the one that was traced.
-        firsts = filter(None, (work.first(use) for work in originals))
-        again = [first for first in firsts if first.nodeid not in flaky]
-        may_vary = context.nodeid in flaky or context.nodeid in of_none
-        if again and may_vary:
-            context = again[0]
-        yield WorkDifference(
+    found = [
+        WorkDifference(
             kind=WorkKind.NOT_USED,
             library=use.library,
             image=f"{use.image:#x}" if isinstance(use.image, int) else use.image,
             kernel=use.kernel,
             test=str(context),
             nodeid=context.nodeid,
-            tolerance=Tolerance.CHANCE if may_vary and originals and not again else None,
         )
-
-
-def _not_launched(
-    traced: Work, copies: Work, may_vary: Collection[str | None]
-) -> Iterator[WorkDifference]:
-    for test, kernels in traced.launched.items():
-        for kernel in sorted({*kernels}.difference(copies.launched.get(test, ()))):
-            yield WorkDifference(
-                kind=WorkKind.NOT_LAUNCHED,
-                kernel=kernel,
-                test=test,
-                nodeid=test,
-                tolerance=Tolerance.CHANCE if test in may_vary else None,
-            )
+        for use, context in traced.used.items()
+        if use not in copies.used and use not in copies.images
+    ]
+    may_vary = {*flaky, *traced.cut, *copies.cut}
+    found += (
+        WorkDifference(kind=WorkKind.NOT_LAUNCHED, kernel=kernel, test=test, nodeid=test)
+        for test, kernels in traced.launched.items()
+        if launches and test not in may_vary
+        for kernel in sorted({*kernels}.difference(copies.launched.get(test, ())))
+    )
+    return tuple(sorted(found, key=lambda d: (d.library or "", d.test)))
 
 
 def name_holders(
@@ -291,12 +264,11 @@ def name_holders(
 
 
 def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator[str]:
-    """Reasons against a proof from the work."""
-    against = [d for d in work if d.tolerance is None]
+    """Reasons against a proof from the work that speaks against it."""
     for kind in WorkKind:
-        if of_kind := [d for d in against if d.kind is kind]:
+        if of_kind := [d for d in work if d.kind is kind]:
             yield _first_of(of_kind)
-    if against and copies.incomplete:
+    if work and copies.incomplete:
         yield f"tracing on the copies was incomplete: {copies.incomplete[0].text}"
 
 
@@ -304,7 +276,7 @@ def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
     """By path or file name: what of a library was not used on the copies."""
     by_library: dict[str, list[WorkDifference]] = defaultdict(list)
     for difference in work:
-        if difference.tolerance is None and difference.library is not None:
+        if difference.library is not None:
             by_library[difference.library].append(difference)
     return {library: _first_of(found) for library, found in by_library.items()}
 

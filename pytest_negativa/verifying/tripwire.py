@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.elf_tables import PF_W, PF_X, PT_GNU_RELRO, PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import Element, LibraryMap
+from pytest_negativa.models.library import CodeFinder, LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
@@ -165,7 +165,7 @@ def read_touches(
         StoreError: a log can't be read.
     """
     maps = {p.plan.library.path: p.library_map for p in planned}
-    places: dict[str, _Places] = {}
+    finders: dict[str, CodeFinder] = {}
     by_content: dict[str | None, list[ReconstructedLibrary]] = defaultdict(list)
     for copy in reconstruction.libraries:
         by_content[copy.library.sha256].append(copy)
@@ -177,9 +177,10 @@ def read_touches(
             for copy in by_content[misses.original.hex()]:
                 path = copy.library.path
                 watched[path] = watched.get(path, True) and not misses.unwatched
-                if path not in places:
-                    places[path] = _Places(maps[path], copy.unused)
-                for image, kernel in places[path].touched(misses):
+                if path not in finders:
+                    removed = (b for b in maps[path].iter_code() if covers(copy.unused, *b.payload))
+                    finders[path] = CodeFinder(removed, maps[path].iter_regions())
+                for image, kernel in _touched(maps[path], finders[path], misses):
                     difference = WorkDifference(
                         kind=WorkKind.TOUCHED,
                         library=path,
@@ -191,34 +192,21 @@ def read_touches(
     return Touches(tuple(work.values()), frozenset(path for path in watched if watched[path]))
 
 
-class _Places:
-    """The removed code of one library by its file offsets."""
-
-    def __init__(self, library_map: LibraryMap, unused: Sequence[Span]) -> None:
-        self._map = library_map
-        blocks = (b for b in library_map.iter_code() if covers(unused, *b.payload))
-        self._blocks = sorted(blocks, key=lambda block: block.payload.start)
-        self._regions = sorted(region.span for region in library_map.iter_regions())
-
-    def touched(self, misses: Misses) -> Iterator[tuple[int, str | None]]:
-        """Offsets of what a process touched, with the first kernel of an element or frame."""
-        for miss in misses.pages.values():
-            if miss.times:
-                yield self._name(miss.first)
-        # A page shows its first touch alone: what lies on such pages may have been read, too.
-        pages = misses.ranges()
-        for block in self._blocks if pages else ():
-            if covers(pages, *block.payload):
-                yield self._describe(block)
-
-    def _name(self, offset: int) -> tuple[int, str | None]:
-        """The element or frame that holds a byte, or else the region."""
-        at = bisect_right(self._blocks, offset, key=lambda block: block.payload.start) - 1
-        if at >= 0 and offset < self._blocks[at].payload.end:
-            return self._describe(self._blocks[at])
-        at = bisect_right(self._regions, offset, key=lambda span: span.start) - 1
-        return (self._regions[at].start if at >= 0 else offset), None
-
-    def _describe(self, block: Element) -> tuple[int, str | None]:
-        kernels = self._map.kernels_of(block.content)
-        return block.payload.start, kernels[0].name if kernels else None
+def _touched(
+    library_map: LibraryMap, removed: CodeFinder, misses: Misses
+) -> Iterator[tuple[int, str | None]]:
+    """Offsets of the removed elements, frames and regions, each with its first kernel."""
+    blocks = []
+    for miss in misses.pages.values():
+        if miss.times:
+            if (block := removed.block_at(miss.first)) is not None:
+                blocks.append(block)
+            else:
+                region = removed.region_at(miss.first)
+                yield (miss.first if region is None else region.start), None
+    # A page shows its first touch alone: what lies on such pages may have been read, too.
+    pages = misses.ranges()
+    blocks += (block for block in removed.blocks if pages and covers(pages, *block.payload))
+    for block in blocks:
+        kernels = library_map.kernels_of(block.content)
+        yield block.payload.start, kernels[0].name if kernels else None

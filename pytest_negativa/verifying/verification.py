@@ -58,22 +58,19 @@ from pytest_negativa.storage.rounds import load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
-from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
+from pytest_negativa.tracing.merge import STILL_RUNNING, merge_when_ended
 from pytest_negativa.verifying.evidence import (
     Attempt,
     gather_loads,
     problems_of,
     trace_files,
 )
-from pytest_negativa.verifying.judge import judge, needs_all_tests
+from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.opened_files import judge_files, unused_paths
-from pytest_negativa.verifying.originals import (
-    OriginalRound,
-    ends_of,
-    undecided_tests,
-)
+from pytest_negativa.verifying.originals import Ends, ends_of, undecided_tests
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
+from pytest_negativa.verifying.same_outcome import same_outcome
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
@@ -107,7 +104,8 @@ class Verification:
         self._runner = runner
         self._rounds: list[RoundResult] = []
         self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
-        self._originals = OriginalRound()
+        self._originals: Ends = {}
+        self._repeated: Usage | None = None
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
@@ -143,6 +141,7 @@ class Verification:
             compare_launches=self.settings.trace.level.counts_launches
             and bool(self.traced.usage.launches),
             originals=self._originals,
+            repeated=self._repeated,
             loads=gather_loads(
                 rounds,
                 usage,
@@ -167,41 +166,40 @@ class Verification:
         return self._rerun(attempt)
 
     def _rerun(self, attempt: Attempt) -> Attempt:
-        """Run tests on the originals, once at most: those that differ, or all if work is missing.
+        """Run the tests that differ on the originals, once at most; all of a part that lacks work.
 
-        What the originals do, too, is chance: unseeded data, or a kernel that autotuning chooses.
-        It excuses no need of removed code.
+        What the originals do, too, is chance, such as unseeded data. It excuses no need of removed
+        code.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
         differing = tuple(
             nodeid
             for nodeid in undecided_tests(before, attempt.after, verify.tolerate)
-            if self.program.is_pytest and nodeid not in known.ends
+            if self.program.is_pytest and nodeid not in known
         )
-        every = bool(attempt.plans) and not known.usages and needs_all_tests(attempt)
-        if verify.rerun == 0 or not (differing or every):
+        missing = judge(attempt).other_work if attempt.plans else ()
+        every = bool(missing) and self.traced.is_part and not known
+        if verify.rerun == 0 or not (differing or every) or any(d.kind in NEEDS for d in missing):
             return attempt
-        if attempt.plans and any(work.kind in NEEDS for work in judge(attempt).other_work):
-            return attempt
-        why = [format_items(len(differing), "test differs", "tests differ")] if differing else []
-        why += ["the copies left out work of the traced run"] if every else []
-        rounds = self._run(
-            RoundKind.ORIGINAL,
-            None if every else differing,
-            repeated=differing,
-            why=" and ".join(why),
-        )
-        self._originals = OriginalRound(
-            ends={**known.ends, **ends_of(rounds)},
-            usages=tuple(merge_traces([file]) for file in trace_files(rounds))
-            if every
-            else known.usages,
-            complete=not any(r.died for r in rounds) if every else known.complete,
-        )
+        why = format_items(len(differing), "test differs", "tests differ")
+        why = "the copies left out work of the traced run" if every else why
+        tests = None if every else differing
+        rounds = self._run(RoundKind.ORIGINAL, tests, repeated=differing, why=why)
+        ends = ends_of(rounds)
+        self._originals = {**known, **ends}
+        if every and all(
+            nodeid in ends
+            and ends[nodeid][0].gpu_error is None
+            and same_outcome(test, ends[nodeid][0], verify.tolerate)
+            for nodeid, test in before.items()
+        ):
+            usage = merge_when_ended(lambda: trace_files(rounds))
+            self._repeated = usage if usage.why_incomplete() is None else None
         return dataclasses.replace(
             attempt,
             originals=self._originals,
+            repeated=self._repeated,
             all_rounds=tuple(self._rounds),
             problems=tuple(
                 dict.fromkeys((*attempt.problems, *lingering_processes(self._lingering)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import Hooks, analyze
+from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.code_files import WatchedFiles
@@ -181,8 +181,8 @@ def test_incomplete_processes(tmp_path: Path, process: int | None, kept: bool) -
 
 
 def test_added_libraries_are_reported_as_unused(tmp_path: Path) -> None:
-    hooks = Hooks(libraries=(str(BIN / "libframes.so"), str(MULTIARCH), "/no/such/lib.so"))
-    found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), hooks)
+    added = (str(BIN / "libframes.so"), str(MULTIARCH), "/no/such/lib.so")
+    found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), added=added)
     assert reasons(found)["loaded"] == 1, "one that was traced stays as it was"
     assert not any(d.kept for d in decisions(found, "libframes.so"))
     assert found.unreadable == ("/no/such/lib.so: not found",)
@@ -195,8 +195,9 @@ def test_vetoes(tmp_path: Path) -> None:
         asked.append(element)
         return "ours" if str(element.arch) == "sm_80" else None
 
-    hooks = Hooks(libraries=(str(BIN / "libframes.so"),), vetoes=(lambda *_: None, veto))
-    found = analyze(used(MULTIARCH, regions=(1,)), settings(tmp_path), hooks)
+    added, vetoes = (str(BIN / "libframes.so"),), (lambda *_: None, veto)
+    usage = used(MULTIARCH, regions=(1,))
+    found = analyze(usage, settings(tmp_path), added=added, vetoes=vetoes)
 
     assert reasons(found)["hook"] == 3
     assert {d.detail for d in decisions(found) if d.reason == "hook"} == {"ours"}
@@ -220,7 +221,7 @@ def test_libraries_that_are_damaged(tmp_path: Path) -> None:
     [("kernels.sm_90.cubin", "a bare cubin"), ("identifier.fatbin", "a bare fatbin")],
 )
 def test_files_of_gpu_code_that_the_driver_loaded(name: str, what: str, tmp_path: Path) -> None:
-    found = analyze(used(MULTIARCH), settings(tmp_path), Hooks(libraries=(str(BIN / name),)))
+    found = analyze(used(MULTIARCH), settings(tmp_path), added=(str(BIN / name),))
     assert found.unreadable == (f"{BIN / name}: {what}, no library; it is kept as it is",)
 
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.models.analysis import Analysis
-from pytest_negativa.models.trace import LibraryRecord, TraceRecord
+from pytest_negativa.models.trace import AnyTraceRecord, LibraryRecord
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.tracing.merge import merge_traces
@@ -23,7 +23,7 @@ from tests.support.libraries import BIN, MULTIARCH
 from tests.support.traces import header, records, write
 
 
-def traced(library: Path, region: int | None) -> list[TraceRecord]:
+def traced(library: Path, region: int | None) -> list[AnyTraceRecord]:
     """The records of a process that had a library mapped, and used a region of it."""
     start = 0 if region is None else region_starts(library)[region]
     found = records(offset=start)[: 2 if region is None else None]

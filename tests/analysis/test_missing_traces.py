@@ -10,6 +10,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import (
+    AnyTraceRecord,
     Context,
     ContextRecord,
     DeviceRecord,
@@ -18,7 +19,6 @@ from pytest_negativa.models.trace import (
     LibraryRecord,
     Phase,
     Role,
-    TraceRecord,
     WarningRecord,
 )
 from pytest_negativa.tracing.mappings import identify_library
@@ -33,7 +33,7 @@ def whole_trace(folder: Path) -> Path:
     """Of a process that ended and used one of the library's three regions."""
     region = next(iter(read_library(MULTIARCH, Scope(headers_only=True)).iter_regions()))
     start = region.span.start
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         DeviceRecord(device=DEVICE),
         LibraryRecord(id=1, library=identify_library(str(MULTIARCH))),
         ContextRecord(id=2, context=Context(phase=Phase.PROCESS), time_ns=1),
@@ -49,7 +49,7 @@ def kept(folder: Path, *traces: Path) -> str:
     return " ".join(library.plan.notes) if whole else ""
 
 
-def lack(code: str, text: str) -> list[TraceRecord]:
+def lack(code: str, text: str) -> list[AnyTraceRecord]:
     return [WarningRecord(code=code, text=text, incomplete=True)]
 
 
@@ -91,7 +91,7 @@ def test_damaged_line(tmp_path: Path, fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A pytest-xdist worker is killed in a test before that test loads a library",
-    says="the trace of process 8 has no end",
+    says="process 8 (python3): it did not end by itself",
 )
 def test_lost_worker(tmp_path: Path, fault: PlantedFault) -> None:
     worker = write(tmp_path, header(8, Role.WORKER), [], end=False)

@@ -290,7 +290,7 @@ def test_a_used_function_is_missed(project: Project, fault: PlantedFault) -> Non
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
     assert verdict["proved"]
-    [needed] = verdict["healing"]["needed"]
+    [needed] = verdict["healed"]
     assert (Path(needed["library"]).name, needed["function"]) == ("libmany1.so", name)
     assert needed["code"] is not None
     assert needed["test"].endswith("test_kernel[1-1]")
@@ -329,7 +329,7 @@ def test_a_test_goes_on_without_the_gpu(project: Project, fault: PlantedFault) -
     assert rows["libmany0.so"] == "not proved"
 
     project.pytest("--negativa-heal", "--negativa-rerun=1", *selected)
-    assert project.verdict["proved"] and len(project.verdict["healing"]["needed"]) == 1
+    assert project.verdict["proved"] and len(project.verdict["healed"]) == 1
 
 
 @pytest.mark.planted_fault(
@@ -463,10 +463,10 @@ def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
     assert len({library for library, _ in planted}) == min(count, LIBRARIES)
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
-    healing = verdict["healing"]
+    healed = verdict["healed"]
     assert verdict["proved"]
-    assert {(span["library"], span["start"]) for span in healing["needed"]} == planted
-    assert {span["found_by"] for span in healing["needed"]} == {"refusal"}
+    assert {(span["library"], span["start"]) for span in healed} == planted
+    assert {span["found_by"] for span in healed} == {"refusal"}
     found = "the driver refused it to test_many.py::test_kernel"
     assert found in out
     reasons = [

@@ -11,7 +11,6 @@ import pytest
 from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.verdict import (
     PAGE_VERDICT_VERSION,
-    Healing,
     LibraryStatus,
     PageVerdict,
 )
@@ -38,8 +37,7 @@ def test_from_trace_to_lock(run: Run) -> None:
     verdict = verdict_of(status=LibraryStatus.NOT_PROVED)
     write_record(run.verdict_file, verdict)
     assert next_line(run) == "Next: negativa verify --heal"
-    healing = Healing(needed=(), reason="nothing is named")
-    write_record(run.verdict_file, msgspec.structs.replace(verdict, healing=healing))
+    write_record(run.verdict_file, msgspec.structs.replace(verdict, healed=()))
     assert next_line(run) == "Next: negativa trace"
     write_record(run.verdict_file, verdict_of())
     assert next_line(run) == "Next: negativa lock"

@@ -107,7 +107,7 @@ def test_a_killed_worker_is_named_and_nothing_is_planned(project: Project) -> No
     [lost] = [text for text in report["not_covered"] if "was lost" in text]
     assert lost.startswith(("worker gw0 was lost (", "worker gw1 was lost ("))
     worker = lost.split()[1]
-    assert any(f"({worker}) did not end by itself" in text for text in report["not_covered"])
+    assert any(f"({worker}): it did not end by itself" in text for text in report["not_covered"])
     assert lost in done.stdout and NOT_PLANNED in done.stdout
     assert not project.planned()
 

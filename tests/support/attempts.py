@@ -24,7 +24,6 @@ import zstandard
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.storage.records import decode_hook, encode_hook
 from pytest_negativa.verifying.evidence import Attempt
-from pytest_negativa.verifying.judge import needs_all_tests
 
 RECORDER = Path(__file__).parent / "recorder"
 RECORDED = Path(__file__).parent.parent / "data" / "attempts.jsonl.zst"
@@ -41,17 +40,11 @@ _VARYING = re.compile(
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """An attempt of a test, and what ``judge`` made of it.
-
-    Attributes:
-        test: node id of the test that verified.
-        needs_all: whether all tests run on the originals before there is a verdict.
-    """
+    """An attempt of a test, by the node id of the test that verified, and its verdict."""
 
     test: str
     attempt: Attempt
     verdict: Verdict
-    needs_all: bool = False
 
 
 def _encode(value: object) -> object:
@@ -117,8 +110,7 @@ def _collect(folder: Path) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
         recorded = _decoder.decode(path.read_bytes())
-        needs_all = needs_all_tests(recorded.attempt)
-        data = _encode_recorded(msgspec.structs.replace(recorded, needs_all=needs_all))
+        data = _encode_recorded(recorded)
         if data not in found[recorded.test]:
             found[recorded.test].append(data)
     return dict(sorted(found.items()))
@@ -135,7 +127,7 @@ def summarize(verdict: Verdict) -> Iterator[str]:
         f"lost: {test.gpu_error is not None} {[(c.aspect, c.tolerated) for c in test.changes]}"
         for test in verdict.tests
     ]
-    said += [f"work: {w.kind} {w.kernel} {w.test} {w.tolerance} {w.note}" for w in verdict.work]
+    said += [f"work: {w.kind} {w.kernel} {w.test} {w.note}" for w in verdict.work]
     said += [f"round: {r.kind} {r.tests} {r.status} {r.silent}" for r in verdict.rounds]
     yield from sorted(_VARYING.sub("*", line) for line in said)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_negativa.models.trace import (
     TRACE_VERSION,
+    AnyTraceRecord,
     Context,
     ContextRecord,
     Device,
@@ -21,7 +22,6 @@ from pytest_negativa.models.trace import (
     Phase,
     Role,
     TracedLibrary,
-    TraceRecord,
 )
 from pytest_negativa.storage.runs import TRACE_SUFFIX
 from pytest_negativa.tracing.files import TraceWriter
@@ -48,7 +48,7 @@ def header(pid: int = 7, role: Role = Role.SOLO, run_id: str = RUN, start_ns: in
 
 def records(
     *kernels: str, nodeid: str = "test_a.py::test_a", time_ns: int = 100, offset: int = 0x40
-) -> list[TraceRecord]:
+) -> list[AnyTraceRecord]:
     """A library with one image, of which kernels were looked up in one test."""
     context = Context(phase=Phase.CALL, nodeid=nodeid)
     return [
@@ -68,7 +68,7 @@ def records(
     ]
 
 
-def write(folder: Path, head: Header, lines: Sequence[TraceRecord], *, end: bool = True) -> Path:
+def write(folder: Path, head: Header, lines: Sequence[AnyTraceRecord], *, end: bool = True) -> Path:
     writer = TraceWriter(
         folder / f"{head.run_id}.{head.pid}.{os.urandom(4).hex()}{TRACE_SUFFIX}", head
     )

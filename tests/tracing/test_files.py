@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
+    UNENDED,
     EndRecord,
     GapRecord,
     KernelRecord,
@@ -117,8 +118,8 @@ def test_a_failed_write_is_noted_and_not_raised(tmp_path: Path, fault: PlantedFa
     trace = read_trace(path)
     assert trace.header is not None and trace.header.lost and trace.torn
     assert not any(isinstance(record, EndRecord) for record in trace.records)
-    [lack] = merge_traces([path]).incomplete
-    assert lack.process is None
+    lack, unended = merge_traces([path]).incomplete
+    assert lack.process is None and unended.code == UNENDED
     fault.check(lack.text)
 
 
@@ -131,8 +132,8 @@ def test_a_path_that_is_not_utf8(tmp_path: Path, fault: PlantedFault) -> None:
 
     path = write(tmp_path, header(), [library, *records("k1")])
 
-    [lack] = merge_traces([path]).incomplete
-    assert lack.process is None
+    lack, unended = merge_traces([path]).incomplete
+    assert lack.process is None and unended.code == UNENDED
     fault.check(lack.text)
 
 

@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.trace import (
+    UNENDED,
+    AnyTraceRecord,
     Context,
     ContextRecord,
     DataKind,
@@ -29,7 +31,6 @@ from pytest_negativa.models.trace import (
     Replay,
     Role,
     TracedLibrary,
-    TraceRecord,
     WarningRecord,
 )
 from pytest_negativa.storage.digests import save_digests
@@ -106,7 +107,7 @@ def test_the_order_of_files_and_of_lines_makes_no_difference(tmp_path: Path) -> 
     assert [found.processes for found in usages[0].libraries] == [(3,), (0, 1, 2)]
     assert [image.processes for image in usages[0].libraries[1].images] == [(2,), (1,), (0,)]
     device, *lines = records()
-    uses: tuple[TraceRecord, ...] = (
+    uses: tuple[AnyTraceRecord, ...] = (
         KernelRecord(image=3, name="k", context=2),
         RefusalRecord(call="get", code=500, context=2, image=3, name="k"),
         RefusalRecord(call="load", code=200, context=2, library=1, offset=0x40),
@@ -127,7 +128,7 @@ def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> No
     usage = merge_traces([path])
     assert not usage.processes[0].ended and usage.processes[0].torn
     assert list(usage.libraries[0].images[0].kernels) == ["k1"]
-    assert not usage.incomplete
+    assert [(lack.code, lack.process) for lack in usage.incomplete] == [(UNENDED, None)]
 
 
 def test_what_cannot_be_read_makes_the_usage_incomplete(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_the_first_of_several_calls_that_load_an_image(tmp_path: Path) -> None:
 
 
 def test_dangling_references_are_incomplete(tmp_path: Path) -> None:
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         KernelRecord(image=99, name="k", context=98),
         ImageRecord(id=1, form=ImageForm.FATBIN, call="c", context=97, library=96, offset=0),
     ]
@@ -200,7 +201,7 @@ def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
     def image(id: int, form: ImageForm, sha256: str) -> ImageRecord:
         return ImageRecord(id=id, form=form, call="load", context=1, sha256=sha256 * 64, size=5)
 
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         context(1, "t"),
         image(2, ImageForm.CUBIN, "a"),
         image(3, ImageForm.PTX, "b"),
@@ -215,7 +216,7 @@ def test_images_in_memory_and_compiled_ones_are_apart(tmp_path: Path) -> None:
 
 
 def test_unknown_images_are_incomplete_and_name_what_was_used(tmp_path: Path) -> None:
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         context(1, "t"),
         ImageRecord(id=2, form=ImageForm.UNKNOWN, call="before cuLibraryGetKernel", context=1),
         KernelRecord(image=2, name="k9", context=1),
@@ -271,7 +272,7 @@ def test_an_image_without_look_ups_counts_as_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_gaps_are_incomplete(tmp_path: Path, ended: bool) -> None:
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         context(1, "test_profiler"),
         GapRecord(id=2, reason="negativa_off", context=1, time_ns=10),
         *([GapEndRecord(id=2, time_ns=20)] if ended else []),
@@ -333,7 +334,7 @@ def test_a_gap_whose_context_was_lost(tmp_path: Path) -> None:
 
 
 def test_warnings(tmp_path: Path) -> None:
-    lines: list[TraceRecord] = [
+    lines: list[AnyTraceRecord] = [
         WarningRecord(code="a", text="1"),
         WarningRecord(code="b", text="2", incomplete=True),
         WarningRecord(code="a", text="1"),
@@ -376,9 +377,10 @@ def test_which_libraries_a_lack_concerns(
     tmp_path: Path, code: str, ended: bool, concerns_all: bool
 ) -> None:
     """Only the trace of a process that ended lists all that the process had mapped."""
-    lines: list[TraceRecord] = [WarningRecord(code=code, text="why", incomplete=True)]
+    lines: list[AnyTraceRecord] = [WarningRecord(code=code, text="why", incomplete=True)]
     usage = merge_traces([write(tmp_path, header(), lines, end=ended)])
-    [lack] = usage.incomplete
+    lack, *others = usage.incomplete
+    assert [other.code for other in others] == ([] if ended else [UNENDED])
     assert (lack.process is None) is concerns_all
     assert lack.text == ("process 7 (python3): why" if concerns_all else "why")
 

@@ -68,7 +68,7 @@ def test_reads_another_arch():
     end = next(d[1] for d in project.plan("b.so") if d[0] == NEEDED)
     what = f"b.so [{NEEDED:#x}, {end:#x}): the driver refused it to test_a.py::test_is_refused"
     assert "Healing kept, from now on:\n" in shown and f"\n  {what}" in shown
-    assert {s["library"] for s in project.verdict["healing"]["needed"]} == {
+    assert {s["library"] for s in project.verdict["healed"]} == {
         str(project.folder / name) for name in LIBRARIES
     }
     # All needs show in one run of the tests, and no rerun on the originals could excuse them.
@@ -107,7 +107,7 @@ def test_need():
 def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_use():\n    use(LIB)\n").trace()
     project.heal()
-    assert project.verdict["healing"] is None
+    assert project.verdict["healed"] is None
     assert not (project.run_folder / "healed.json").exists()
 
 
@@ -132,7 +132,7 @@ def test_without_a_witness_nothing_is_given_back(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", UNSEEN).trace()
     before = project.plan("lib.so")
     shown = project.heal(status=1)
-    assert "Healing ended: no more removed code was refused or touched; mend what" in shown
+    assert "healing ended: no more removed code was refused or touched; mend what" in shown
     assert "NOT PROVED" in shown and "(keep.libraries)" in shown
     assert project.plan("lib.so") == before
     assert project.differing().keys() == {"test_place", "test_unwatched"}
@@ -147,7 +147,7 @@ def test_what_others_need_is_given_back_beside_a_test_that_nothing_helps(tmp_pat
     suite = f"{UNSEEN}\ndef test_need():\n    need(LIB, {NEEDED})\n"
     project = VerifiedProject(tmp_path / "project", suite).trace()
     shown = project.heal(status=1)
-    assert "Healing kept, from now on:" in shown and "Healing ended: no more removed" in shown
+    assert "Healing kept, from now on:" in shown and "healing ended: no more removed" in shown
     assert healed(project) == {"lib.so": {BESIDE: "touch", NEEDED: "touch"}}
     assert project.differing().keys() == {"test_place", "test_unwatched"}
 

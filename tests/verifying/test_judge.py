@@ -25,7 +25,6 @@ from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
     ProvedLibrary,
-    Tolerance,
     WorkDifference,
     WorkKind,
 )
@@ -37,11 +36,9 @@ from pytest_negativa.verifying.judge import (
     judge,
     judge_libraries,
     judge_tests,
-    needs_all_tests,
     reasons_of_libraries,
     reasons_of_tests,
 )
-from pytest_negativa.verifying.originals import OriginalRound
 from pytest_negativa.verifying.rounds import Program, RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
@@ -310,7 +307,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
         all_rounds=(result,),
         usage=usage,
         compare_launches=False,
-        originals=OriginalRound(),
+        originals={},
         loads=mapped(made),
         opened={},
         held={},
@@ -382,7 +379,7 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
 
     # Flaky, and nothing else ended as traced.
     ends = (*results(a=Outcome.PASSED).values(), *results(a=Outcome.FAILED).values())
-    flaky = judge(replace(failing, originals=OriginalRound({"a": ends})))
+    flaky = judge(replace(failing, originals={"a": ends}))
     assert flaky.differences == ()
     assert flaky.reasons == ("no test ended as in the traced run",)
 
@@ -405,27 +402,24 @@ def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
     traced = replace(attempt.traced, planned=(planned,), usage=usage)
     attempt = replace(attempt, traced=traced, usage=replace_fields(usage, libraries=(lacking,)))
     verdict = judge(attempt)
-    assert verdict.proved and {w.tolerance for w in verdict.work} == {Tolerance.NOT_REPEATED}
+    assert verdict.proved and {w.kind for w in verdict.work} == {WorkKind.NOT_REPEATED}
     assert {(span.start, span.end) for span in verdict.kept} == {
         (d.start, d.end) for d in plan.decisions if not d.kept and covers([first], d.start, d.end)
     }
     [row] = verdict.libraries
     assert row.spans == tuple(others) and row.unused_bytes == size(others) < plan.unused_bytes
-    assert not needs_all_tests(attempt)
 
     eager = UsageWarning(code=EAGER_LOADING, text="", process=0)
     gap = UsageWarning(code="gap", text="the detector was off", process=0)
-    killed = tuple(replace_fields(p, ended=False) for p in usage.processes)
     other = replace_fields(attempt.rounds[0].session, circumstances=Circumstances(program="run.py"))
     traced_by_pytest = replace_fields(traced.session, circumstances=Circumstances(program="pytest"))
     for no_witness in (
         replace(traced, usage=replace_fields(usage, warnings=(eager,))),
         replace(traced, usage=replace_fields(usage, incomplete=(gap,))),
-        replace(traced, usage=replace_fields(usage, processes=killed)),
         replace(traced, usage=replace_fields(usage, libraries=(library,))),
         replace(traced, session=traced_by_pytest),
     ):
         rounds = (replace(attempt.rounds[0], session=other),)
         doubted = judge(replace(attempt, traced=no_witness, rounds=rounds))
         assert not doubted.proved and doubted.kept == ()
-        assert {w.tolerance for w in doubted.work} == {None}
+        assert all(w.kind is WorkKind.NOT_USED for w in doubted.work)

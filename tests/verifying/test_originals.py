@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
-from pytest_negativa.models.trace import UsageWarning
 from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
 from pytest_negativa.verifying.originals import (
     MOST_RERUNS,
     Ends,
-    OriginalRound,
     hurried_tests,
-    is_sound,
     known_of_originals,
     undecided_tests,
 )
 from tests.support.faults import PlantedFault
-from tests.support.usages import usage_of
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
 LOST = "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -87,23 +82,6 @@ def test_a_test_that_ran_too_rarely_is_named() -> None:
     other, why, _ = reasons_of_tests(evidence, judge_tests(evidence))
     assert other.startswith("1 test ended with another outcome")
     assert why.startswith("1 test of these ran fewer than 20 times") and "--negativa-rerun" in why
-
-
-def test_only_a_sound_round_shows_what_the_originals_leave_out() -> None:
-    before = one(PASSED)
-    sound = OriginalRound(ends(before["a"]), (usage_of(),))
-    gap = UsageWarning(code="gap", text="the detector was off", process=0)
-    assert is_sound(before, sound, flaky=())
-    untraced = (usage_of(), usage_of(incomplete=[gap]))
-    for flaky in (), ("a",):
-        assert not is_sound(before, dataclasses.replace(sound, usages=untraced), flaky)
-        assert not is_sound(before, dataclasses.replace(sound, complete=False), flaky)
-    lost = one(PASSED, LOST)["a"]
-    for other in {}, ends(one(FAILED)["a"]), ends(lost):
-        assert not is_sound(before, OriginalRound(other, (usage_of(),)), flaky=())
-        assert is_sound(before, OriginalRound(other, (usage_of(),)), flaky=("a",))
-    # It does so on the copies, too.
-    assert is_sound(before, OriginalRound(ends(lost), (usage_of(),)), flaky=(), on_originals=("a",))
 
 
 def test_a_lost_context_is_rerun_where_nothing_else_differs() -> None:

@@ -22,11 +22,7 @@ def test_recorded_attempts_lead_to_the_recorded_verdicts() -> None:
     others = {
         test: [judging.judge(r.attempt).reasons for r in attempts]
         for test, attempts in recorded.items()
-        if any(
-            judging.judge(r.attempt) != r.verdict
-            or judging.needs_all_tests(r.attempt) != r.needs_all
-            for r in attempts
-        )
+        if any(judging.judge(r.attempt) != r.verdict for r in attempts)
     }
     assert others == {}
 
@@ -48,6 +44,17 @@ def test_a_verdict_that_proves_nothing_proves_no_files() -> None:
         assert {row.status.value for row in found.libraries} == {status}
         assert any(row.path.endswith("(files)") for row in found.libraries)
     assert proof_row(verdict).proved_bytes == 0
+
+
+def test_what_a_part_does_on_the_originals_it_does_on_the_copies() -> None:
+    name = "tests/session/test_needs.py::test_a_part_of_the_tests_is_planned_and_proved_alone"
+    *_, recorded = read_recorded()[name]
+    attempt = recorded.attempt
+    assert attempt.traced.is_part and judging.judge(attempt).proved
+    for repeated in None, attempt.traced.usage:
+        verdict = judging.judge(replace(attempt, repeated=repeated))
+        assert not verdict.proved
+        assert [work.test for work in verdict.work] == ["test_a.py (fixture)"]
 
 
 def test_eager_copies_of_a_lazy_trace_prove_nothing() -> None:

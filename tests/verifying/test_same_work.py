@@ -27,7 +27,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageWarning,
 )
-from pytest_negativa.models.verdict import Tolerance, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import WorkDifference, WorkKind
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
@@ -38,6 +38,7 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
+    work_of_part,
 )
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -100,14 +101,13 @@ def usage(
 def compare(
     traced: Usage,
     copies: Usage,
-    *originals: Usage,
+    *,
     flaky: Sequence[str] = (),
     launches: bool = False,
 ) -> tuple[WorkDifference, ...]:
     return compare_work(
         Work.of(traced, NO_COPIES),
         Work.of(copies, NO_COPIES),
-        [Work.of(one, NO_COPIES) for one in originals],
         flaky,
         launches=launches,
     )
@@ -157,28 +157,6 @@ def test_a_kernel_of_another_place_is_another_kernel() -> None:
     assert compare(TRACED, elsewhere) == ()
 
 
-def test_what_the_originals_leave_out_too_is_no_choice() -> None:
-    """Their data, their clock or their disk may have changed since the trace."""
-    without = usage({"/lib/a.so": {16: ["l"], 64: []}}, memory={"d1": ["m"], "d2": []})
-    [left_out] = compare(TRACED, without, without, without)
-    assert left_out.tolerance is None and left_out.kernel == "k"
-
-
-def test_what_a_flaky_test_used_first_is_asked_of_the_others() -> None:
-    flaky = [str(A.nodeid)]
-    copies = usage({"/lib/a.so": {16: ["l", "k"]}}, memory={"d1": ["m"], "d2": []})
-    # In the processes of the originals the flaky test came last: no other test uses it, one does,
-    # or nothing tells.
-    [work] = compare(TRACED, copies, TRACED, usage(), flaky=flaky)
-    assert work.tolerance is Tolerance.CHANCE
-    assert list(reasons_of_work([work], TRACED)) == [] == list(details_by_library([work]))
-    used = usage({"/lib/a.so": {64: []}}, context=1)
-    [work] = compare(TRACED, copies, TRACED, used, flaky=flaky)
-    assert (work.tolerance, work.test, work.nodeid) == (None, str(B), B.nodeid)
-    [work] = compare(TRACED, copies, flaky=flaky)
-    assert (work.tolerance, work.test) == (None, str(A))
-
-
 def test_launches_are_compared_test_by_test() -> None:
     lookups = {"/lib/a.so": {16: ["k", "l"]}}
     traced = usage(lookups, launched={0: ["k", "l"], 1: ["k"], 2: ["l"]})
@@ -186,11 +164,10 @@ def test_launches_are_compared_test_by_test() -> None:
     assert compare(traced, copies) == ()
     found = compare(traced, copies, launches=True)
     assert [(d.kind, d.detail) for d in found] == [(WorkKind.NOT_LAUNCHED, f"l, in {A.nodeid}")]
-    again = usage(lookups, launched={0: ["k"], 1: ["k"], 2: ["l"]})
-    assert compare(traced, copies, again, launches=True)[0].tolerance is None
-    assert [d.tolerance for d in compare(traced, copies, launches=True, flaky=[str(A.nodeid)])] == [
-        Tolerance.CHANCE,
-    ]
+    assert compare(traced, copies, launches=True, flaky=[str(A.nodeid)]) == ()
+    # Without counts, nothing tells which other tests use what a flaky one used first.
+    lacking = usage({"/lib/a.so": {16: ["l"]}})
+    assert [d.kernel for d in compare(traced, lacking, flaky=[str(A.nodeid)])] == ["k"]
 
 
 def test_launches_of_a_killed_child_are_not_asked_for() -> None:
@@ -204,10 +181,22 @@ def test_launches_of_a_killed_child_are_not_asked_for() -> None:
         warnings=(UsageWarning(code=LAUNCHES_CUT, text="it was killed", process=0),),
     )
     found = compare(traced, killed, launches=True)
-    assert {(d.nodeid, d.tolerance) for d in found} == {
-        (A.nodeid, Tolerance.CHANCE),
-        (CONTEXTS[1].nodeid, None),
-    }
+    assert [d.nodeid for d in found] == [CONTEXTS[1].nodeid]
+
+
+def test_a_part_of_the_tests_repeats_its_own_work_and_what_it_does_on_the_originals() -> None:
+    """B stands for a fixture of any test."""
+    traced, repeated = (
+        Work.of(usage({"/lib/a.so": images}, launched=launched, context=context), NO_COPIES)
+        for images, launched, context in (
+            ({16: ["k", "l"], 64: []}, {0: ["k"], 1: ["l"]}, 1),
+            ({16: ["k"]}, {}, 0),
+        )
+    )
+    asked = work_of_part(traced, {str(A.nodeid)}, repeated)
+    assert [use.kernel for use in asked.used] == ["k"]
+    assert asked.launched == {A.nodeid: {"k"}}
+    assert work_of_part(traced, {str(A.nodeid), str(B.nodeid)}, repeated) == traced
 
 
 def refusing(**fields: object) -> Usage:
@@ -217,9 +206,8 @@ def refusing(**fields: object) -> Usage:
     return replace(usage(), refusals=(refusal,))
 
 
-def refused(traced: Usage, copies: Usage, *originals: Usage) -> tuple[WorkDifference, ...]:
-    before, after, *again = (Work.of(one, NO_COPIES) for one in (traced, copies, *originals))
-    return refused_work(before, after, again)
+def refused(traced: Usage, copies: Usage) -> tuple[WorkDifference, ...]:
+    return refused_work(Work.of(traced, NO_COPIES), Work.of(copies, NO_COPIES))
 
 
 def test_what_the_driver_refused_on_the_copies_alone() -> None:
@@ -230,7 +218,7 @@ def test_what_the_driver_refused_on_the_copies_alone() -> None:
         "0x10",
         "k",
     )
-    assert (work.test, work.nodeid, work.tolerance) == (str(A), A.nodeid, None)
+    assert (work.test, work.nodeid) == (str(A), A.nodeid)
     assert work.note == "cuLibraryGetKernel ended with error 500"
     # Of an image in memory, or of no known place, the name tells.
     for place in {"path": None, "offset": None}, {"offset": None}, {"path": None}:
@@ -250,11 +238,11 @@ def test_refusals_that_tell_of_no_code(fields: Mapping[str, object]) -> None:
 
 
 def test_refusals_on_the_originals_are_no_difference() -> None:
-    assert refused(refusing(), refusing()) == () == refused(usage(), refusing(), refusing())
+    assert refused(refusing(), refusing()) == ()
     # The same call and kernel, whatever the code; another place or call is another refusal.
     assert refused(refusing(code=209), refusing()) == ()
     for other in {"offset": 64}, {"path": "/lib/b.so"}, {"call": "cuModuleGetFunction"}:
-        assert len(refused(refusing(**other), refusing(), refusing(**other))) == 1
+        assert len(refused(refusing(**other), refusing())) == 1
 
 
 def test_reasons_name_the_first_and_count_the_rest() -> None:
