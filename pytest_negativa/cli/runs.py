@@ -1,4 +1,4 @@
-"""The commands that look after traced runs: runs list, runs delete, push, fetch."""
+"""The commands that look after traced runs: runs, push, fetch."""
 
 from __future__ import annotations
 
@@ -27,22 +27,29 @@ from pytest_negativa.storage.urls import Url
 from pytest_negativa.tracing.files import TraceReader, require_ended
 
 
-@click.group()
-def runs() -> None:
-    """List and delete traced runs.
-
-    Exit status: 0, or 1 if a run can't be read or deleted.
-    """
-
-
-@runs.command("list")
+@click.command()
+@click.option("--delete", "doomed", multiple=True, metavar="RUN", help="Delete this run.")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Delete all but N runs.")
+@click.option("--copies", is_flag=True, help="Delete the copies of libraries.")
 @as_json_option("runs")
-def list_runs(as_json: bool) -> None:
-    """List the traced runs, the newest first.
+def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool) -> None:
+    """List the traced runs, the newest first, or delete some.
 
-    Exit status: 0.
+    RUN is an id that the list has, or a folder. --keep N keeps the newest N. A run or copies in use
+    stay. Verify a run again, and the copies are written anew.
+
+    Exit status: 0, or 1 if a run could not be deleted.
     """
     folder = runs_of(settings_of())
+    if not doomed and keep is None and not copies:
+        _list(folder, as_json=as_json)
+        return
+    if as_json:
+        raise click.UsageError("--json lists the runs: leave out --delete, --keep and --copies")
+    _delete(folder, doomed, keep, copies=copies)
+
+
+def _list(folder: RunsFolder, *, as_json: bool) -> None:
     listing = Listing(format_version=LISTING_VERSION, rows=tuple(map(_row, folder.runs())))
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
@@ -58,26 +65,11 @@ def list_runs(as_json: bool) -> None:
     answer(listing, paragraphs, as_json=as_json, then=then)
 
 
-@runs.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Delete all but N runs.")
-@click.option("--copies", is_flag=True, help="Delete the copies of libraries, too.")
-def delete(runs: tuple[str, ...], keep: int | None, copies: bool) -> None:
-    """Delete runs, and the copies that verifications wrote.
-
-    RUN is an id that list prints, or a folder. --keep N keeps the newest N. A run or copies in use
-    stay. Verify a run again, and the copies are written anew.
-
-    Exit status: 0, or 1 if a run could not be deleted.
-    """
-    settings = settings_of()
-    folder = runs_of(settings)
-    doomed = [runs_of(settings).find(run) for run in runs]
+def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, copies: bool) -> None:
+    doomed = [folder.find(name) for name in names]
     if keep is not None:
         doomed += [run for run in folder.runs()[keep:] if run not in doomed]
     if not doomed and not copies:
-        if keep is None:
-            raise click.UsageError("name a RUN, or give --keep or --copies")
         click.echo("no run to delete")
     for run in doomed:
         run.delete()

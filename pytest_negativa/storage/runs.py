@@ -510,7 +510,7 @@ class RunsFolder:
             if not is_there(run.folder / file.path, file):
                 raise StoreError(
                     f"{url}: not fetched: {run} has another {file.path}; use that run, or delete "
-                    f"it first: negativa runs delete {run.run_id}"
+                    f"it first: negativa runs --delete {run.run_id}"
                 )
         return run
 
@@ -545,7 +545,7 @@ class RunsFolder:
             if named and folder.is_dir():
                 return Run(folder.resolve())
         raise OptionError(
-            f"{named or repr(named)}: no such run{instead}; negativa runs list prints those in "
+            f"{named or repr(named)}: no such run{instead}; negativa runs lists those in "
             f"{self.folder}"
         )
 

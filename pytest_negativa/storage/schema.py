@@ -45,7 +45,7 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "packages": (ImageReport, "Output of negativa inspect --packages --json"),
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
-    "runs": (Listing[RunRow], "Output of negativa runs list --json"),
+    "runs": (Listing[RunRow], "Output of negativa runs --json"),
     "runtime": (Listing[RuntimeCode], "Output of negativa kernels --jit --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (Listing[SlimRow], "Output of negativa slim, slim undo and slim check with --json"),

@@ -70,7 +70,7 @@ def test_a_replay_among_other_runs(shards: Project) -> None:
     replay = shards.runs()[0].name
     for others in (["first"], ["second"], ["first", "second"]):
         shards.negativa("combine", replay, *others)
-        assert "latest  planned (replay)" in shards.negativa("runs", "list").stdout
+        assert "latest  planned (replay)" in shards.negativa("runs").stdout
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_an_older_run_in_place_of_a_missing_one(shards: Project) -> None:
     assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
     assert "second: carried forward from an earlier run; these plans make nothing" in done.stdout
     assert "not locked: second: carried" in shards.negativa("lock", "--unproved", status=1).stderr
-    assert "partial: second: carried" in shards.negativa("runs", "list").stdout
+    assert "partial: second: carried" in shards.negativa("runs").stdout
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def located(project: Project) -> Project:
 
 @pytest.mark.slow
 def test_listings_of_runs(located: Project) -> None:
-    [run] = listed(located, "runs", "runs", "list")["rows"]
+    [run] = listed(located, "runs", "runs")["rows"]
     assert run["is_latest"] and run["state"] == "planned (replay)"
 
 

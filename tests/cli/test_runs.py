@@ -1,4 +1,4 @@
-"""runs list, show, delete: what they print, delete, and refuse."""
+"""runs: what it prints, deletes and refuses; push and fetch."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ def three(project: Project) -> list[str]:
 
 @pytest.mark.slow
 def test_runs_are_listed_and_deleted(project: Project, three: list[str]) -> None:
-    done = project.negativa("runs", "list")
+    done = project.negativa("runs")
     assert done.stderr == "Next: negativa report\n"
     listed = done.stdout.splitlines()
     assert [line.split()[0] for line in listed[2:]] == three[::-1]
     assert "latest" in listed[2] and "planned" in listed[2]
     assert "failed: it was stopped: stopping after 1 failures" in listed[3]
 
-    assert "no such run" in project.negativa("runs", "delete", "elsewhere", status=2).stderr
-    assert "name a RUN" in project.negativa("runs", "delete", status=2).stderr
+    assert "no such run" in project.negativa("runs", "--delete", "elsewhere", status=2).stderr
+    both = project.negativa("runs", "--json", "--keep", "0", status=2).stderr
+    assert "--json lists the runs" in both and len(project.runs()) == 3
 
-    project.negativa("runs", "delete", three[2])
+    project.negativa("runs", "--delete", three[2])
     assert [folder.name for folder in project.runs()] == three[:2]
     assert (project.results / "latest").resolve().name == three[1]
-    project.negativa("runs", "delete", "--keep", "0")
+    project.negativa("runs", "--keep", "0")
     assert project.runs() == []
     assert not (project.results / "latest").is_symlink()
-    done = project.negativa("runs", "list")
+    done = project.negativa("runs")
     assert "no traced run" in done.stdout and done.stderr == "Next: pytest --negativa\n"
 
 
@@ -74,10 +75,10 @@ def test_a_run_in_use_stays(project: Project, fault: PlantedFault) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        fault.check(project.negativa("runs", "delete", run.name, status=1).stderr)
+        fault.check(project.negativa("runs", "--delete", run.name, status=1).stderr)
         holder.kill()
     assert run.is_dir()
-    project.negativa("runs", "delete", run.name)
+    project.negativa("runs", "--delete", run.name)
     assert not run.exists()
 
 
@@ -94,7 +95,7 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
     other = project.folder / "quickstart"
     for named in (other, "reconstructed", link.name):
         (project.results / "reconstructed").mkdir(exist_ok=True)
-        fault.check(project.negativa("runs", "delete", named, status=1).stderr)
+        fault.check(project.negativa("runs", "--delete", named, status=1).stderr)
     assert precious.is_dir() and other.is_dir() and (project.results / "reconstructed").is_dir()
     assert link.is_symlink() and os.listdir(tmp_path)
 
@@ -103,8 +104,8 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
 def test_a_folder_without_a_run(project: Project) -> None:
     run = project.results / "20260101T000000Z-0123ab"
     (run / "trace").mkdir(parents=True)
-    assert "empty" in project.negativa("runs", "list").stdout
-    assert "'': no such run" in project.negativa("runs", "delete", "", status=2).stderr
+    assert "empty" in project.negativa("runs").stdout
+    assert "'': no such run" in project.negativa("runs", "--delete", "", status=2).stderr
 
 
 def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     run = runs.new_run()
     run.make()
     run.new_trace_file().touch()
-    for words in (["delete", run.run_id], ["delete", "--copies"], ["list"]):
+    for words in (["--delete", run.run_id], ["--copies"], []):
         shown = CliRunner().invoke(main, ["--dir", str(runs.folder), "runs", *words])
         assert shown.exit_code == 0
         assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
@@ -148,7 +149,7 @@ def test_runs_go_to_a_url_and_come_back(quickstart: Project, tmp_path: Path) -> 
     elsewhere = "--dir=elsewhere"
     for number in range(2):
         quickstart.negativa(elsewhere, "fetch", f"{store}/shard-{number}")
-        assert f"{first}  latest" in quickstart.negativa(elsewhere, "runs", "list").stdout
+        assert f"{first}  latest" in quickstart.negativa(elsewhere, "runs").stdout
 
     # A run that is here is not replaced.
     (quickstart.results / first / "trace.json").write_text("mine")

@@ -74,7 +74,7 @@ def quickstart(box: Box) -> None:
     box.negativa("needs", "-k", "add", **at)
     box.negativa("report", "baseline:negativa-baseline.json", **at)
     box.file("negativa-baseline.json", box.folder / "project" / "negativa-baseline.json")
-    box.negativa("runs", "list", **at)
+    box.negativa("runs", **at)
     box.negativa("reconstruct", **at)
     box.binaries("project/.negativa/reconstructed")
     box.negativa("reconstruct", "--copies", "compacted", **at)

@@ -337,6 +337,6 @@ def test_a_session_that_a_hook_broke_off_plans_nothing(tmp_path: Path) -> None:
 
     assert "which raised RuntimeError: no room\n" in told
     [run] = project.runs()
-    # By its id, as "negativa runs list" prints it.
+    # By its id, as "negativa runs" prints it.
     failed = project.negativa("locate", "--run", run.name, status=1)
     assert f"{NOT_PLANNED}an error ended the session in" in failed.stderr

@@ -188,7 +188,7 @@ def test_read_only_folders(tmp_path: Path, fault: PlantedFault) -> None:
             fault.check(place.run(NEGATIVA, "lock").stderr)
             fault.check(place.run(NEGATIVA, "locate").stderr)
             fault.check(place.run(NEGATIVA, "reconstruct").stderr)
-            fault.check(place.run(NEGATIVA, "runs", "delete", "latest").stderr)
+            fault.check(place.run(NEGATIVA, "runs", "--delete", "latest").stderr)
             fault.check(place.run(NEGATIVA, "trace", "--", "true").stderr)
             written = place.run(NEGATIVA, "lock", "-o", "-")
             assert written.returncode == 0

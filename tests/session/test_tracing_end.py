@@ -91,7 +91,7 @@ def test_a_process_that_is_not_seen_to_end(tmp_path: Path, fault: PlantedFault) 
     for command in ("lock", "reconstruct", "kernels"):
         fault.check(project.negativa(command, status=1).stderr)
     fault.check(project.verify(status=1))
-    fault.check(project.negativa("runs", "list").stdout)
+    fault.check(project.negativa("runs").stdout)
     # The trace has no end: a plan of it needs the user's word.
     assert "did not end by itself" in project.negativa("locate", status=1).stderr
 

@@ -145,7 +145,7 @@ def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
     s3.wait_until_held()
     fetching.send_signal(signal.SIGKILL)
     fetching.communicate()
-    assert project.negativa("runs", "list").stdout.startswith("no traced run")
+    assert project.negativa("runs").stdout.startswith("no traced run")
 
     project.negativa("fetch", url.text)
     assert len(project.runs()) == 1 and not list(project.results.glob(".*.fetched"))
@@ -161,7 +161,7 @@ def test_a_changed_object(project: Project, s3: S3, fault: PlantedFault) -> None
     blob.write(blob.read(1 << 20)[:-1] + b"!")
     shutil.rmtree(project.results)
     fault.check(project.negativa("fetch", url.text, status=1).stderr)
-    assert project.negativa("runs", "list").stdout.startswith("no traced run")
+    assert project.negativa("runs").stdout.startswith("no traced run")
 
 
 @pytest.mark.parametrize(
