@@ -56,7 +56,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "tests": ("tests", "List the tests of a run that ran kernels, with launches and GPU time."),
         "needs": ("tests", "Show the GPU code that a part of the tests needs alone."),
         "pages": ("report", "Show which pages of CPU code a traced run touched, by library."),
-        "runs": ("runs", "List the traced runs, or delete some."),
+        "runs": ("runs", "List the traced runs, the newest first, or delete some."),
     },
     "Ship": {
         "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
