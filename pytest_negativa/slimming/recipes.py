@@ -258,16 +258,19 @@ def never_loaded(
     return Recipe(Kind.NEVER_LOADED, source, ("never loaded", strip), plan, spare, strip_others)
 
 
-ForOthers: TypeAlias = tuple[Recipe | None, Recipe | None, Recipe | None]
-"""The recipes for others, for those never loaded, and for what no test loaded: ``for_others``."""
+ForOthers: TypeAlias = tuple[
+    Recipe | None, Recipe | None, Recipe | None, Recipe | None, Recipe | None
+]
+"""The recipes that ``for_others`` returns."""
 
 
 def for_others(request: SlimRequest) -> ForOthers:
     """The recipes for libraries that a lock does not name, or for all; None: they stay.
 
     Returns:
-        Those for the others of a request (see there), for those of them that the run of the lock
-        did not load, and for libraries that no test is known to have loaded.
+        Those for the others of a request (see there); for those of them that the run of the lock
+        did not load; for libraries that no test is known to have loaded; for those that the trace
+        of CPU code knows; and for those that go whole.
     """
     strip, strips_others, spare = request.options.strip, request.strip_others, request.options.spare
     others = strip_only() if strips_others else None
@@ -279,14 +282,17 @@ def for_others(request: SlimRequest) -> ForOthers:
             strip_others=strips_others,
             spare=spare,
         )
-    never = whole = None
+    never = whole = pages = moves = None
     if request.lock is not None:
         source = lock_in_words(request.lock)
         if request.drop_never_loaded:
             never = never_loaded(source, strip=strip, strip_others=strips_others, spare=spare)
         if request.spare_never_loaded and spare is not None:
             whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
-    return others, never, whole
+    if spare is not None and spare.loaded is not None:
+        pages = by_pages(spare)
+        moves = never_loaded("the trace of CPU code", strip=True, spare=spare.for_unneeded())
+    return others, never, whole, pages, moves
 
 
 def strip_only() -> Recipe:

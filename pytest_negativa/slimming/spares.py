@@ -149,9 +149,9 @@ class SpareTarget:
                 traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
-    def for_unneeded(self, root: Path | None = None) -> SpareTarget:
-        """The policy for libraries that no test loaded; those of the folder ``root`` go whole."""
-        return replace(self, traced={}, unneeded=True, root=root)
+    def for_unneeded(self) -> SpareTarget:
+        """The policy for libraries that no test loaded."""
+        return replace(self, traced={}, unneeded=True)
 
     @property
     def key(self) -> tuple[str, ...]:

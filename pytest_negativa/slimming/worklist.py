@@ -10,7 +10,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,11 +36,9 @@ from pytest_negativa.slimming.recipes import (
     Kind,
     Recipe,
     by_lock,
-    by_pages,
     for_others,
     keep_whole,
     lock_in_words,
-    never_loaded,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.spares import (
@@ -334,7 +332,7 @@ def find_work(
     [others, *_] = recipes
     assert others is not None
     for folder in folders:
-        rules = _Others(folder, None, (None, None, None), request.options.spare)
+        rules = _Others(folder, None, recipes, request.options.spare)
         for group, library in folder.libraries():
             folder.add(library, rules.answer(group, library) or others)
         folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
@@ -387,11 +385,10 @@ class _Others:
         spare: SpareTarget | None,
     ) -> None:
         self._folder, self._tree, self._spare = folder, folder.tree, spare
-        self._others, never, self._whole = recipes
-        self._moves: Recipe | None = None
-        if spare is not None and spare.loaded is not None:
-            root = spare.for_unneeded(folder.tree.root)
-            self._moves = never_loaded("the trace of CPU code", strip=True, spare=root)
+        self._others, never, self._whole, self._pages, self._moves = recipes
+        if self._moves is not None and self._moves.spare is not None:
+            below = replace(self._moves.spare, root=folder.tree.root)
+            self._moves = replace(self._moves, spare=below)
         left_out = () if lock is None else lock.left_out
         locked = () if lock is None else lock.libraries
         rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
@@ -458,7 +455,7 @@ class _Others:
         if owned and recipe is not None:
             return recipe
         if spare is not None and sha256 in spare.traced:
-            return by_pages(spare)
+            return self._pages
         if self._was_moved(library):
             return keep_whole(_NOT_MOVED)
         if not is_kept:
