@@ -63,6 +63,7 @@ def check_tree(
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         names = sorted(known)
         done, total = 0, sum(entry.size for entry in known.values())
+        on_done(done, total)
         checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
         for name, row in zip(names, checked, strict=True):
             rows.append(row)

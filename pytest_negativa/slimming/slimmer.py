@@ -87,6 +87,7 @@ def apply(
         done += size
         on_progress(done, total)
 
+    count(0)
     rows = list(unmet)
     holes = min_hole = 0
     if (spare := options.spare) is not None:

@@ -88,6 +88,7 @@ def _undo_entries(
     dry_run: bool,
 ) -> Iterator[SlimRow]:
     done, total = 0, sum(entry.original_size for entry in entries.values())
+    on_done(done, total)
     for key, entry in entries.items():
         try:
             row = _undo_one(journal, key, entry, dry_run=dry_run)

@@ -47,6 +47,26 @@ def undo_all(site: Made, *, dry_run: bool = False) -> dict[str, SlimRow]:
     return {row.path: row for row in undo_trees((site.folder,), dry_run=dry_run)}
 
 
+def test_bytes_are_told_from_the_beginning(site: Made, tmp_path: Path) -> None:
+    """A single large library is done only at the end."""
+    told: list[tuple[int, int]] = []
+
+    def note(done: int, total: int) -> None:
+        told.append((done, total))
+
+    request = SlimRequest(
+        paths=(site.folder,),
+        lock=site.lock,
+        options=SlimOptions(keep_originals=tmp_path / "originals"),
+    )
+    slim_trees(request, note)
+    check_tree(scan((site.folder,))[0], note)
+    undo_trees((site.folder,), on_done=note)
+    starts = [total for done, total in told if not done]
+    ends = [total for done, total in told if done == total]
+    assert starts == ends and len(starts) == 3 and all(starts)
+
+
 def test_all_is_as_before(slimmed: tuple[Made, dict[str, str]]) -> None:
     site, before = slimmed
     rows = undo_all(site)
