@@ -179,11 +179,12 @@ class Verification:
             if self.program.is_pytest and nodeid not in known
         )
         missing = judge(attempt).other_work if attempt.plans else ()
-        every = bool(missing) and self.traced.is_part and not known
+        # With tests that differ, nobody has compared yet what is missing.
+        every = bool(missing or differing) and self.traced.is_part and not known
         if verify.rerun == 0 or not (differing or every) or any(d.kind in NEEDS for d in missing):
             return attempt
         why = format_items(len(differing), "test differs", "tests differ")
-        why = "the copies left out work of the traced run" if every else why
+        why = "the copies left out work of the traced run" if missing else why
         tests = None if every else differing
         rounds = self._run(RoundKind.ORIGINAL, tests, repeated=differing, why=why)
         ends = ends_of(rounds)
@@ -193,9 +194,11 @@ class Verification:
             and ends[nodeid][0].gpu_error is None
             and same_outcome(test, ends[nodeid][0], verify.tolerate)
             for nodeid, test in before.items()
+            if nodeid not in differing
         ):
             usage = merge_when_ended(lambda: trace_files(rounds))
-            self._repeated = usage if usage.why_incomplete() is None else None
+            traced = usage.processes and usage.why_incomplete() is None
+            self._repeated = usage if traced else None
         return dataclasses.replace(
             attempt,
             originals=self._originals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -170,6 +171,20 @@ def test_from_the_list_to_undo(deployment: Deployment) -> None:
     assert digests(site) == deployment.before
     assert list((deployment.folder / "spares").glob("*.spare")) == []
     assert deployment.load(site / LATER).returncode == 0
+
+
+def test_trees_share_a_folder_of_spares(deployment: Deployment, tmp_path: Path) -> None:
+    """Messages of different lengths name the trees, and the spare of the content is one."""
+    other = tmp_path / "an-environment-with-a-longer-path"
+    shutil.copytree(deployment.site, other, symlinks=True)
+    trees = [deployment, replace(deployment, site=other)]
+    for tree in trees:
+        assert TWO in moved(tree.slim("--remove", "libtwo.so"))
+    for tree in trees:
+        assert invoke("slim", "check", tree.site).exit_code == 0
+    for tree in trees:
+        assert {row.status for row in tree.undo().values()} == {SlimStatus.UNDONE}
+        assert digests(tree.site) == deployment.before
 
 
 @pytest.mark.planted_fault(

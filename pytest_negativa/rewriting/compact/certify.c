@@ -37,7 +37,8 @@
 #define STUB_SHA256 ""
 #endif
 
-enum { PAGE = 4096, PARAMETERS = 80, SECOND = 0x50, START = 0x60, ADDED = 4, HEADER = 64 };
+enum { PAGE = 4096, MAX_ROWS = 65536 };
+enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, ADDED = 4, HEADER = 64 };
 
 typedef struct {
     const char *path;
@@ -527,12 +528,14 @@ static void check_sections(void) {
         size_t whole = 0;
         while (whole < count && (!next[whole] || next[whole] != piece->sh_addr)) whole++;
         const Elf64_Shdr *was = &original.sections[whole];
+        uint64_t end = piece->sh_addr + piece->sh_size;
         if (whole == count || piece->sh_type != was->sh_type || piece->sh_flags != was->sh_flags ||
             strcmp(name, section_name(&original, whole)) != 0 ||
             !within(piece->sh_addr - was->sh_addr, piece->sh_size, was->sh_size) ||
+            (end < was->sh_addr + was->sh_size && bytes_at(&slim, end, 1)) ||
             !gets_bytes(&slim, piece->sh_addr, piece->sh_offset, piece->sh_size))
             fail("section %zu, %s, is no piece of one of the original", i, name);
-        next[whole] = next_piece(was, piece->sh_addr + piece->sh_size);
+        next[whole] = next_piece(was, end);
     }
     for (size_t i = 0; i < count; i++)
         if (next[i]) fail("section %zu, %s, lacks pieces", i, section_name(&original, i));
@@ -658,7 +661,8 @@ static void read_note(void) {
     memcpy(&note, text, sizeof note);
     uint64_t size = load->p_filesz - (address - load->p_vaddr),
              rows = note.hole_count * sizeof *holes, name = sizeof note + rows;
-    if (name > size) fail("its note has more holes than it has room for");
+    if (!note.hole_count || note.hole_count > MAX_ROWS || name > size)
+        fail("its note has no holes, or more than it has room for");
     holes = room_for(note.hole_count, sizeof *holes);
     memcpy(holes, text + sizeof note, rows);
     uint64_t spare_name = name + text_size(text, size, name),
@@ -702,7 +706,7 @@ static void check_spare(void) {
     memcpy(wanted.magic, "NEGSPARE", 8), wanted.version = NOTE_VERSION;
     memcpy(wanted.pair, note.pair, 32), memcpy(wanted.original, note.original, 32);
     wanted.original_size = note.original_size;
-    if (memcmp(&trailer, &wanted, sizeof trailer) != 0 ||
+    if (memcmp(&trailer, &wanted, sizeof trailer) != 0 || trailer.kept_count > MAX_ROWS ||
         spare.size != end + sizeof trailer + trailer.kept_count * UINT64_C(24))
         fail("its spare is that of another library or is damaged");
     uint8_t *target = original.file.path ? NULL : room_for(note.original_size, 1);
@@ -726,7 +730,7 @@ static bool is_ours(int64_t name) {
 }
 
 static void check_dynamic(void) {
-    size_t at = 0;
+    size_t at = 0, extra = 0;
     Elf64_Rela ours[2];
     for (size_t i = 0; i < original.dynamic_count; i++) {
         const Elf64_Dyn *row = &original.dynamic[i];
@@ -736,8 +740,10 @@ static void check_dynamic(void) {
         if (!is_ours(row->d_tag) && memcmp(&slim.dynamic[at++], row, sizeof *row) != 0)
             fail("row %zu of its dynamic section is another one", i);
     }
-    for (; at < slim.dynamic_count; at++)
+    for (; at < slim.dynamic_count; at++, extra++)
         if (!is_ours(slim.dynamic[at].d_tag)) fail("its dynamic section has more rows");
+    if (extra != 6 + (tag(&original, DT_JMPREL) != 0))
+        fail("its dynamic section has more rows of a kind");
     uint64_t strings = tag(&original, DT_STRSZ),
              rows = tag(&original, DT_RELA) ? tag(&original, DT_RELASZ) : 0;
     uint64_t jumps = tag(&original, DT_JMPREL) ? tag(&original, DT_PLTRELSZ) : 0;

@@ -309,6 +309,10 @@ def refusal(
     symbols = Symbol(0, 0, 0, SHN_UNDEF, 0, 0), Symbol(1, STB_GLOBAL << 4, 0, SHN_UNDEF, 0, 0)
     builder = LayoutBuilder()
     builder.append_copy(0, EHDR.size)
+    # First, for trees with other messages may share the spare, which says where it lies.
+    start = tables.header.e_phoff
+    kept = Span(start, start + PHDR.size * len(tables.segments))
+    place = builder.append_copy(*kept, 8)
     word = Relocation(builder.append(bytes(8), 8), 1 << 32 | R_X86_64_64)
     values = {
         **({DT_SONAME: len(text) + 2} if soname else {}),
@@ -330,9 +334,7 @@ def refusal(
         # Without it, ld.so would make all stacks executable.
         ProgramHeader(PT_GNU_STACK, PF_R | PF_W, 0, 0, 0, 0, 0, 16),
     )
-    start = tables.header.e_phoff
-    kept = Span(start, start + PHDR.size * len(tables.segments))
-    pages = PageMap((kept,), PAGE_SIZE, (builder.append_copy(*kept, 8),), ())
+    pages = PageMap((kept,), PAGE_SIZE, (place,), ())
     bare = dataclasses.replace(
         tables,
         header=tables.header._replace(e_shstrndx=1),

@@ -327,6 +327,28 @@ def a_row_of_another_kind(f: Files) -> None:
     f.library.set(f.library.dynamic(10), (0, 8), 21)
 
 
+def a_row_of_a_known_kind(f: Files) -> None:
+    """It could be the jump slots of an original that has none: ld.so would take them."""
+    segment, load = f.library.segment(0, PT_DYNAMIC), f.library.segment(-2)
+    for at in (segment, load):
+        f.library.add(at, FILESZ, DYN.size)
+        f.library.add(at, MEMSZ, DYN.size)
+    f.library.add(f.library.section(".dynamic"), SH_SIZE, DYN.size)
+    # What the stub's functions return lies behind.
+    ours = f.library.place(f.library.value(7)) + 24 * f.library.value(0x6FFFFFF9)
+    for row_of_ours in (ours, ours + 24):
+        f.library.add(row_of_ours, (0, 8), DYN.size)
+    at = f.library.dynamic(7)
+    while f.library.get(at, (0, 8)):
+        at += DYN.size
+    f.library[at : at + DYN.size] = f.library[f.library.dynamic(7) :][: DYN.size]
+    f.library[at + DYN.size : at + 3 * DYN.size] = bytes(2 * DYN.size)
+
+
+def a_note_without_holes(f: Files) -> None:
+    f.library.set(f.note, (100, 4), 0)
+
+
 def symbols_without_a_section(f: Files) -> None:
     for data in (f.original, f.library):
         data.set(data.section(".dynsym"), SH_TYPE, 1)
@@ -459,6 +481,26 @@ def a_piece_in_the_place_of_the_next(f: Files) -> None:
     """Of the same size, so that the section has as many bytes as before."""
     one, other = f.library.section(".text", 0), f.library.section(".text", 1)
     f.library[one : one + SHDR.size] = f.library[other : other + SHDR.size]
+
+
+def a_piece_in_two(f: Files) -> None:
+    """Tools that read section by section would see an end in the middle of the code."""
+    at, count = f.library.section(".text", 0), f.library.get(0, SHNUM)
+    rows = bytearray(f.library[f.library.get(0, SHOFF) :][: count * SHDR.size])
+    place = at - f.library.get(0, SHOFF)
+    first, second = (Binary(rows[place : place + SHDR.size]) for _ in range(2))
+    size = first.get(0, SH_SIZE)
+    first.set(0, SH_SIZE, 64)
+    second.add(0, SH_ADDR, 64)
+    second.add(0, SH_OFFSET, 64)
+    second.set(0, SH_SIZE, size - 64)
+    rows[place : place + SHDR.size] = first + second
+    f.library.extend(bytes(-len(f.library) % 8))
+    f.library.set(0, SHOFF, len(f.library))
+    f.library.set(0, SHNUM, count + 1)
+    if f.library.get(0, SHSTRNDX) > place // SHDR.size:
+        f.library.add(0, SHSTRNDX, 1)
+    f.library.extend(rows)
 
 
 def a_last_piece_that_is_our_remark(f: Files) -> None:
@@ -710,7 +752,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("pieces", "is no piece", section(".text", SH_SIZE, 8, -1)),
     # The note and the spare.
     ("cut", "its note is not loaded", row(0x6E656761, 1 << 40)),
-    ("cut", "more holes than it has room for", note((100, 4), 1 << 20)),
+    ("cut", "no holes, or more than it has room for", note((100, 4), 1 << 20)),
+    ("cut", "no holes, or more than it has room for", a_note_without_holes),
     ("cut", "a folder of its note is not absolute", note_text(112, 0)),
     ("cut", "holes, digest and names do not agree", note((8, 4), 1)),
     ("cut", "holes, digest and names do not agree", note((16, 1), 1)),
@@ -734,6 +777,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("cut", "such libraries are not cut", both(18, b"\xb7")),
     ("cut", "a loader may take its spare for a library", byte("spare", 64)),
     ("pieces", "is no piece", a_piece_in_the_place_of_the_next),
+    ("pieces", ".text, is no piece", a_piece_in_two),
     ("plain", "differs in machine, entry or flags", a_header_that_is_not_loaded),
     ("plain", "differs in machine, entry or flags", byte("library", 48)),
     ("plain", "it begins at another address", a_first_segment_that_is_missing),
@@ -741,6 +785,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     # What ld.so reads.
     ("cut", "of its dynamic section is another one", row(12, 8)),
     ("cut", "its dynamic section has more rows", a_row_of_another_kind),
+    ("cut", "more rows of a kind", a_row_of_a_known_kind),
     ("cut", "a text of its note or strings has no end", row(10, -0x800)),
     ("cut", "its dynamic strings are others", flip(5, 3)),
     ("cut", "its relocations are others", both_tags(0x6FFFFFF9, 0x6FFFFFF9, 1000)),
