@@ -26,7 +26,7 @@ _SPELLED = r"(?:sm|compute|lto)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
 # Letters, spaces and makers' words in which the spellings of one arch or GPU differ.
 # With the words that drivers add to a name, as in "NVIDIA A100-SXM4-80GB".
 _LOOSE = re.compile(
-    r"[\s_-]+|nvidia|geforce|tesla|jetson|\b\d+gb\b|hbm\d\w?|sxm\d?|pcie|nvl|super|laptop gpu"
+    r"[\s_-]+|nvidia|geforce|tesla|jetson|\b\d+gb?\b|hbm\d\w?|sxm\d?|pcie|nvl\d*|super|laptop gpu"
     r"|generation|blackwell|(server|workstation) edition|with max-q design|max-q"
 )
 

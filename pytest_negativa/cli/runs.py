@@ -14,7 +14,7 @@ from pytest_negativa.cli.common import (
     settings_and_run,
     settings_of,
 )
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION, RunRow
 from pytest_negativa.reporting.tables import format_table
@@ -23,7 +23,7 @@ from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.files import TraceReader, require_ended
 
 
@@ -66,7 +66,15 @@ def _list(folder: RunsFolder, *, as_json: bool) -> None:
 
 
 def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, copies: bool) -> None:
-    doomed = [folder.find(name) for name in names]
+    doomed: list[Run] = []
+    for name in names:
+        if is_url(name):
+            raise OptionError(f"{name}: a URL; --delete deletes runs in {folder.folder}")
+        places = (Path(name), folder.folder / name)
+        if any(place.is_symlink() and place.name != folder.latest.name for place in places):
+            raise OptionError(f"{name}: a link; name the run itself, to delete it")
+        if (run := folder.find(name)) not in doomed:
+            doomed.append(run)
     if keep is not None:
         doomed += [run for run in folder.runs()[keep:] if run not in doomed]
     if not doomed and not copies:

@@ -408,9 +408,11 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     most_holes = flags.spare_holes or MOST_HOLES
-    policy = SpareTarget.of(
-        absolute(flags.spare), usage, most_holes=most_holes, remove=flags.remove
-    )
+    remove = flags.remove
+    if remove and usage is not None and usage.failed:
+        print_warning("a test that failed may not have opened all that it needs: none goes whole")
+        remove = ()
+    policy = SpareTarget.of(absolute(flags.spare), usage, most_holes=most_holes, remove=remove)
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -446,7 +448,9 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     _show_ways_back(request, report)
     if report.opened:
         opened = printable(format_names(report.opened))
-        click.echo(f"negativa: a run opened {opened}: not moved whole", err=True)
+        show(
+            f"negativa: a run opened {opened}, or a lock or log knows it: not moved whole", err=True
+        )
     elif (
         request.options.spare is not None
         and request.options.spare.remove

@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"^(\s*):(?=:)")
 _RULE = re.compile(r"-+(?:  -+)*")
 # Of ours, to be copied: with its options and their values, and all that looks like an argument.
 _OURS = re.compile(
-    r"\bnegativa [a-z]+(?: (?:undo|check|fetch|push|list|delete)\b)?"
+    r"\bnegativa [a-z]+(?: (?:undo|check)\b)?"
     r"(?: (?:--?[a-z][\w-]*(?:[ =][^\s-]\S*)?|--(?= )|[A-Z]{2,}\b|\S*/\S*))*"
     r"|\bpytest(?: --[a-z][\w-]*)+"
 )

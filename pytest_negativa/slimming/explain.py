@@ -251,12 +251,17 @@ def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
     problems = {one.path: problem_of(Path(one.path)) for one in libraries}
     wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
     whole = [path for path, problem in problems.items() if problem is None and is_moved(Path(path))]
-    wrong += [f"{path}: it was moved whole; undo brings it back" for path in whole]
-    if count := len(libraries) - len(wrong):
+    if count := len(libraries) - len(wrong) - len(whole):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
             "removed code comes back when it is used, so slimming these is not the cause."
         )
+    if whole:
+        yield (
+            f"{format_items(len(whole), 'library was', 'libraries were')} moved whole: no process "
+            "can load it before negativa slim undo."
+        )
+        yield from (f"  {printable(path)}" for path in whole)
     if wrong:
         yield (
             f"{format_items(len(wrong), 'library', 'libraries')} can't get removed code back from "

@@ -365,6 +365,8 @@ def release(
     """
     needed = spares_of(manifest.slimmed.values())
     for folder in {spare.parent for spare in before - needed}:
+        if tree.is_relative_to(folder):
+            continue  # No folder of spares lies around a tree: this process holds it.
         # A manifest names the folder, and may have come with an image.
         hold = contextlib.nullcontext() if folder in own else hold_alone(folder)
         with contextlib.suppress(OSError, NegativaError), hold:

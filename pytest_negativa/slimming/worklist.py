@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.tracing.mappings import parse_maps
 
 _OWN_DISTRIBUTION = "pytest_negativa"
 # With what they require: CUPTI is loaded where programs are traced.
@@ -420,6 +422,9 @@ class _Others:
             for sha256, groups in folder.by_digest({one.size for one in loaded_then}).items()
             for group in groups
         }
+        here = (name.rpartition("/")[2] for group in folder.tree.groups for name in group.names)
+        if not self._digests and self._names.isdisjoint(here):
+            self._moves = None  # The trace is that of another environment.
 
     def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The recipe for a library, or a row that tells why it stays; None: it is no concern.
@@ -550,14 +555,22 @@ def _add_packages(
 
 
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
-    """The libraries by which negativa works, in the environment in which it runs."""
+    """The libraries by which negativa works, and its Python, by real path."""
     here = set(map(os.path.realpath, sys.path))
+    mapped = parse_maps(Path("/proc/self/maps").read_bytes())
+    modules = Path(os.path.realpath(sysconfig.get_config_var("DESTSHARED") or "/dev/null"))
     return frozenset(
-        path
-        for site in tree.sites
-        if str(site.folder) in here
-        for one in site.with_requirements(_OWN_DISTRIBUTIONS)
-        for path in one.libraries
+        (
+            *(
+                path
+                for site in tree.sites
+                if str(site.folder) in here
+                for one in site.with_requirements(_OWN_DISTRIBUTIONS)
+                for path in one.libraries
+            ),
+            *(os.fsdecode(one.file.path) for one in mapped if one.file is not None),
+            *map(str, modules.glob("*.so")),
+        )
     )
 
 

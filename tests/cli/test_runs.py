@@ -93,11 +93,28 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
     link.parent.mkdir()
     link.symlink_to(tmp_path)
     other = project.folder / "quickstart"
-    for named in (other, "reconstructed", link.name):
+    refused = project.negativa("runs", "--delete", link.name, status=2).stderr
+    assert "a link; name the run itself" in refused
+    for named in (other, "reconstructed"):
         (project.results / "reconstructed").mkdir(exist_ok=True)
         fault.check(project.negativa("runs", "--delete", named, status=1).stderr)
     assert precious.is_dir() and other.is_dir() and (project.results / "reconstructed").is_dir()
     assert link.is_symlink() and os.listdir(tmp_path)
+
+
+def test_links_and_urls_are_not_deleted(project: Project, tmp_path: Path) -> None:
+    other = RunsFolder(tmp_path / "other").new_run()
+    other.make()
+    link = project.results / other.run_id
+    link.parent.mkdir()
+    link.symlink_to(other.folder)
+    refused = project.negativa("runs", "--delete", other.run_id, status=2).stderr
+    assert "a link; name the run itself" in refused and other.folder.is_dir()
+    refused = project.negativa("runs", "--delete", f"file://{other.folder}", status=2).stderr
+    assert "a URL; --delete deletes runs in" in refused and other.folder.is_dir()
+    link.unlink()
+    project.negativa("runs", "--delete", other.folder, "--delete", f"{other.folder}/")
+    assert not other.folder.exists()
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_sentences_are_wrapped_and_tables_are_not(monkeypatch: pytest.MonkeyPatc
         "negativa slim --lock negativa.lock --spare spares",
         "negativa combine RUN RUN",
         "negativa debloat -- COMMAND",
-        "negativa runs list --json",
+        "negativa runs --json",
         "pytest --negativa-verify --negativa-heal",
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare
 from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.worklist import _libraries_of_negativa
 from pytest_negativa.spare.misses import Misses
 from tests.support.compacting import needs_compiler
 from tests.support.compiling import compile_c, compile_shared
@@ -150,7 +152,8 @@ def test_from_the_list_to_undo(deployment: Deployment) -> None:
     table = done.stdout.partition("moved whole")[2]
     assert all(name in table for name in (TWO, LATER)) and ONE not in table
     # Of a library that is too small, nothing is told.
-    assert f"negativa: a run opened {ONE}: not moved whole\n" in done.stderr
+    known = f"negativa: a run opened {ONE}, or a lock or log knows it: not moved whole\n"
+    assert known in done.stderr
     rows = deployment.slim()
     assert moved(rows) == moved(foreseen) == {TWO, LATER}
     for name in moved(rows):
@@ -171,6 +174,27 @@ def test_from_the_list_to_undo(deployment: Deployment) -> None:
     assert digests(site) == deployment.before
     assert list((deployment.folder / "spares").glob("*.spare")) == []
     assert deployment.load(site / LATER).returncode == 0
+
+
+def test_no_trace_of_this_environment_or_of_all_tests_moves_nothing(
+    deployment: Deployment,
+) -> None:
+    foreign = invoke(*deployment.words("--remove", "lib*.so", opened=()))
+    assert foreign.exit_code == 0
+    assert "remove names no library here that can go whole" in foreign.stderr
+    words = deployment.words("--remove", "lib*.so")
+    trace = msgspec.structs.replace(deployment.trace(ONE, HOST), failed=("R: 7 tests failed",))
+    (deployment.folder / "cpu.json").write_bytes(msgspec.json.encode(trace))
+    failed = invoke(*words)
+    assert "a test that failed may not have opened all that it needs" in failed.stderr
+    assert not moved(deployment.slim(opened=(ONE, HOST)))
+
+
+def test_the_python_that_runs_negativa_stays(deployment: Deployment) -> None:
+    own = Path(sysconfig.get_config_var("DESTSHARED")).resolve()
+    libraries = _libraries_of_negativa(scan((deployment.site,))[0])
+    assert {str(path) for path in own.glob("*.so")} <= libraries
+    assert any("libc.so" in path for path in libraries)
 
 
 def test_trees_share_a_folder_of_spares(deployment: Deployment, tmp_path: Path) -> None:
@@ -215,7 +239,8 @@ def test_the_message_names_library_spare_and_command(
     # The spare is no library, though it has nearly all of one.
     assert "no loadable segments" in deployment.load(spare).stderr
     told = explain_error("CUDA error: named symbol not found", slimmed_in([site]), [site])
-    assert f"{site / LATER}: it was moved whole; undo brings it back" in told
+    assert "1 library was moved whole: no process can load it before negativa slim undo." in told
+    assert f"  {site / LATER}" in told
 
     # Without its spare it can't come back.
     spare.rename(spare.with_suffix(".away"))
