@@ -190,6 +190,19 @@ def test_no_trace_of_this_environment_or_of_all_tests_moves_nothing(
     assert not moved(deployment.slim(opened=(ONE, HOST)))
 
 
+def test_a_spare_that_is_named_around_its_tree_is_left_alone(deployment: Deployment) -> None:
+    """undo holds the tree: it would wait for itself to hold a folder around it."""
+    deployment.slim("--remove", "libtwo.so")
+    manifest, named = deployment.site / MANIFEST_NAME, deployment.folder / "libtwo.so.spare"
+    named.write_bytes(b"not ours")
+    spare = load_manifest(deployment.site).slimmed[TWO].spare
+    assert spare is not None
+    manifest.write_text(manifest.read_text().replace(spare, str(named)))
+    words = (NEGATIVA, "slim", "undo", "--yes", deployment.site)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (0, 1) and named.read_bytes() == b"not ours"
+
+
 def test_the_python_that_runs_negativa_stays(deployment: Deployment) -> None:
     own = Path(sysconfig.get_config_var("DESTSHARED")).resolve()
     libraries = _libraries_of_negativa(scan((deployment.site,))[0])
