@@ -14,17 +14,18 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?:[\w./-]*/)?([\w-]+)\.md[^)]*\)")
 
 
 @click.command()
-@click.argument("topic", required=False)
+@click.argument("words", nargs=-1, metavar="[TOPIC]")
 @click.pass_context
-def help(context: click.Context, topic: str | None) -> None:
+def help(context: click.Context, words: tuple[str, ...]) -> None:
     """Print a page of the documentation, or the help of a command.
 
-    TOPIC is a page or a command; without it, list the commands, then the pages.
+    TOPIC is a page or a command, such as slim undo; without it, list the commands, then the pages.
     """
+    topic = " ".join(words)
     pages = {path.stem: path.read_text("utf-8") for path in _pages()}
     parent = context.find_root()
     assert isinstance(parent.command, click.Group)
-    if topic is None:
+    if not topic:
         formatter = parent.make_formatter()
         with formatter.section("Pages"):
             titles = (text.partition("\n")[0].lstrip("# ") for text in pages.values())
@@ -35,7 +36,7 @@ def help(context: click.Context, topic: str | None) -> None:
             lambda link: f"{link[1]} (negativa help {link[2]})" if link[2] in pages else link[1],
             _COMMENT.sub("", pages[topic]),
         )
-    elif (command := parent.command.get_command(parent, topic)) is not None:
+    elif (command := _find(parent, topic)) is not None:
         with click.Context(command, parent, info_name=topic) as asked:
             text = command.get_help(asked)
     else:
@@ -44,6 +45,13 @@ def help(context: click.Context, topic: str | None) -> None:
             f"no page and no command {topic!r}{hint}; negativa help lists both", param_hint="TOPIC"
         )
     click.echo_via_pager(text)
+
+
+def _find(parent: click.Context, topic: str) -> click.Command | None:
+    command: click.Command | None = parent.command
+    for word in topic.split():
+        command = command.get_command(parent, word) if isinstance(command, click.Group) else None
+    return command
 
 
 def _pages() -> list[Path]:

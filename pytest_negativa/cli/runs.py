@@ -76,7 +76,7 @@ def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, cop
         if (run := folder.find(name)) not in doomed:
             doomed.append(run)
     if keep is not None:
-        doomed += [run for run in folder.runs()[keep:] if run not in doomed]
+        doomed += [run for run in folder.runs() if run not in doomed][keep:]
     if not doomed and not copies:
         click.echo("no run to delete")
     for run in doomed:
@@ -86,6 +86,8 @@ def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, cop
         # Nothing else of this module needs what writes libraries.
         from pytest_negativa.rewriting.reconstruct import reconstruct
 
+        if folder.copies.is_symlink() or (folder.copies.exists() and not folder.copies.is_dir()):
+            raise OptionError(f"{folder.copies}: no folder of ours; remove it yourself")
         if folder.copies.is_dir():
             reconstruct((), folder.copies)
         click.echo(printable(f"no copies are left in {folder.copies}"))

@@ -85,3 +85,8 @@ def test_a_wheel_has_the_pages(tmp_path: Path) -> None:
     assert inside == topics()
     html = Path("pytest_negativa/reporting/html")
     assert {html / path.name for path in (ROOT / html).iterdir() if path.is_file()} <= names
+
+
+def test_a_command_of_two_words_is_a_topic() -> None:
+    assert run("slim", "undo").stdout == run("slim undo").stdout
+    assert "Put back the originals" in run("slim", "undo").stdout

@@ -49,7 +49,7 @@ def test_runs_are_listed_and_deleted(project: Project, three: list[str]) -> None
     both = project.negativa("runs", "--json", "--keep", "0", status=2).stderr
     assert "--json lists the runs" in both and len(project.runs()) == 3
 
-    project.negativa("runs", "--delete", three[2])
+    project.negativa("runs", "--delete", three[2], "--keep", "2")
     assert [folder.name for folder in project.runs()] == three[:2]
     assert (project.results / "latest").resolve().name == three[1]
     project.negativa("runs", "--keep", "0")
@@ -100,6 +100,14 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
         fault.check(project.negativa("runs", "--delete", named, status=1).stderr)
     assert precious.is_dir() and other.is_dir() and (project.results / "reconstructed").is_dir()
     assert link.is_symlink() and os.listdir(tmp_path)
+
+
+def test_copies_that_are_no_folder_stay(project: Project, tmp_path: Path) -> None:
+    project.results.mkdir()
+    copies = RunsFolder(project.results).copies
+    copies.symlink_to(tmp_path)
+    assert "no folder of ours" in project.negativa("runs", "--copies", status=2).stderr
+    assert copies.is_symlink()
 
 
 def test_links_and_urls_are_not_deleted(project: Project, tmp_path: Path) -> None:
