@@ -6,6 +6,7 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -557,21 +558,21 @@ def _add_packages(
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     """The libraries by which negativa works, and its Python, by real path."""
     here = set(map(os.path.realpath, sys.path))
-    mapped = parse_maps(Path("/proc/self/maps").read_bytes())
-    modules = Path(os.path.realpath(sysconfig.get_config_var("DESTSHARED") or "/dev/null"))
-    return frozenset(
-        (
-            *(
-                path
-                for site in tree.sites
-                if str(site.folder) in here
-                for one in site.with_requirements(_OWN_DISTRIBUTIONS)
-                for path in one.libraries
-            ),
-            *(os.fsdecode(one.file.path) for one in mapped if one.file is not None),
-            *map(str, modules.glob("*.so")),
-        )
-    )
+    own = {
+        path
+        for site in tree.sites
+        if str(site.folder) in here
+        for one in site.with_requirements(_OWN_DISTRIBUTIONS)
+        for path in one.libraries
+    }
+    # What this process may not read, it can't slim either.
+    with contextlib.suppress(OSError):
+        mapped = parse_maps(Path("/proc/self/maps").read_bytes())
+        own |= {os.fsdecode(one.file.path) for one in mapped if one.file is not None}
+    with contextlib.suppress(OSError):
+        modules = Path(os.path.realpath(sysconfig.get_config_var("DESTSHARED") or "/dev/null"))
+        own.update(map(str, modules.glob("*.so")))
+    return frozenset(own)
 
 
 def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
