@@ -76,7 +76,7 @@ def test_work_that_is_not_repeated_needs_no_rerun(
     project.trace("--negativa-cpu")
     before, trimmed = unused(project)
     shown = project.verify()
-    assert "\nPROVED" in shown and "not repeated: its images stay whole" in shown
+    assert "\nPROVED" in shown and "not repeated on the copies: its images stay whole" in shown
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     after, trimmed_after = unused(project)
     # What shares a page with code that was read, or with the end of its section.
@@ -101,7 +101,7 @@ def unused(project: VerifiedProject) -> tuple[set[int], list[str]]:
 def test_trace_and_proof_in_one_command_watch_without_cpu_code(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", MEMO)
     shown = project.verify("--negativa")
-    assert "\nPROVED" in shown and "not repeated: its images stay whole" in shown
+    assert "\nPROVED" in shown and "not repeated on the copies: its images stay whole" in shown
     assert "Watched: no process read " in shown
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     assert not (project.run_folder / "cpu").exists() and "CPU code" not in shown
@@ -124,7 +124,7 @@ def test_falls_back():
 @pytest.mark.planted_fault(
     "A test needs removed code that lies on a page that nothing watched, and goes on without the "
     "GPU on the copies. The traced run watched all other pages.",
-    says="not repeated: its images stay whole",
+    says="not repeated on the copies: its images stay whole",
 )
 def test_what_nothing_watched_stays(tmp_path: Path, fault: PlantedFault) -> None:
     project = VerifiedProject(tmp_path / "project", FALLS_BACK).trace("--negativa-cpu")

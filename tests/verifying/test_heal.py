@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.standin.standin_gpu import USED
+from tests.support.standin.standin_gpu import BESIDE, USED
 from tests.support.verified import VerifiedProject
 
 # What no test uses by the driver: the payload for sm_90 of the last region.
 NEEDED = USED[3]
-# One for sm_86, all of it on the page where that begins: it may have been read, too.
-BESIDE = 70560
 # The one for sm_100 beside it, which the driver would not choose for sm_90.
 OTHER_ARCH = 75336
 # A small element of the first region: it has no page of its own, so nobody sees it touched.

@@ -40,6 +40,8 @@ ROUND = re.sub(r".*-", "", Path(os.environ.get("NEGATIVA_ROUND", "-none")).paren
 # libquickstart.so: file offsets of its four regions, and of the element of each that sm_90 loads.
 REGIONS = (13304, 25976, 46088, 65960)
 USED = (18288, 32936, 54288, 72856)
+# For sm_86, all of it on the page where the last of these begins: whoever reads one may read both.
+BESIDE = 70560
 KERNELS = (
     b"vector_add",
     b"_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii",
