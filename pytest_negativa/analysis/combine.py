@@ -33,9 +33,9 @@ from pytest_negativa.storage.results import (
 )
 from pytest_negativa.storage.runs import Run, fetch_to_combine, run_at
 from pytest_negativa.storage.urls import Url, is_url
-from pytest_negativa.tracing.files import TraceReader, require_ended
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.portable import copy_portable
+from pytest_negativa.tracing.trace_files import TraceReader, require_ended
 
 _END = b'{"record":"end"'
 _FETCHED_AT_A_TIME = 8

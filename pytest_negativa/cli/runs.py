@@ -24,7 +24,7 @@ from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.urls import Url, is_url
-from pytest_negativa.tracing.files import TraceReader, require_ended
+from pytest_negativa.tracing.trace_files import TraceReader, require_ended
 
 
 @click.command()

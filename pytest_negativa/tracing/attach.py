@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.children import LACKS, outer_sockets
 from pytest_negativa.tracing.command import traced_changes
 from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE
+from pytest_negativa.tracing.untraced_children import LACKS, outer_sockets
 
 
 def attach_environment(

@@ -29,7 +29,6 @@ from pytest_negativa.tracing.drivercalls import (
     Action,
     DriverCall,
 )
-from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.gpu_images import (
     UNKNOWN_IMAGE,
     FoundImage,
@@ -40,6 +39,7 @@ from pytest_negativa.tracing.launches import LaunchCounter
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.ranges import Ranges
 from pytest_negativa.tracing.recorder import Recorder
+from pytest_negativa.tracing.trace_files import TraceWriter
 
 # CUpti_CallbackData in cupti_callbacks.h, 64-bit hosts: i32 callbackSite (padded),
 # functionName, functionParams, functionReturnValue.

@@ -51,7 +51,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.runs import holds_samples
-from pytest_negativa.tracing.files import TraceReader
+from pytest_negativa.tracing.trace_files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.
 _GONE = "library-gone"

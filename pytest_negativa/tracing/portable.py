@@ -28,7 +28,7 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import TRACE_SUFFIX, holds_samples
 from pytest_negativa.storage.system import open_regular
-from pytest_negativa.tracing.files import read_lines
+from pytest_negativa.tracing.trace_files import read_lines
 
 _MARK = b'"record":"library"'
 _decode = msgspec.json.Decoder(AnyTraceRecord).decode

@@ -35,8 +35,6 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
-from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.gpu_images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
@@ -47,6 +45,8 @@ from pytest_negativa.tracing.mappings import (
     split_deleted,
     state_of,
 )
+from pytest_negativa.tracing.trace_files import TraceWriter
+from pytest_negativa.tracing.untraced_children import OUTER_LACKS, tell_lack
 
 
 class Recorder:

@@ -41,7 +41,7 @@ from pytest_negativa.verifying.originals import MOST_RERUNS, hurried_tests, know
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
-from pytest_negativa.verifying.same_program import changes_of_start
+from pytest_negativa.verifying.same_start import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,

@@ -28,7 +28,7 @@ from pytest_negativa.planning.by_tests import (
     launches_by_range,
     usage_of_tests,
 )
-from pytest_negativa.planning.select_tests import resolve_nodeids, select_tests
+from pytest_negativa.planning.tests_by_expression import resolve_nodeids, select_tests
 from tests.support.traces import header
 from tests.support.usages import Launched, image_use, usage_of, with_launches
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.trace_files import TraceWriter
 from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.cupti import CuptiDetector
-from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.start import make_header
+from pytest_negativa.tracing.trace_files import TraceWriter
 
 Call = Callable[..., None]
 PTX = b"// a comment\n.version 8.0\n.target sm_80\n.visible .entry k() { ret; }\n"

@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import (
     TracedLibrary,
 )
 from pytest_negativa.storage.runs import TRACE_SUFFIX
-from pytest_negativa.tracing.files import TraceWriter
+from pytest_negativa.tracing.trace_files import TraceWriter
 
 RUN = "20260102T030405Z-abcdef"
 LIBRARY = TracedLibrary(path="/site-packages/a/lib.so", size=10, mtime_ns=1, build_id="aa")

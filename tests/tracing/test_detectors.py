@@ -27,8 +27,8 @@ from pytest_negativa.models.trace import (
     Role,
     Usage,
 )
-from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.trace_files import read_trace
 from tests.support.emulators import ANSWERS_FOR_MAPS, not_in_qemu
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, IS_ROOT, ROOT, SUPPORT

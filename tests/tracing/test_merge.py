@@ -35,8 +35,8 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, Run
-from pytest_negativa.tracing.files import TraceWriter
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
+from pytest_negativa.tracing.trace_files import TraceWriter
 from tests.support.faults import PlantedFault
 from tests.support.traces import DEVICE, LIBRARY, header, records, write
 

@@ -13,9 +13,9 @@ import pytest
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing import start
-from pytest_negativa.tracing.files import read_trace
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.start import child_environment, start_tracing
+from pytest_negativa.tracing.trace_files import read_trace
 from tests.support.faults import PlantedFault
 from tests.support.libraries import TRACES
 
@@ -122,7 +122,7 @@ except TracerUnavailable as e:
 
 _WATCHED = """
 import os, subprocess, sys
-from pytest_negativa.tracing.children import Children
+from pytest_negativa.tracing.untraced_children import Children
 
 children = Children(traceable=False)
 assert not list(children.untraced())

@@ -25,6 +25,7 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
 from pytest_negativa.rewriting.compact.dynamic import read_original
+from pytest_negativa.rewriting.compact.fatbin_regions import plan_removal
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
 from pytest_negativa.rewriting.compact.rebuild import check_pair
@@ -36,7 +37,6 @@ from pytest_negativa.rewriting.compact.records import (
     Smaller,
     Spare,
 )
-from pytest_negativa.rewriting.compact.regions import plan_removal
 from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout

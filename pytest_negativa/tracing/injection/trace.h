@@ -35,8 +35,8 @@ static long long nanoseconds(struct timespec t) {
 
 static long long now_ns(void) { return (long long)clock_ns(CLOCK_REALTIME); }
 
-/* Tells a process that waits for it (tracing/children.py) something of this one. It needs no right
- * and no space on a disk. */
+/* Tells a process that waits for it (tracing/untraced_children.py) something of this one. It needs
+ * no right and no space on a disk. */
 static void send_to(const char *name, size_t length, const char *fact) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     /* unix(7): an abstract address begins with NUL, and its length is part of it. */

@@ -21,8 +21,8 @@ from pytest_negativa.models.trace import (
     Role,
     TracedLibrary,
 )
-from pytest_negativa.tracing.files import TraceWriter, read_trace, require_ended
 from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.trace_files import TraceWriter, read_trace, require_ended
 from tests.support.faults import PlantedFault
 from tests.support.traces import header, records, write
 
@@ -183,7 +183,7 @@ def test_a_gap_of_a_recording_keeps_its_key(tmp_path: Path) -> None:
 def test_a_process_that_still_runs(tmp_path: Path, fault: PlantedFault) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from pytest_negativa.tracing.files import TraceWriter\n"
+        "from pytest_negativa.tracing.trace_files import TraceWriter\n"
         "from tests.support.traces import *\n"
         "writer = TraceWriter(Path(sys.argv[1], 'x.jsonl'), header(role=Role.CHILD))\n"
         "print(flush=True)\n"
