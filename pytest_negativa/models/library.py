@@ -90,6 +90,11 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     indirect_calls: tuple[Edge, ...] = ()
     sha256: str | None = None
 
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """Kernels and device functions."""
+        return (*self.kernels, *self.device_functions)
+
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
     """The declarations of PTX text.
@@ -473,3 +478,9 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
         if isinstance(content, Ptx):
             return tuple(Kernel(self.names[k], None) for k in content.kernels)
         return ()
+
+    def functions_of(self, content: Content | None) -> frozenset[str]:
+        """Names of the kernels of some content, and of the device functions of a cubin."""
+        if isinstance(content, Cubin):
+            return frozenset(self.names[f.name] for f in content.functions)
+        return frozenset(kernel.name for kernel in self.kernels_of(content))

@@ -320,7 +320,7 @@ def _trim_no_more(
         content,
         [
             f.name
-            for f in (*content.kernels, *content.device_functions)
+            for f in content.functions
             if not covers(cubin.unused, f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         ],
     )
@@ -452,7 +452,7 @@ def _totals(plan: LibraryPlan, blocks: Mapping[int, Element]) -> dict[str, Any]:
 def _count_functions(block: Element) -> int:
     content = block.content
     assert isinstance(content, Cubin)
-    return len({f.name for f in (*content.kernels, *content.device_functions)})
+    return len({f.name for f in content.functions})
 
 
 def _check_totals(locked: LockedLibrary, plan: LibraryPlan, blocks: Mapping[int, Element]) -> None:
@@ -487,7 +487,7 @@ def _trimmed(code: KeptCode, block: Element, library_map: LibraryMap) -> Trimmed
         reason = block.unreadable or "it holds no machine code"
         raise ReconstructError(f"{where} can't be read: {reason}")
     names = library_map.names
-    functions = {names[f.name]: f.name for f in (*content.kernels, *content.device_functions)}
+    functions = {names[f.name]: f.name for f in content.functions}
     if missing := [name for name in code.functions if name not in functions]:
         raise ReconstructError(f"{where} has no function {missing[0]}; make the lock again")
     # Whatever the kept functions reach was kept, too: else the lock is not what we wrote.
