@@ -6,7 +6,6 @@ The result depends on the traces alone, not on the order of the runs or on what 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.trace import TracedLibrary, Usage
+from pytest_negativa.models.trace import UNENDED, TracedLibrary, Usage
 from pytest_negativa.models.verdict import NeededSpan, Verdict
 from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
@@ -37,7 +36,6 @@ from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.portable import copy_portable
 from pytest_negativa.tracing.trace_files import TraceReader, require_ended
 
-_END = b'{"record":"end"'
 _FETCHED_AT_A_TIME = 8
 
 
@@ -110,22 +108,11 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
         else:
             require_ended(traces)
         digests = load_digests(run.traces_folder)
-        failure = failure or next(filter(None, map(_why_unended, traces)), None)
+        failure = failure or merge_traces(traces).why_incomplete(UNENDED)
     except (StoreError, OSError) as e:
         problem = e.beside(run) if isinstance(e, StoreError) else str(e)
         return Part(name, run, problem=problem)
     return Part(name, run, traces, digests, failure=failure, carried=carried)
-
-
-def _why_unended(trace: Path) -> str | None:
-    """Failure of a run whose trace is of a process that ran tests and did not end by itself."""
-    header = TraceReader(trace).header
-    if header is None or not header.role.runs_tests:
-        return None
-    with trace.open("rb") as file:
-        file.seek(-min(1024, trace.stat().st_size), os.SEEK_END)
-        *_, last = file.read().splitlines()
-    return None if last.startswith(_END) else f"process {header.pid} did not end by itself"
 
 
 def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], list[str]]:

@@ -100,8 +100,7 @@ def plan_and_report(
     """
     with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
-        unended = (lack.text for lack in usage.incomplete if lack.code == UNENDED)
-        failure = failure or next(unended, None)
+        failure = failure or usage.why_incomplete(UNENDED)
         latest = healed is None or is_used_here(usage)
         if healed:
             # In whatever order the parts are given.

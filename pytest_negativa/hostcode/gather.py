@@ -14,7 +14,6 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.hostcode.usage import (
     describe,
-    file_key,
     identify,
     unite,
     unite_logs,
@@ -53,7 +52,7 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
             return None
         return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
     record = load_files(run)
-    known = {file_key(f): f for f in (*known_files, *record.files)}
+    known = {f.file: f for f in (*known_files, *record.files)}
     processes = read_page_logs(run.page_logs)
     pages = unite_logs(processes)
     incomplete: list[str] = []

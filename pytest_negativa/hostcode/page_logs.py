@@ -46,9 +46,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_negativa.errors import NegativaError, StoreError, refusing
+from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
@@ -64,16 +64,6 @@ _PROCESS, _LIBRARY, _HOLES, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
-
-
-class FileKey(NamedTuple):
-    """A file as it was when a process loaded it; ``path`` is empty if it was not found."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,14 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import FileKey, LoggedLibrary, LoggedProcess
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostFile, HostLibrary, HostUsage
+from pytest_negativa.hostcode.page_logs import LoggedLibrary, LoggedProcess
+from pytest_negativa.models.hostcode import (
+    HOST_USAGE_VERSION,
+    FileKey,
+    HostFile,
+    HostLibrary,
+    HostUsage,
+)
 from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
 from pytest_negativa.models.trace import FileState
 from pytest_negativa.settings.globs import PathRules
@@ -71,11 +77,6 @@ def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
     return tuple(minus(union(span for one in constants for span in one.ranges), read))
 
 
-def file_key(file: HostFile) -> FileKey:
-    """The file as it was when a process loaded it."""
-    return FileKey(file.path, file.device, file.inode, file.size, file.mtime_ns)
-
-
 def identify(
     key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
 ) -> HostFile | str:
@@ -109,7 +110,7 @@ def identify(
     except FormatError as e:
         return str(e)
     return HostFile(
-        **key._asdict(),
+        file=key,
         sha256=sha256,
         build_id=elf.build_id,
         segments=segments,
@@ -120,9 +121,9 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
     """Convert the addresses of a file's pages to file offsets."""
     return HostLibrary(
         sha256=file.sha256,
-        size=file.size,
+        size=file.file.size,
         build_id=file.build_id,
-        paths=(file.original or file.path,),
+        paths=(file.original or file.file.path,),
         watched=_offsets(file, pages.ranges),
         touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
         unwatched=None if pages.watched else UNWATCHED,
@@ -139,7 +140,7 @@ def _offsets(file: HostFile, addresses: Iterable[tuple[int, int]]) -> tuple[Span
         for first, last in intersection([(start, start + length)], spans)
     ]
     if size(found) < size(spans):
-        raise NegativaError(f"{file.path}: no segment holds all addresses that were watched")
+        raise NegativaError(f"{file.file.path}: no segment holds all addresses that were watched")
     return union(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.spans import Span, size
 
@@ -11,8 +13,9 @@ HOST_USAGE_VERSION = 2
 HOST_REPORT_VERSION = 2
 """Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
 
-HOST_FILES_VERSION = 2
-"""Of ``cpu/files.json``. History: 2 has no times of change; 1 is the first."""
+HOST_FILES_VERSION = 3
+"""Of ``cpu/files.json``. History: 3 has what a file was as a list; 2 has no times of change; 1
+is the first."""
 
 
 class Processor(Record, frozen=True, kw_only=True):
@@ -27,11 +30,21 @@ class Processor(Record, frozen=True, kw_only=True):
     flags: tuple[str, ...]
 
 
+class FileKey(NamedTuple):
+    """A file as it was when a process loaded it; ``path`` is empty if it was not found."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
 class HostFile(Record, frozen=True, kw_only=True):
     """The content of a file that was loaded, as long as it could be read.
 
     Attributes:
-        path, device, inode, size, mtime_ns: the file when it was loaded.
+        file: as it was loaded.
         sha256: of its bytes.
         build_id: hex of the GNU build id, if it has one.
         segments: address, file offset and size in the file of each loaded segment.
@@ -39,11 +52,7 @@ class HostFile(Record, frozen=True, kw_only=True):
             ``sha256`` and ``build_id`` are; else None.
     """
 
-    path: str
-    device: int
-    inode: int
-    size: NonNegative
-    mtime_ns: int
+    file: FileKey
     sha256: str
     build_id: str | None
     segments: tuple[tuple[int, int, int], ...]

@@ -303,26 +303,35 @@ def add_foreign(found: Iterable[ForeignCode]) -> tuple[ForeignCode, ...]:
     return tuple(sorted(rows, key=lambda code: -code.size))
 
 
-class LibraryIdentity(Record, frozen=True, kw_only=True):
-    """The identity of a library: its content, never its base name.
+class LibraryFile(Record, frozen=True, kw_only=True):
+    """A file with GPU code.
 
     Attributes:
         path: real path.
         size: bytes.
-        mtime_ns: modification time, ns since the epoch.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
+    """
+
+    path: str
+    size: NonNegative
+    build_id: str | None
+    soname: str | None
+
+
+class LibraryIdentity(LibraryFile, frozen=True, kw_only=True):
+    """The identity of a library: its content, never its base name.
+
+    Attributes:
+        path, size, build_id, soname: see ``LibraryFile``.
+        mtime_ns: modification time, ns since the epoch.
         machine: ELF machine of the host, e.g. ``EM_X86_64``; empty for a file that is no ELF file.
         file_kind: what the file is.
         sha256: hex digest of the whole file. A plan is for exactly this content. None if it was
             not asked for, if there is no GPU code, or if the file changed while it was read.
     """
 
-    path: str
-    size: NonNegative
     mtime_ns: int
-    build_id: str | None
-    soname: str | None
     machine: str
     sha256: str | None = None
     file_kind: FileKind = FileKind.LIBRARY

@@ -6,6 +6,7 @@ from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import (
     ForeignCode,
+    LibraryFile,
     LibraryMap,
     Removed,
 )
@@ -58,15 +59,12 @@ class CodeRow(Record, frozen=True, kw_only=True):
     loaded_bytes: int | None
 
 
-class LibrarySummary(Record, frozen=True, kw_only=True):
+class LibrarySummary(LibraryFile, frozen=True, kw_only=True):
     """One library in figures.
 
     Attributes:
-        path: real path.
+        path, size, build_id, soname: see ``LibraryFile``.
         file_kind: what the file is.
-        size: of the file, in bytes.
-        build_id: hex of the GNU build id, if it has one.
-        soname: ``DT_SONAME``, if it has one.
         devices: the compute capabilities that ``loaded`` figures are for: what any of them loads.
             None for a file that only a linker reads.
         sections: the sections with GPU code.
@@ -76,10 +74,6 @@ class LibrarySummary(Record, frozen=True, kw_only=True):
         foreign: the code for GPUs of other vendors, which is not read.
     """
 
-    path: str
-    size: int
-    build_id: str | None
-    soname: str | None
     devices: tuple[str, ...]
     sections: tuple[SectionRow, ...]
     code: tuple[CodeRow, ...]

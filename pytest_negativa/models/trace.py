@@ -590,9 +590,13 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
             for first in memory_image.firsts():
                 yield None, self.context_of(first)
 
-    def why_incomplete(self) -> str | None:
-        """Why any file may have been used more than is known; None if it wasn't."""
-        return next((warning.text for warning in self.incomplete), None)
+    def why_incomplete(self, code: str | None = None) -> str | None:
+        """Why any file may have been used more than is known; None if it wasn't.
+
+        Args:
+            code: of the lacks to look at; None: all.
+        """
+        return next((lack.text for lack in self.incomplete if code in (None, lack.code)), None)
 
     @property
     def loads_eagerly(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.hostcode import Processor
+from pytest_negativa.models.library import LibraryFile
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
@@ -40,13 +41,11 @@ class LibraryStatus(str, enum.Enum):
     NOTHING_UNUSED = "nothing unused"
 
 
-class ProvedLibrary(Record, frozen=True, kw_only=True):
+class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
     """One library with a plan. Sizes in bytes.
 
     Attributes:
-        path: real path of the original.
-        soname, build_id: of the original, if it has them.
-        size: of the original's file.
+        path, size, build_id, soname: of the original, see ``LibraryFile``.
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
             is None if there is no copy.
         status: what is known of its unused code.
@@ -66,10 +65,6 @@ class ProvedLibrary(Record, frozen=True, kw_only=True):
         processes: how many processes had the copy mapped.
     """
 
-    path: str
-    soname: str | None
-    build_id: str | None
-    size: NonNegative
     sha256: str | None
     copy_sha256: str | None
     status: LibraryStatus

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage
-from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, FileKey
-from pytest_negativa.hostcode.usage import file_key, unite
+from pytest_negativa.hostcode.page_logs import LOG_SUFFIX
+from pytest_negativa.hostcode.usage import unite
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostFile, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import (
     FILL,
     RECONSTRUCTION_VERSION,
@@ -216,12 +216,12 @@ class _PageProof(Verification):
 
 def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:
     """Copies as if they were their originals: their CPU code is the same, in the same places."""
-    known = {file_key(file): file for file in files}
+    known = {one.file: one for one in files}
     for copy in reconstruction.libraries:
         key = _key(copy.library.path, copy.original_state)
         if key in known:
             own = _key(os.path.realpath(copy.copy), copy.copy_state)
-            yield replace(known[key], **own._asdict(), original=copy.library.path)
+            yield replace(known[key], file=own, original=copy.library.path)
 
 
 def _key(path: str, state: FileState) -> FileKey:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
-from pytest_negativa.hostcode.page_logs import FileKey
 from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.hostcode.summary import summarize
 from pytest_negativa.hostcode.usage import identify, unite
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
+    FileKey,
     HostFile,
     HostLibrary,
     HostReport,
@@ -164,7 +164,7 @@ def one_library(
         libraries=(
             HostLibrary(
                 sha256=file.sha256,
-                size=file.size,
+                size=file.file.size,
                 build_id=file.build_id,
                 paths=(str(path),),
                 watched=watched,
