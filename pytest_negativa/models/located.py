@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import Context, FirstUse, ImageUse, TracedLibrary
+from pytest_negativa.models.trace import FirstUse, ImageUse, TracedLibrary, Usage
 
 
 class UseMark(Record, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
 
     Attributes:
         uses: what the run used, by the file offset at which the region or frame begins.
-        contexts: those of the run, see ``Usage.contexts``.
+        usage: of the run.
         changed: why this is not the library that was traced; None if it is.
         unmatched: images that the run loaded from the library and that its map doesn't explain.
         suspects: images that were found in memory and may be the content of an element, by its
@@ -43,7 +43,7 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
 
     library_map: LibraryMap
     uses: Mapping[int, UseMark]
-    contexts: tuple[Context, ...]
+    usage: Usage
     changed: str | None
     unmatched: tuple[str, ...]
     suspects: Mapping[int, ImageUse]
@@ -52,10 +52,6 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
     def use_of(self, block: Element) -> UseMark | None:
         """Use of an element's region, or of a frame; None: not used."""
         return self.uses.get(block.anchor)
-
-    def context_of(self, first: FirstUse) -> Context:
-        """The test, or the phase of the session, in which something was first seen."""
-        return self.contexts[first.context]
 
     @property
     def used_kernels(self) -> dict[str, FirstUse]:

@@ -97,7 +97,7 @@ def plan_library(
         devices=tuple(map(str, devices)),
         decisions=decisions,
         used_kernels=tuple(
-            KernelUse(name, located.context_of(used[name]))
+            KernelUse(name, located.usage.context_of(used[name]))
             for name in sorted(kernels & used.keys())
         ),
         unused_kernels=tuple(sorted(kernels - used.keys())),
@@ -271,7 +271,7 @@ class _Planner:
         return block.payload.start in self._fitting or block.payload.start in self._fitting_policy
 
     def _where(self, first: FirstUse) -> str:
-        return str(self._located.context_of(first))
+        return str(self._located.usage.context_of(first))
 
     def trimmed(self, decisions: Sequence[Decision]) -> Iterator[TrimmedCubin]:
         """The unused code inside cubins that are kept because the run loaded them."""

@@ -56,7 +56,7 @@ def locate_library(
     return LocatedLibrary(
         library_map=library_map,
         uses=uses,
-        contexts=usage.contexts,
+        usage=usage,
         changed=changed,
         unmatched=tuple(
             f"an image at offset {offset:#x}, first used in {usage.context_of(left[0].first)}"

@@ -38,7 +38,7 @@ def test_an_image_is_the_region_at_its_offset(multiarch: LibraryMap) -> None:
     found = locate(multiarch, {starts[2]: ["k"]})
     [(start, mark)] = found.uses.items()
     assert start == starts[2] and mark.kernels.keys() == {"k"}
-    assert found.context_of(mark.first) == found.context_of(mark.kernels["k"]) == TEST
+    assert found.usage.context_of(mark.first) == found.usage.context_of(mark.kernels["k"]) == TEST
     assert all((found.use_of(b) is mark) is (b.anchor == start) for b in multiarch.iter_code())
     assert found.unmatched == () and found.changed is None
 
