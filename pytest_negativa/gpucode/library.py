@@ -124,7 +124,7 @@ def add_contents(source: ByteSource, library_map: LibraryMap, scope: Scope) -> L
     return replace(library_map, scope=scope, sections=sections, names=reader.names.names())
 
 
-def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
+def map_slimmed(source: ByteSource, host: HostElf, scope: Scope) -> tuple[LibraryMap, Removed]:
     """Read the GPU code that is left in a slimmed library, and how much is gone.
 
     All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
@@ -135,8 +135,7 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     Raises:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
-    host = read_host_elf(source, with_segments=True)
-    marker = read_marker(source)
+    marker = read_marker(source, host)
     space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
