@@ -14,8 +14,8 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, head_of, scan_fil
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NO_LIBRARY = (
-    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
-    "--target; of an image, slim the folder of its packages while it is built"
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel or "
+    "conda package with --target; of an image, slim the folder of its packages while it is built"
 )
 
 
