@@ -233,7 +233,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     settings = settings_of(flags)
-    request = _request(SimpleNamespace(**flags, remove=settings.remove))
+    request = _request(
+        SimpleNamespace(**flags, remove=settings.remove, keep=settings.keep.libraries)
+    )
     if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
         text = "remove moves no library without --spare and --cpu-pages"
         print_warning(f"{settings.sources['remove']}: {text}")
@@ -412,7 +414,9 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     if remove and usage is not None and usage.failed:
         print_warning("a test that failed may not have opened all that it needs: none goes whole")
         remove = ()
-    policy = SpareTarget.of(absolute(flags.spare), usage, most_holes=most_holes, remove=remove)
+    policy = SpareTarget.of(
+        absolute(flags.spare), usage, most_holes=most_holes, remove=remove, keep=flags.keep
+    )
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -447,15 +451,12 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     _show_ways_back(request, report)
     if report.opened:
         opened = printable(format_names(report.opened))
-        show(
-            f"negativa: a run opened {opened}, or a lock or log knows it: not moved whole", err=True
-        )
-    elif (
-        request.options.spare is not None
-        and request.options.spare.remove
-        and not any(row.moved for row in report.rows)
-    ):
-        print_warning("remove names no library here that can go whole")
+        why = "a run opened it, a lock or log knows it, or keep.libraries names it"
+        show(f"negativa: not moved whole: {opened} ({why})", err=True)
+    spare = request.options.spare
+    for glob in () if spare is None else spare.remove:
+        if glob not in report.listed:
+            print_warning(f"remove: {glob} names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     then: str | None = f"negativa slim check {typed(request.paths)}"

@@ -81,14 +81,16 @@ class SlimReport:
         stopped: nothing was done, because a library of the lock is missing or another file.
         holes: how many the libraries of the folders have, for pages that lie in spares.
         min_hole: bytes; shorter ones stayed in the libraries that were slimmed now.
+        listed: the globs of ``remove`` that match a library that is large enough to go whole.
         opened: libraries that ``remove`` names and that did not go whole, because a run opened
-            them.
+            them, or ``keep.libraries`` names them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
     holes: int = 0
     min_hole: int = 0
+    listed: frozenset[str] = frozenset()
     opened: tuple[str, ...] = ()
 
     @property
