@@ -84,7 +84,7 @@ def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Jour
 
     Raises:
         OptionError: see ``scan``.
-        NegativaError: a folder can't be held, or a manifest can't be read.
+        NegativaError: a folder can't be held.
     """
     with hold(*roots_of(paths)):
         trees = scan(paths)
