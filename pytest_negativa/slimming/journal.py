@@ -9,6 +9,7 @@ they tell that RECORD has lines to change.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.models.slimming import SlimmedFile
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.replace import copy_file, look, replace_all
@@ -38,17 +39,24 @@ class Journal:
 
     Attributes:
         root: the folder.
-        manifest: what was done there.
         token: of the run.
     """
 
     def __init__(self, tree: Tree, held: Sequence[Path] = ()) -> None:
         self.tree = tree
         self.root = tree.root
-        self.manifest = manifest_of(tree)
         self.token = secrets.token_hex(8)
         self.held = tuple(held)
         self._back: dict[str, SlimmedFile] = {}
+
+    @functools.cached_property
+    def manifest(self) -> SlimManifest:
+        """The notes of what was done there, read when they are needed first.
+
+        Raises:
+            StoreError: see ``load_manifest``.
+        """
+        return manifest_of(self.tree)
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
         """The places of names, with the state of the file to replace; None if none is there.

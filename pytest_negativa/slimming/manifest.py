@@ -16,6 +16,7 @@ from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
 from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.record import record_digest
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     MANIFEST_VERSION,
     SlimManifest,
@@ -44,6 +45,13 @@ def load_manifest(root: Path) -> SlimManifest:
     except OSError as e:
         hint = "" if path.is_file() else "; move it away"
         raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
+    try:
+        msgspec.json.decode(data)
+    except UNDECODABLE as e:
+        raise StoreError(
+            f"{path}: damaged: {e}; copy it from a backup, or move it away: then undo puts back "
+            "libraries that have a spare, and others come back by installing them again"
+        ) from e
     manifest = decode_versioned(
         data,
         SlimManifest,

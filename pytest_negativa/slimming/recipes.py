@@ -144,7 +144,7 @@ class Recipe:
     @property
     def is_moving(self) -> bool:
         """Whether all of a library goes into the spare."""
-        return self.spare is not None and self.spare.root is not None
+        return self.spare is not None and self.spare.whole
 
     def why(self, *, has_gpu_code: bool) -> str | None:
         """The detail of a library that lost its code because no run loaded it."""
@@ -291,7 +291,8 @@ def for_others(request: SlimRequest) -> ForOthers:
             whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     if spare is not None and spare.loaded is not None:
         pages = by_pages(spare)
-        moves = never_loaded("the trace of CPU code", strip=True, spare=spare.for_unneeded())
+        going = spare.for_unneeded(whole=True)
+        moves = never_loaded("the trace of CPU code", strip=True, spare=going)
     return others, never, whole, pages, moves
 
 

@@ -105,6 +105,7 @@ def apply(
         tuple(sorted(rows, key=lambda row: row.path)),
         holes=holes,
         min_hole=min_hole,
+        listed=frozenset(glob for folder in folders for glob in folder.listed),
         opened=tuple(name for folder in folders for name in folder.opened),
     )
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import stat
 import tempfile
@@ -45,7 +44,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
-from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAX_COPIED,
@@ -97,7 +96,8 @@ class SpareTarget:
             code and, if there is a trace, the CPU code.
         most_holes: how many holes all libraries of the folders may have together.
         remove: globs of libraries that may go whole, if no process of the trace opened them.
-        root: the slimmed folder, whose libraries go whole; None: they lose pages.
+        keep: globs of libraries that never do.
+        whole: libraries go whole; otherwise they lose pages.
     """
 
     folder: Path
@@ -107,7 +107,8 @@ class SpareTarget:
     unneeded: bool = False
     most_holes: int = MOST_HOLES
     remove: tuple[str, ...] = ()
-    root: Path | None = None
+    keep: tuple[str, ...] = ()
+    whole: bool = False
 
     @classmethod
     def of(
@@ -117,6 +118,7 @@ class SpareTarget:
         *,
         most_holes: int = MOST_HOLES,
         remove: tuple[str, ...] = (),
+        keep: tuple[str, ...] = (),
     ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
 
@@ -130,7 +132,7 @@ class SpareTarget:
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove)
+        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove, keep=keep)
 
     def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
@@ -149,9 +151,9 @@ class SpareTarget:
                 traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
-    def for_unneeded(self) -> SpareTarget:
-        """The policy for libraries that no test loaded."""
-        return replace(self, traced={}, unneeded=True)
+    def for_unneeded(self, *, whole: bool = False) -> SpareTarget:
+        """The policy for libraries that no test loaded, which may go whole."""
+        return replace(self, traced={}, unneeded=True, whole=whole)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ class SpareTarget:
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
-        goes = "GPU" if self.loaded is None else "GPU and CPU" if self.root is None else "whole"
+        goes = "GPU" if self.loaded is None else "GPU and CPU" if not self.whole else "whole"
         return *common, "unneeded", goes, back
 
     def may_know(self, size: int) -> bool:
@@ -176,13 +178,14 @@ class SpareTarget:
 
         ``min_hole`` in bytes.
         """
-        undo = shlex.join(["negativa", "slim", "undo", str(self.root)])
         remedy = (
             f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
             "negativa misses tells what is needed, to keep it."
-            if self.root is None
-            else f"To have it back, run {undo}. To keep it, take it out of remove in "
-            "negativa.yaml, or trace a run that opens it; then slim again."
+            if not self.whole
+            # ld.so prints the library's path before it, which a moved folder changes.
+            else f"To have it back, run negativa slim undo on the folder above that has "
+            f"{MANIFEST_NAME}. To keep it, take it out of remove in negativa.yaml, or trace a run "
+            "that opens it; then slim again."
         )
         return CutOptions(
             min_hole=min_hole,
@@ -192,7 +195,7 @@ class SpareTarget:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(remedy),
-            whole=self.root is not None,
+            whole=self.whole,
         )
 
 

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -212,6 +212,7 @@ class WorkList:
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more, see ``originals.is_past``.
         packages: the files that are GPU code themselves.
+        listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
@@ -226,6 +227,7 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
+        self.listed: set[str] = set()
         self.opened: list[str] = []
         self.lost: dict[FileGroup, str] = {}
         self.slimmed = list(find_slimmed(tree, manifest, self.lost))
@@ -389,9 +391,6 @@ class _Others:
     ) -> None:
         self._folder, self._tree, self._spare = folder, folder.tree, spare
         self._others, never, self._whole, self._pages, self._moves = recipes
-        if self._moves is not None and self._moves.spare is not None:
-            below = replace(self._moves.spare, root=folder.tree.root)
-            self._moves = replace(self._moves, spare=below)
         left_out = () if lock is None else lock.left_out
         locked = () if lock is None else lock.libraries
         rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
@@ -444,6 +443,7 @@ class _Others:
                 spare is not None and (sha256 or self._tree.digest(group)) in spare.came_back
             )
             is_unknown = not came_back and self._is_unknown(group, library, sha256)
+            is_unknown &= not self._matching(() if spare is None else spare.keep, group, paths)
             if is_unknown and not self._may_be_loaded(group, paths):
                 reason = self._runs_below(group)
                 return self._moves if reason is None else _stays(group, library, reason)
@@ -492,9 +492,14 @@ class _Others:
     def _is_listed(self, group: FileGroup, library: Library, paths: Sequence[str]) -> bool:
         """Whether the project lets a library go whole, and it is large enough."""
         globs = () if self._moves is None or self._spare is None else self._spare.remove
-        return any(
-            matches_library(glob, self._library_names(group, paths)) for glob in globs
-        ) and self._may_go(group, library)
+        matching = self._matching(globs, group, paths)
+        if not matching or not self._may_go(group, library):
+            return False
+        self._folder.listed |= matching
+        return True
+
+    def _matching(self, globs: Sequence[str], group: FileGroup, paths: Sequence[str]) -> set[str]:
+        return {one for one in globs if matches_library(one, self._library_names(group, paths))}
 
     def _was_moved(self, library: Library) -> bool:
         """Whether an earlier run moved a library whole, and this one could do so."""
