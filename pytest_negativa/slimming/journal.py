@@ -59,8 +59,10 @@ class Journal:
             ReconstructError: another user can exchange what root works on.
             TakenError: a file was changed or replaced since it was listed.
         """
-        groups = {self.root / name: self.tree.group_of(name) for name in names}
-        places = {path: None if group is None else group.state for path, group in groups.items()}
+        places = {
+            self.root / name: None if (group := self.tree.group_of(name)) is None else group.state
+            for name in names
+        }
         refuse_shared(*{place.parent for place in places})
         for place, state in places.items():
             look(place, state, by_ctime=True)

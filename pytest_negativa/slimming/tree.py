@@ -88,21 +88,25 @@ class Facts:
     Args:
         path: of the file.
         searched: look for GPU code, which reads much of some libraries.
+        hashed: read all of it for its digest.
 
     Attributes:
+        sha256: hex digest of a file that was ``hashed``; None: it can't be read.
         is_library: it is a shared object by its first bytes; if it can't be read, by its name.
         is_slimmed: it has the marker of slimming.
         soname: None: it has none, or can't be read.
         has_gpu_code: None: that is not known.
     """
 
+    sha256: str | None = None
     is_library = is_slimmed = False
     soname: str | None = None
     has_gpu_code: bool | None = None
 
-    def __init__(self, path: Path, *, searched: bool) -> None:
+    def __init__(self, path: Path, *, searched: bool, hashed: bool) -> None:
         try:
             with ByteSource(path) as source:
+                self.sha256 = source.sha256() if hashed else None
                 start = source.read(0, min(_E_TYPE + 2, source.size))
                 self.is_library = start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
                 if self.is_library:
@@ -126,6 +130,7 @@ class Tree:
         leftovers: files with names of temporary ones, which killed runs left.
         partial: whether it is single files.
         searched: whether all facts tell of GPU code: a search reads much of some libraries.
+        hashed: sizes in bytes of files whose facts have their digest.
     """
 
     root: Path
@@ -134,6 +139,7 @@ class Tree:
     leftovers: list[Path] = field(default_factory=list)
     partial: bool = False
     searched: bool = False
+    hashed: Set[int] = frozenset()
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
     _facts: dict[FileGroup, Facts] = field(default_factory=dict)
@@ -171,6 +177,8 @@ class Tree:
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""
+        if group.size in self.hashed:
+            return self.facts(group).sha256
         if group not in self._digests:
             self._digests[group] = digest_of(self.root / group.name)
         return self._digests[group]
@@ -193,7 +201,11 @@ class Tree:
     def facts(self, group: FileGroup) -> Facts:
         """The facts of a file as it was found."""
         if group not in self._facts:
-            self._facts[group] = Facts(self.root / group.name, searched=self.searched)
+            self._facts[group] = Facts(
+                self.root / group.name,
+                searched=self.searched,
+                hashed=group.size in self.hashed,
+            )
         return self._facts[group]
 
     def has_gpu_code(self, group: FileGroup) -> bool | None:
