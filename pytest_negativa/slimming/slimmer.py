@@ -29,6 +29,12 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
 from pytest_negativa.rewriting.copies import state_at
+from pytest_negativa.slimming.atomic_replacement import (
+    is_same_file,
+    keep_original,
+    look,
+    replace_all,
+)
 from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.originals import Slimmed
@@ -40,7 +46,6 @@ from pytest_negativa.slimming.recipes import (
     plan_library,
     slim_library,
 )
-from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
 from pytest_negativa.slimming.request import OnProgress, SlimOptions, SlimReport
 from pytest_negativa.slimming.spares import (
     LEAST_HOLE,

@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import Site, find_prefix, find_site
+from pytest_negativa.installed.sites import METADATA_SUFFIXES, Site, find_prefix, find_site
 from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
@@ -169,7 +169,7 @@ class Tree:
         """By name: the digests that RECORD files have for it, and which RECORD has each."""
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
         for site in self.sites:
-            for installed in site.installed():
+            for installed in site.installed:
                 for path, line in installed.libraries.items():
                     if line.digest and path.startswith(below := os.path.join(self.root, "")):
                         found[path.removeprefix(below)][line.digest] = installed.record
@@ -257,7 +257,8 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
     tree = Tree(root, partial=wanted is not None)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
-    for name, status in _walk(root, deep=wanted is None):
+    metadata: dict[str, list[str]] = {}
+    for name, status in _walk(root, metadata, deep=wanted is None):
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
@@ -267,21 +268,24 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
-    above = (find_site(root / MANIFEST_NAME), find_prefix(root / MANIFEST_NAME))
+    above = (find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME))
     sites.update(filter(None, above))
     tree.add(found.values())
-    tree.sites = [Site(folder) for folder in sorted(sites)]
+    tree.sites = [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)]
     return tree
 
 
-def _walk(root: Path, *, deep: bool) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files."""
+def _walk(
+    root: Path, metadata: dict[str, list[str]], *, deep: bool
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and status of regular files; ``metadata`` gets that of ``Site`` by folder."""
     start = len(os.path.join(root, ""))
     for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         # A search by digest would find kept originals and slim them.
         if deep and ORIGINALS_MARK in files:
             folders.clear()
             continue
+        metadata[folder] = [n for n in (*folders, *files) if n.endswith(METADATA_SUFFIXES)]
         # __pycache__ has half of the files and no libraries.
         folders[:] = [name for name in folders if deep and name != "__pycache__"]
         for path in (os.path.join(folder, name) for name in files):

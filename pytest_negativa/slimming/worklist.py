@@ -419,7 +419,7 @@ class _Others:
             )
             for one in found:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
-            for one in site.installed():
+            for one in site.installed:
                 self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}

@@ -22,6 +22,10 @@ from tests.support.sites import lock_of
 
 pytestmark = needs_compiler
 
+PAGES = "host/libpages.so"
+ARCH, LOCK = ["--arch", "sm_75"], ["--lock", "both.lock"]
+SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
+
 # What a program that gets a library's path does with it, Python doesn't tell: it counts as one.
 _COUNTING = """
 import collections, json, os, sys
@@ -44,6 +48,12 @@ try:
 finally:
     Path(log).write_text(json.dumps([opened, listed]))
 """
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with CPU code."""
+    return compile_library(tmp_path_factory.mktemp("pages"), pages=200)
 
 
 def slim(site: Path, log: Path, *options: str) -> list[dict[str, Any]]:
@@ -75,12 +85,6 @@ def trace(site: Path, log: Path) -> None:
     log.write_bytes(msgspec.json.encode(usage))
 
 
-PAGES = "host/libpages.so"
-
-ARCH, LOCK = ["--arch", "sm_75"], ["--lock", "both.lock"]
-SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
-
-
 @pytest.mark.parametrize(
     ("options", "slimmed"),
     [
@@ -96,17 +100,19 @@ SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
         (["--lock", "one.lock", *ARCH, "--no-way-back"], [ONE, TWO]),
     ],
 )
-def test_a_library_is_opened_for_its_facts_for_the_work_and_for_the_check(
-    site: Made, tmp_path: Path, options: Sequence[str], slimmed: Sequence[str]
+def test_openings_for_facts_work_and_check_and_one_listing(
+    site: Made, pages: Path, tmp_path: Path, options: Sequence[str], slimmed: Sequence[str]
 ) -> None:
-    folder = site.folder.resolve()
-    compile_library(folder / "host", pages=200)
+    # As pip install --target makes it: its name doesn't tell that distributions are there.
+    folder = site.folder.rename(tmp_path.resolve() / "target")
+    shutil.copy(pages, folder / PAGES)
     trace(folder, tmp_path / "cpu.json")
     save_lock(site.lock, tmp_path / "both.lock")
-    save_lock(lock_of(site.one), tmp_path / "one.lock")
-    opened, _ = slim(folder, tmp_path / "log.json", *options)
+    save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
+    opened, listed = slim(folder, tmp_path / "log.json", *options)
     assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, 3)
     assert {opened[name] for name in {ONE, TWO, PAGES, HOST}.difference(slimmed)} == {1}
+    assert listed[str(folder)] == listed["gpu/lib"] == 1
 
 
 @pytest.mark.slow
