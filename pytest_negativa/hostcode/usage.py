@@ -122,7 +122,7 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         sha256=file.sha256,
         size=file.size,
         build_id=file.build_id,
-        paths=(file.path,),
+        paths=(file.original or file.path,),
         watched=_offsets(file, pages.ranges),
         touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
         unwatched=None if pages.watched else UNWATCHED,
