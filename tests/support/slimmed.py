@@ -85,7 +85,8 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    needed, containers = plan_cut(path, library_map, plan, SpareTarget(folder))
+    with ByteSource(path) as source:
+        needed, containers = plan_cut(source, library_map, plan, SpareTarget(folder))
     return cut_library(path, folder / path.name, folder, needed, CutOptions(), containers)
 
 
