@@ -24,9 +24,10 @@ _SM_ARCH = r"(?:sm|compute|lto)_(\d+)(\d)([af]?)"
 # As people write one: also a bare number, as CMake has it, or a compute capability.
 _SPELLED = r"(?:sm|compute|lto)?(\d{1,2})(\d)([af]?)|(\d{1,2})\.(\d)"
 # Letters, spaces and makers' words in which the spellings of one arch or GPU differ.
-# With the words that drivers add to a name, as in "NVIDIA A100-SXM4-80GB".
+# With the words that drivers add to a name, as in "NVIDIA A100-SXM4-80GB MIG 1g.10gb".
 _LOOSE = re.compile(
-    r"[\s_-]+|nvidia|geforce|tesla|jetson|\b\d+gb?\b|hbm\d\w?|sxm\d?|pcie|nvl\d*|super|laptop gpu"
+    r"(?<=90)[\s-]?d\b|\bmig .*|\(nvgpu\)|\b(ac|ls|3e)\b"
+    r"|[\s_-]+|nvidia|geforce|tesla|jetson|\b\d+gb?\b|hbm\d\w?|sxm\d?|pcie|nvl\d*|super|laptop gpu"
     r"|generation|blackwell|(server|workstation) edition|with max-q design|max-q"
 )
 
@@ -150,14 +151,14 @@ GPUS: Mapping[str, str] = MappingProxyType(
         "12.1": "GB10, DGX Spark",
         "12.0": "RTX 5090, RTX 5080, RTX 5070 Ti, RTX 5070, RTX 5060 Ti, RTX 5060, RTX 5050, "
         "RTX PRO 6000, RTX PRO 5000, RTX PRO 4500, RTX PRO 4000, RTX PRO 2000",
-        "11.0": "T5000, T4000",
+        "11.0": "T5000, T4000, Thor",
         "10.3": "GB300, B300",
         "10.0": "GB200, B200",
         "9.0": "GH200, H200, H100, H800, H20",
         "8.9": "L4, L40, L40S, L20, L2, RTX 4090, RTX 4080, RTX 4070 Ti, RTX 4070, "
-        "RTX 4060 Ti, RTX 4060, RTX 4050, RTX 6000 Ada, RTX 5000 Ada, RTX 4500 Ada, RTX 4000 Ada, "
-        "RTX 2000 Ada",
-        "8.7": "AGX Orin, Orin NX, Orin Nano",
+        "RTX 4060 Ti, RTX 4060, RTX 4050, RTX 6000 Ada, RTX 5880 Ada, RTX 5000 Ada, RTX 4500 Ada, "
+        "RTX 4000 Ada, RTX 2000 Ada",
+        "8.7": "AGX Orin, Orin NX, Orin Nano, Orin",
         "8.6": "A40, A10, A10G, A10M, A16, A2, RTX A6000, RTX A5500, RTX A5000, RTX A4500, "
         "RTX A4000, RTX A3000, RTX A2000, "
         "RTX 3090 Ti, RTX 3090, RTX 3080 Ti, RTX 3080, RTX 3070 Ti, RTX 3070, RTX 3060 Ti, "
@@ -166,7 +167,7 @@ GPUS: Mapping[str, str] = MappingProxyType(
         "7.5": "T4, Quadro RTX 8000, Quadro RTX 6000, Quadro RTX 5000, Quadro RTX 4000, TITAN RTX, "
         "RTX 2080 Ti, RTX 2080, RTX 2070, RTX 2060, GTX 1660 Ti, GTX 1660, GTX 1650, T1000, "
         "T600, T400",
-        "7.2": "AGX Xavier, Xavier NX",
+        "7.2": "AGX Xavier, Xavier NX, Xavier",
         "7.0": "V100, Quadro GV100, TITAN V",
         "6.2": "TX2",
         "6.1": "P40, P4, GTX 1080 Ti, GTX 1080, GTX 1070 Ti, GTX 1070, GTX 1060, GTX 1050",
@@ -221,7 +222,9 @@ def parse_arch(text: str) -> SmArch:
     known = _spellings()
     match = re.fullmatch(_SPELLED, known[key][1] if key in known else key)
     if match is None:
-        near = nearest(key, known, at_least=0.7)
+        digits = (f"sm{key}0", *(name for name in known if name.endswith(key)))
+        near = next((name for name in digits if key.isdigit() and name in known), None)
+        near = near or nearest(key, known, at_least=0.7)
         hint = f"; did you mean {known[near][0]}?" if near else ""
         raise OptionError(
             f"{text!r} is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 "
@@ -242,7 +245,8 @@ def require_known(arch: SmArch) -> SmArch:
     has_suffix = arch.major >= {"": 0, "a": 9, "f": 10}[arch.suffix]
     if has_suffix and ComputeCapability(arch.major, arch.minor) in KNOWN_DEVICES:
         return arch
-    near = nearest(f"sm_{arch.major}{arch.minor}", _ARCHS, at_least=0)
+    text = f"sm_{arch.major}{arch.minor}"
+    near = f"{text}0" if f"{text}0" in _ARCHS else nearest(text, _ARCHS, at_least=0)
     raise UnknownArch(f"this release knows no GPU of arch {arch}; did you mean {near}?")
 
 

@@ -195,6 +195,17 @@ def test_choice_does_not_depend_on_the_order_of_elements() -> None:
         ("GB200", ComputeCapability(10, 0)),
         ("gb_300", ComputeCapability(10, 3)),
         ("DGX Spark", ComputeCapability(12, 1)),
+        ("NVIDIA B300 SXM6 AC", ComputeCapability(10, 3)),
+        ("NVIDIA GB200 NVL72", ComputeCapability(10, 0)),
+        ("NVIDIA GeForce RTX 4090 D", ComputeCapability(8, 9)),
+        ("RTX 5090D", ComputeCapability(12, 0)),
+        ("NVIDIA RTX 5880 Ada Generation", ComputeCapability(8, 9)),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", ComputeCapability(8, 0)),
+        ("NVIDIA H100 PCIe MIG 3g.40gb+me", ComputeCapability(9, 0)),
+        ("Orin (nvgpu)", ComputeCapability(8, 7)),
+        ("NVIDIA Thor", ComputeCapability(11, 0)),
+        ("NVIDIA H20-3e", ComputeCapability(9, 0)),
+        ("Tesla V100-SXM2-16GB-LS", ComputeCapability(7, 0)),
     ],
 )
 def test_capability_from_text(text: str, capability: ComputeCapability) -> None:
@@ -212,7 +223,18 @@ def test_text_that_is_no_capability(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "near"),
-    [("sm_9x", "sm_90"), ("RTX 4900", "RTX 4090"), ("h10", "H100"), ("hopper", None)],
+    [
+        ("sm_9x", "sm_90"),
+        ("RTX 4900", "RTX 4090"),
+        ("h10", "H100"),
+        ("hopper", None),
+        ("9", "sm_90"),
+        ("4090", "RTX 4090"),
+        ("3090", "RTX 3090"),
+        ("1080", "GTX 1080"),
+        ("MIG 1g.10gb", None),
+        ("4D", None),
+    ],
 )
 def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> None:
     with pytest.raises(OptionError, match=f"; did you mean {near}" if near else "all-major$"):
@@ -220,7 +242,15 @@ def test_the_nearest_arch_of_a_typing_mistake(text: str, near: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "near"), [("sm_91", "sm_90"), ("85", "sm_89"), ("sm_901", "sm_90"), ("9.9", "sm_90")]
+    ("text", "near"),
+    [
+        ("sm_91", "sm_90"),
+        ("85", "sm_89"),
+        ("sm_901", "sm_90"),
+        ("9.9", "sm_90"),
+        ("12", "sm_120"),
+        ("10", "sm_100"),
+    ],
 )
 def test_the_nearest_arch_of_one_that_no_gpu_has(text: str, near: str) -> None:
     with pytest.raises(UnknownArch, match=f"did you mean {near}"):

@@ -134,8 +134,9 @@ def lock(
             exclude=(*settings.libraries.exclude, *settings.keep.libraries),
         )
     except ReconstructError as e:
-        ways = dict.fromkeys((next_command(run), "negativa lock --unproved"))
-        raise ReconstructError(f"{e}; next: {', or '.join(ways)}") from e
+        way, unsure = next_command(run), "negativa lock --unproved"
+        ways = way if unsure in way else f"{way}, or {unsure}"
+        raise ReconstructError(f"{e}; next: {ways}") from e
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
     unused = sum(library.unused_bytes for library in made.libraries)

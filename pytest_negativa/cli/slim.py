@@ -35,7 +35,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX
+from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.models.lock import Lock
@@ -46,12 +46,12 @@ from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_bytes, format_names
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
+from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.scan import refuse_other_files, roots_of, scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
 
@@ -136,7 +136,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a smaller wheel into DIR.",
+    help="Write a smaller wheel or conda package into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -186,8 +186,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused GPU code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
-    prefix), a library, or a wheel (with --target). By default, it is the active
-    environment, if one is active. slim needs no GPU.
+    prefix), a library, or a wheel or conda package (with --target). By default, it is
+    the active environment, if one is active. slim needs no GPU.
 
     --spare or --keep-originals keeps a way back, for slim undo; --no-way-back needs none, as in an
     image that is built anew. One of them is required, except with --dry-run and --target. On a
@@ -233,12 +233,14 @@ def slim(as_json: bool, **flags: Any) -> None:
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     settings = settings_of(flags)
-    request = _request(SimpleNamespace(**flags, remove=settings.remove))
+    request = _request(
+        SimpleNamespace(**flags, remove=settings.remove, keep=settings.keep.libraries)
+    )
     if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
         text = "remove moves no library without --spare and --cpu-pages"
         print_warning(f"{settings.sources['remove']}: {text}")
-    is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
-    if not (request.options.dry_run or request.target is not None or is_wheel):
+    is_change = request.target is None and not any(map(is_package, request.paths))
+    if is_change and not request.options.dry_run:
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
     _slim(request, top=settings.reports.top, as_json=as_json)
 
@@ -322,7 +324,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
-    refuse_other_files([path for path in flags.paths if path.suffix != WHEEL_SUFFIX])
+    refuse_other_files([path for path in flags.paths if not is_package(path)])
     by_lock = flags.lock_file is not None or not flags.archs
     contradictions = (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
@@ -379,7 +381,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--remove goes with --cpu-pages, whose run tells which libraries any process opened",
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
-        (flags.target, flags.keep_originals is None, "--target leaves the wheel as it is"),
+        (flags.target, flags.keep_originals is None, "--target leaves the package as it is"),
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     aside = flags.keep_originals
@@ -412,7 +414,9 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     if remove and usage is not None and usage.failed:
         print_warning("a test that failed may not have opened all that it needs: none goes whole")
         remove = ()
-    policy = SpareTarget.of(absolute(flags.spare), usage, most_holes=most_holes, remove=remove)
+    policy = SpareTarget.of(
+        absolute(flags.spare), usage, most_holes=most_holes, remove=remove, keep=flags.keep
+    )
     return policy.with_misses(read_misses(flags.logs))
 
 
@@ -439,24 +443,20 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         interruptible(NOTHING if unchanged else GOES_ON),
         Progress("slimming") as progress,
     ):
-        is_wheel = any(path.suffix == WHEEL_SUFFIX for path in request.paths)
-        if is_wheel:
-            report = slim_wheel(request, progress.update)
-            _show_wheel(request)
+        if any(map(is_package, request.paths)):
+            report = slim_package(request, progress.update)
+            _show_package(request)
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
     if report.opened:
         opened = printable(format_names(report.opened))
-        show(
-            f"negativa: a run opened {opened}, or a lock or log knows it: not moved whole", err=True
-        )
-    elif (
-        request.options.spare is not None
-        and request.options.spare.remove
-        and not any(row.moved for row in report.rows)
-    ):
-        print_warning("remove names no library here that can go whole")
+        why = "a run opened it, a lock or log knows it, or keep.libraries names it"
+        show(f"negativa: not moved whole: {opened} ({why})", err=True)
+    spare = request.options.spare
+    for glob in () if spare is None else spare.remove:
+        if glob not in report.listed:
+            print_warning(f"remove: {glob} names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
     then: str | None = f"negativa slim check {typed(request.paths)}"
@@ -482,16 +482,16 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     where = places(*request.paths)
     if report.stopped:
         return "nothing was done: libraries of the lock are missing"
-    # A wheel without GPU code becomes a copy, so that all of an environment may go through slim.
-    if any(path.suffix == WHEEL_SUFFIX for path in request.paths):
+    # A package without GPU code becomes a copy: all of an environment may go through slim.
+    if any(map(is_package, request.paths)):
         return None
     if request.lock is not None and _is_foreign(request.lock, report):
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
         return None
     what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
-    if any(any(path.glob(f"*{WHEEL_SUFFIX}")) for path in request.paths):
-        what += "; the wheels there were not opened: pass each by its own path, with --target"
+    if any(is_package(inner) for path in request.paths for inner in path.glob("*")):
+        what += "; the packages there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {where}: {what}"
 
 
@@ -513,11 +513,11 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
             show(f"negativa: {cost}", err=True)
 
 
-def _show_wheel(request: SlimRequest) -> None:
+def _show_package(request: SlimRequest) -> None:
     assert request.target is not None
-    [wheel] = request.paths
-    if (new := request.target / wheel.name).exists():
-        sizes = f"{format_bytes(wheel.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
+    [package] = request.paths
+    if (new := request.target / package.name).exists():
+        sizes = f"{format_bytes(package.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
         show(
             f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
             "you pass it on",

@@ -96,7 +96,7 @@ def identify(
             status = os.fstat(source.fileno())
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
-            elf = read_host_elf(source, with_segments=True)
+            elf = read_host_elf(source)
             segments = tuple(
                 (segment.p_vaddr, segment.p_offset, segment.p_filesz)
                 for segment in elf.segments

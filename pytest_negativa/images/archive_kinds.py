@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_negativa.storage.system import read_head
 
 WHEEL_SUFFIX = ".whl"
+CONDA_SUFFIXES = (".conda", ".tar.bz2")
 DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5F
 _NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|deb|tar(\.\w+)?)")
@@ -64,6 +65,11 @@ def kind_at(path: Path) -> ArchiveKind | None:
         return archive_kind(read_head(path))
     except OSError:
         return None
+
+
+def is_package(path: Path) -> bool:
+    """Whether a path has the name of a wheel or of a conda package."""
+    return path.name.endswith((WHEEL_SUFFIX, *CONDA_SUFFIXES))
 
 
 def count_archives(folder: Path) -> int:

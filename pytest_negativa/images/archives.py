@@ -21,14 +21,19 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import zstandard
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
 from pytest_negativa.gpucode.source import ByteSource, open_source, unpack_stream
-from pytest_negativa.images.archive_kinds import WHEEL_SUFFIX, ArchiveKind, archive_kind
+from pytest_negativa.images.archive_kinds import (
+    CONDA_SUFFIXES,
+    WHEEL_SUFFIX,
+    ArchiveKind,
+    archive_kind,
+)
 from pytest_negativa.images.overlay import HardLink, Link
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import HEAD_SIZE
@@ -58,7 +63,8 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
 ENCRYPTED = 1
 """Flag of an encrypted file in a ZIP archive."""
-_CONDA_SUFFIX, _CONDA_FILES = ".conda", re.compile(r"(info|pkg)-[^/]*\.tar\.zst")
+CONDA_FILES = re.compile(r"(info|pkg)-[^/]*\.tar\.zst")
+"""Names of the two archives in a ``.conda`` file that hold its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +120,11 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
             yield from iter_tar(Part(source), source.path, on_problem)
             return
         entries = _iter_zip(source, on_problem)
-        if path.suffix != _CONDA_SUFFIX:
+        if path.suffix not in CONDA_SUFFIXES:
             yield from entries
             return
         for name, file in entries:
-            if _CONDA_FILES.fullmatch(name) and isinstance(file.place, Member):
+            if CONDA_FILES.fullmatch(name) and isinstance(file.place, Member):
                 part = Part(source, file.place.start, file.place.packed_size)
                 yield from iter_tar(part, f"{source.path}/{name}", on_problem)
 
@@ -352,20 +358,8 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
     Raises:
         FormatError: the archive is damaged, or can't be read.
     """
-    buffered = io.BufferedReader(cast("io.RawIOBase", part), _BUFFER)
-    head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
-    # Zeros end an archive, and are all of a layer in which nothing changed.
-    kind = ArchiveKind.TAR if head and not head.strip(b"\0") else archive_kind(head)
+    tar, stream, kind = _open_tar(part, label)
     in_place = part if kind is ArchiveKind.TAR and isinstance(part, Part) else None
-    with damage(label):
-        stream = _TarStream(_unpacked(buffered, kind, label), label)
-        try:
-            tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
-        except tarfile.ReadError as e:
-            if kind is ArchiveKind.TAR:
-                raise
-            problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
-            raise FormatError(label, None, problem) from e
     for info in _iter_infos(tar, stream, label):
         if (name := clean_name(info.name)) is None:
             # The root is a folder, too.
@@ -393,6 +387,30 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
             if in_place is not None:
                 place = in_place.member(name, info.offset_data, info.size)
             yield name, File(info.size, head, place, file)
+
+
+def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, ArchiveKind | None]:
+    """A tar archive as ``tarfile`` reads it, its stream, and its kind."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", part), _BUFFER)
+    head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
+    # Zeros end an archive, and are all of a layer in which nothing changed.
+    kind = ArchiveKind.TAR if head and not head.strip(b"\0") else archive_kind(head)
+    with damage(label):
+        stream = _TarStream(_unpacked(buffered, kind, label), label)
+        try:
+            tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
+        except tarfile.ReadError as e:
+            if kind is ArchiveKind.TAR:
+                raise
+            problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
+            raise FormatError(label, None, problem) from e
+    return tar, stream, kind
+
+
+def iter_headers(part: IO[bytes] | Part, label: str) -> Iterator[tarfile.TarInfo]:
+    """The headers of a tar archive, see ``iter_tar``."""
+    tar, stream, _ = _open_tar(part, label)
+    return _iter_infos(tar, stream, label)
 
 
 def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterator[tarfile.TarInfo]:

@@ -39,6 +39,7 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.images.archive_kinds import CONDA_SUFFIXES
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
@@ -60,7 +61,7 @@ _PACKAGE_LISTS = re.compile(
     r"|(.*/)?dpkg/(status|info/[^/]+\.list)"
 )
 # Of a conda package. Source: "Package specification" of conda's documentation.
-_CONDA_SUFFIXES, _CONDA_INDEX = (".conda", ".tar.bz2"), "info/index.json"
+_CONDA_INDEX = "info/index.json"
 # Bytes. An image with all of CUDA, Python and its packages has 60 MB of them.
 _MAX_LIST = 64 << 20
 _MAX_LISTS = 1 << 30
@@ -134,7 +135,7 @@ class Tree:
     @property
     def conda_package(self) -> tuple[str, str] | None:
         """Name and version if the tree is a conda package; None for others."""
-        if not self.root.name.endswith(_CONDA_SUFFIXES):
+        if not self.root.name.endswith(CONDA_SUFFIXES):
             return None
         try:
             index = json.loads(self.lists.get(_CONDA_INDEX, b"{}"))

@@ -268,7 +268,7 @@ class Removed(Record, frozen=True, kw_only=True):
 
     Attributes:
         size_before: bytes of the original, if the library states it.
-        gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
+        gone_bytes: bytes of its sections with GPU code that are no longer in the file.
         stored_bytes: bytes in the file of the GPU code that is left.
         spare: file name of the spare that has what is gone, if there is one.
     """

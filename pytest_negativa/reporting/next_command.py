@@ -35,7 +35,8 @@ def next_command(run: Run) -> str:
             )
         return f"{verify if pages is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:
-        return f"{trace}, on a machine with a GPU"
+        here = "negativa lock --unproved, or " if run.plan_files() else ""
+        return f"{here}{trace} on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
         return trace if run.failure is not None else "negativa inspect"

@@ -62,7 +62,8 @@ def format_table(
         drop: which columns of the table go if it is wider, in this order; those in a tuple go
             together, because one says little without the other.
         names: the columns whose cells are cut in the middle if it is wider then.
-        fold: whether these cells get more lines instead, so that nothing of them is lost.
+        fold: whether these cells get more lines instead. A longer word, such as a path, stays
+            whole, so that it can be copied.
         drop_empty: whether columns go that have no value in any row; the first one stays.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
@@ -89,7 +90,9 @@ def format_table(
         )
     cells = [
         [
-            "\n".join(textwrap.wrap(cell, cut[column]))
+            "\n".join(
+                textwrap.wrap(cell, cut[column], break_long_words=False, break_on_hyphens=False)
+            )
             if fold and column in cut
             else cut_middle(cell, cut.get(column, 0))
             for column, cell in enumerate(row)

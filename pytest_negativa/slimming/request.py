@@ -56,7 +56,7 @@ class SlimRequest:
         spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
             that no test is known to have loaded.
         require: do nothing unless all libraries of the lock are there.
-        target: the folder for a smaller wheel; None: slim in place.
+        target: the folder for a smaller package; None: slim in place.
         options: how to do it.
     """
 
@@ -81,14 +81,16 @@ class SlimReport:
         stopped: nothing was done, because a library of the lock is missing or another file.
         holes: how many the libraries of the folders have, for pages that lie in spares.
         min_hole: bytes; shorter ones stayed in the libraries that were slimmed now.
+        listed: the globs of ``remove`` that match a library that is large enough to go whole.
         opened: libraries that ``remove`` names and that did not go whole, because a run opened
-            them.
+            them, or ``keep.libraries`` names them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
     holes: int = 0
     min_hole: int = 0
+    listed: frozenset[str] = frozenset()
     opened: tuple[str, ...] = ()
 
     @property
@@ -105,9 +107,9 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
         roots: the folders.
 
     Raises:
-        OptionError: it has the target of a wheel; a folder for originals or spares lies in a folder
-            to slim, or around it; or ``drop_never_loaded`` has a lock that doesn't prove what was
-            loaded.
+        OptionError: it has the target of a package; a folder for originals or spares lies in a
+            folder to slim, or around it; or ``drop_never_loaded`` has a lock that doesn't prove
+            what was loaded.
         ReconstructError: see ``refuse_shared``.
     """
     if request.drop_never_loaded and request.lock is not None:
@@ -125,8 +127,8 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
             )
     if request.target is not None:
         raise OptionError(
-            "--target takes a wheel; to leave a folder as it is, copy it (cp -a PATH COPY) and "
-            "slim the copy"
+            "--target takes a wheel or conda package; to leave a folder as it is, copy it "
+            "(cp -a PATH COPY) and slim the copy"
         )
     for root in roots:
         _refuse_aside(request.options, root)

@@ -14,8 +14,8 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, head_of, scan_fil
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 _NO_LIBRARY = (
-    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
-    "--target; of an image, slim the folder of its packages while it is built"
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel or "
+    "conda package with --target; of an image, slim the folder of its packages while it is built"
 )
 
 
@@ -84,7 +84,7 @@ def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Jour
 
     Raises:
         OptionError: see ``scan``.
-        NegativaError: a folder can't be held, or a manifest can't be read.
+        NegativaError: a folder can't be held.
     """
     with hold(*roots_of(paths)):
         trees = scan(paths)

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import stat
 import tempfile
@@ -26,11 +25,10 @@ from pytest_negativa.errors import (
     ReconstructError,
     refusing,
 )
-from pytest_negativa.gpucode.source import ByteSource, opened, read_fact
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
@@ -45,7 +43,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
-from pytest_negativa.slimming.tree import ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAX_COPIED,
@@ -97,7 +95,8 @@ class SpareTarget:
             code and, if there is a trace, the CPU code.
         most_holes: how many holes all libraries of the folders may have together.
         remove: globs of libraries that may go whole, if no process of the trace opened them.
-        root: the slimmed folder, whose libraries go whole; None: they lose pages.
+        keep: globs of libraries that never do.
+        whole: libraries go whole; otherwise they lose pages.
     """
 
     folder: Path
@@ -107,7 +106,8 @@ class SpareTarget:
     unneeded: bool = False
     most_holes: int = MOST_HOLES
     remove: tuple[str, ...] = ()
-    root: Path | None = None
+    keep: tuple[str, ...] = ()
+    whole: bool = False
 
     @classmethod
     def of(
@@ -117,6 +117,7 @@ class SpareTarget:
         *,
         most_holes: int = MOST_HOLES,
         remove: tuple[str, ...] = (),
+        keep: tuple[str, ...] = (),
     ) -> SpareTarget:
         """The policy for a trace of CPU code, if there is one.
 
@@ -130,7 +131,7 @@ class SpareTarget:
                 f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
             )
         traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove)
+        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove, keep=keep)
 
     def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
         """The policy that also keeps what came back.
@@ -149,9 +150,9 @@ class SpareTarget:
                 traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
         return replace(self, traced=traced, came_back=came_back)
 
-    def for_unneeded(self) -> SpareTarget:
-        """The policy for libraries that no test loaded."""
-        return replace(self, traced={}, unneeded=True)
+    def for_unneeded(self, *, whole: bool = False) -> SpareTarget:
+        """The policy for libraries that no test loaded, which may go whole."""
+        return replace(self, traced={}, unneeded=True, whole=whole)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ class SpareTarget:
         if not self.unneeded:
             return common
         back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
-        goes = "GPU" if self.loaded is None else "GPU and CPU" if self.root is None else "whole"
+        goes = "GPU" if self.loaded is None else "GPU and CPU" if not self.whole else "whole"
         return *common, "unneeded", goes, back
 
     def may_know(self, size: int) -> bool:
@@ -176,13 +177,14 @@ class SpareTarget:
 
         ``min_hole`` in bytes.
         """
-        undo = shlex.join(["negativa", "slim", "undo", str(self.root)])
         remedy = (
             f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
             "negativa misses tells what is needed, to keep it."
-            if self.root is None
-            else f"To have it back, run {undo}. To keep it, take it out of remove in "
-            "negativa.yaml, or trace a run that opens it; then slim again."
+            if not self.whole
+            # ld.so prints the library's path before it, which a moved folder changes.
+            else f"To have it back, run negativa slim undo on the folder above that has "
+            f"{MANIFEST_NAME}. To keep it, take it out of remove in negativa.yaml, or trace a run "
+            "that opens it; then slim again."
         )
         return CutOptions(
             min_hole=min_hole,
@@ -192,12 +194,12 @@ class SpareTarget:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(remedy),
-            whole=self.root is not None,
+            whole=self.whole,
         )
 
 
 def plan_cut(
-    path: Path | ByteSource,
+    source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     policy: SpareTarget,
@@ -205,7 +207,7 @@ def plan_cut(
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
-        path: the original, which may be open.
+        source: the original.
         library_map, plan: both or none.
         policy: see there.
 
@@ -215,24 +217,23 @@ def plan_cut(
     Raises:
         FormatError: the file can't be read.
     """
-    with opened(path) as source:
-        containers: list[Range] = []
-        if library_map is not None and plan is not None:
-            containers = removable_code(source, library_map, plan)
-        free = list(containers)
-        if policy.unneeded:
-            if policy.loaded is not None:
-                free = [(0, source.size)]
-            back = policy.came_back.get(source.sha256(), ())
-            free = list(minus(union(free), back))
-        elif policy.may_know(source.size):
-            traced = policy.traced.get(source.sha256())
-            if traced is not None:
-                free += minus(traced.watched, traced.touched)
-                # What a lock keeps lies among constants of some libraries.
-                gpu_code = () if library_map is None else library_map.iter_code()
-                free += minus(traced.unread, union(one.payload for one in gpu_code))
-        return tuple(minus([(0, source.size)], union(free))), tuple(containers)
+    containers = (
+        removable_code(source, library_map, plan)
+        if library_map is not None and plan is not None
+        else []
+    )
+    free = list(containers)
+    if policy.unneeded:
+        if policy.loaded is not None:
+            free = [(0, source.size)]
+        back = policy.came_back.get(source.sha256(), ())
+        free = list(minus(union(free), back))
+    elif policy.may_know(source.size) and (traced := policy.traced.get(source.sha256())):
+        free += minus(traced.watched, traced.touched)
+        # What a lock keeps lies among constants of some libraries.
+        gpu_code = () if library_map is None else library_map.iter_code()
+        free += minus(traced.unread, union(one.payload for one in gpu_code))
+    return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 
 def least_hole(sizes: Iterable[int], most: int) -> int:
@@ -254,7 +255,6 @@ def cut(
     policy: SpareTarget,
     options: CutOptions,
     library: LibraryIdentity | None = None,
-    state: FileState | None = None,
 ) -> Cut:
     """Write a library without what may go, and its spare.
 
@@ -264,7 +264,7 @@ def cut(
         needed, containers: see ``cut_library``.
         policy: where the spare goes; its folder is held.
         options: as it has them.
-        library, state: see ``cut_library``.
+        library: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -278,9 +278,7 @@ def cut(
                 "spare there; name another folder"
             )
         own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
-        return cut_library(
-            source, target, own, needed, options, containers, library=library, state=state,
-        )  # fmt: skip
+        return cut_library(source, target, own, needed, options, containers, library=library)
 
 
 def publish(spare: Path, place: Path) -> None:

@@ -39,7 +39,7 @@ def undo_trees(
     An original was kept, or a library and its spare give it.
 
     A slimmed library that was damaged since gets its original back, too. A library that another
-    file replaced, such as another version, stays as it is.
+    file replaced, such as another version, stays as it is. If a folder fails, the others go on.
 
     Args:
         paths: folders that were slimmed, or libraries of them.
@@ -47,13 +47,20 @@ def undo_trees(
         on_done: told of the bytes of a folder's originals that are back, and of all.
 
     Returns:
-        A row for each entry of the manifests.
+        A row for each entry of the manifests, and for each folder whose manifest or RECORD can't be
+        read or written.
 
     Raises:
-        NegativaError: a folder, manifest or RECORD can't be read or written.
+        NegativaError: a folder can't be read or held.
     """
+    rows: list[SlimRow] = []
     with open_journals(paths, dry_run=dry_run) as journals:
-        return [row for one in journals for row in _undo_tree(one, on_done, dry_run=dry_run)]
+        for journal in journals:
+            try:
+                rows += _undo_tree(journal, on_done, dry_run=dry_run)
+            except NegativaError as e:
+                rows.append(SlimRow.unchanged(f"{journal.root}/", SlimStatus.FAILED, 0, str(e)))
+    return rows
 
 
 def _undo_tree(

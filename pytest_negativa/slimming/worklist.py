@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -212,6 +212,7 @@ class WorkList:
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more, see ``originals.is_past``.
         packages: the files that are GPU code themselves.
+        listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
         slimmed_by_name: the same, by each of their names.
@@ -226,6 +227,7 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
+        self.listed: set[str] = set()
         self.opened: list[str] = []
         self.lost: dict[FileGroup, str] = {}
         self.slimmed = list(find_slimmed(tree, manifest, self.lost))
@@ -301,10 +303,9 @@ class WorkList:
     def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
         """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
-        candidates.sort(key=lambda group: -group.size)
         found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        for group, digest in self.tree.digests(candidates, self._options.jobs).items():
-            if digest is not None:
+        for group in sorted(candidates, key=lambda group: -group.size):
+            if (digest := self.tree.digest(group)) is not None:
                 found[digest].append(group)
             else:
                 self._unread.add(group.size)
@@ -326,9 +327,15 @@ def find_work(
     Returns:
         The work in each folder, and rows for libraries of a lock that are in none.
     """
-    recipes, lock = for_others(request), request.lock
-    for journal in journals:
-        journal.tree.searched = lock is None
+    recipes, lock, spare = for_others(request), request.lock, request.options.spare
+    sizes = set() if spare is None else {one.size for one in spare.loaded or ()}
+    sizes |= set() if lock is None else {one.size for one in lock.libraries}
+    searched = lock is None or bool(request.devices) or request.drop_never_loaded
+    for tree in (journal.tree for journal in journals):
+        tree.searched, tree.hashed = searched, sizes
+        # The largest first, so that none is left to be hashed alone at the end.
+        largest_first = sorted(tree.groups, key=lambda group: -group.size)
+        tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
     if lock is not None:
         return folders, _match_lock(folders, lock, request.options, recipes)
@@ -389,9 +396,6 @@ class _Others:
     ) -> None:
         self._folder, self._tree, self._spare = folder, folder.tree, spare
         self._others, never, self._whole, self._pages, self._moves = recipes
-        if self._moves is not None and self._moves.spare is not None:
-            below = replace(self._moves.spare, root=folder.tree.root)
-            self._moves = replace(self._moves, spare=below)
         left_out = () if lock is None else lock.left_out
         locked = () if lock is None else lock.libraries
         rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
@@ -409,11 +413,12 @@ class _Others:
         self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
             found = tuple(site.with_requirements(versions)) if self._others or never else ()
-            known = (versions.get(normalized(one.name), {one.version}) for one in found)
-            are_same = all(one.version in then for one, then in zip(found, known, strict=True))
+            are_same = all(
+                one.version in versions.get(normalized(one.name), {one.version}) for one in found
+            )
             for one in found:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
-            for one in site.installed():
+            for one in site.installed:
                 self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
@@ -444,6 +449,7 @@ class _Others:
                 spare is not None and (sha256 or self._tree.digest(group)) in spare.came_back
             )
             is_unknown = not came_back and self._is_unknown(group, library, sha256)
+            is_unknown &= not self._matching(() if spare is None else spare.keep, group, paths)
             if is_unknown and not self._may_be_loaded(group, paths):
                 reason = self._runs_below(group)
                 return self._moves if reason is None else _stays(group, library, reason)
@@ -492,9 +498,14 @@ class _Others:
     def _is_listed(self, group: FileGroup, library: Library, paths: Sequence[str]) -> bool:
         """Whether the project lets a library go whole, and it is large enough."""
         globs = () if self._moves is None or self._spare is None else self._spare.remove
-        return any(
-            matches_library(glob, self._library_names(group, paths)) for glob in globs
-        ) and self._may_go(group, library)
+        matching = self._matching(globs, group, paths)
+        if not matching or not self._may_go(group, library):
+            return False
+        self._folder.listed |= matching
+        return True
+
+    def _matching(self, globs: Sequence[str], group: FileGroup, paths: Sequence[str]) -> set[str]:
+        return {one for one in globs if matches_library(one, self._library_names(group, paths))}
 
     def _was_moved(self, library: Library) -> bool:
         """Whether an earlier run moved a library whole, and this one could do so."""

@@ -84,7 +84,7 @@ def arm(
             library_map = maps[copy.library.path]
             spans = removed_spans(library_map, copy.unused, loaded[copy.library.path])
             with ByteSource(copy.copy) as source:
-                segments = read_host_elf(source, with_segments=True).segments
+                segments = read_host_elf(source).segments
             found += ((copy, hole) for hole in holes_in(segments, spans))
     found.sort(key=lambda row: row[1].start - row[1].end)
     holes: dict[str, list[Hole]] = defaultdict(list)

@@ -73,4 +73,4 @@ def test_without_a_plan(run: Run) -> None:
     run.mark("failed", "it ended with exit status 3")
     assert next_line(run) == "Next: negativa trace"
     write_record(run.report_file, report(replay="No GPU: replaying."))
-    assert next_line(run) == "Next: negativa trace, on a machine with a GPU"
+    assert next_line(run) == "Next: negativa trace on a machine with a GPU"

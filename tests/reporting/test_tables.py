@@ -100,13 +100,17 @@ def test_a_long_path_keeps_its_place_in_a_list(monkeypatch: pytest.MonkeyPatch) 
     assert fit(f"Not covered:\n  {path}: not found") == f"Not covered:\n  {path}:\n      not found"
 
 
-def test_folded_cells_keep_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [40, 80])
+def test_folded_cells_break_no_path(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     path = "/home/somebody/projects/of-last-year/" + "a-folder-with-a-long-name/" * 4 + "python3.13"
-    rows = [("Python", f"3.13.7, {path}"), ("GPU", "none")]
-    monkeypatch.setenv("COLUMNS", "80")
+    words = "a sentence of words that take more than a line of any of these terminals, as they are"
+    rows = [("Python", f"3.13.7, {path}"), ("GPU", words)]
+    monkeypatch.setenv("COLUMNS", str(width))
     lines = format_table("ll", ("what", "found"), rows, names=(1,), fold=True).split("\n")
-    assert max(map(len, lines)) <= 80
-    assert path in "".join(line[8:].strip() for line in lines)
+    [whole] = [number for number, line in enumerate(lines) if path in line]
+    assert lines[whole].strip() == path
+    assert max(map(len, lines[whole + 1 :])) <= width
+    assert words in " ".join(line[8:].strip() for line in lines)
     monkeypatch.delenv("COLUMNS")
     assert path in format_table("ll", ("what", "found"), rows, names=(1,), fold=True)
 

@@ -125,7 +125,8 @@ def test_figures_of_quickstart(quickstart: Project) -> None:
     run = (quickstart.results / "latest").readlink()
     assert f"{shown}\n" == (
         f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{COVERAGE}\n{UNUSED}\n"
-        "Reports: .negativa/report.md\n\nNext: pytest --negativa, on a machine with a GPU\n"
+        "Reports: .negativa/report.md\n\n"
+        "Next: negativa lock --unproved, or pytest --negativa on a machine with a GPU\n"
     )
     assert done.stderr == ""
     assert [p.name for p in quickstart.runs()] == [str(run)]

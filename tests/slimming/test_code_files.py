@@ -27,16 +27,17 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
+from pytest_negativa.slimming.atomic_replacement import take_out
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
-from pytest_negativa.slimming.replace import take_out
+from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
+from pytest_negativa.slimming.wheel import NOTICE
 from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.builders import (
     CubinSpec,
@@ -447,7 +448,7 @@ def test_a_wheel_without_them(wheel: Path, site: Path, tmp_path: Path, by: str) 
     request = SlimRequest(paths=(wheel,), devices=(H200,), target=tmp_path / "out")
     if by == "lock":
         request = dataclasses.replace(request, devices=(), lock=locked(site, "one.cubin"))
-    assert not slim_wheel(request).failed
+    assert not slim_package(request).failed
     with zipfile.ZipFile(tmp_path / "out" / wheel.name) as made:
         names = set(made.namelist())
         record = made.read("kernels-1.0.dist-info/RECORD").decode().splitlines()

@@ -17,13 +17,13 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
-from pytest_negativa.slimming.replace import copy_file, keep_original
+from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
+from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.slimming.wheel import slim_wheel
 from pytest_negativa.storage import shared_folders
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode
@@ -240,7 +240,7 @@ def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made)
     for target in (home, home / "wheels"):
         request = SlimRequest(paths=(wheel,), lock=site.lock, target=target)
         with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
-            slim_wheel(request)
+            slim_package(request)
     assert digests(site.folder) == before
     assert sorted(path.name for path in home.iterdir()) == ["site-packages"]
 
@@ -276,7 +276,7 @@ def test_another_user_makes_the_folder_first(
 
     for work in (
         hold_spares,
-        lambda: slim_wheel(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
+        lambda: slim_package(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
         lambda: keep_original(
             site.one, folder / hashlib.sha256(site.one.read_bytes()).hexdigest(), "0", None
         ),

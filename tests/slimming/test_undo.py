@@ -13,13 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
@@ -196,8 +199,8 @@ def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]
     code = f"""
 import os, signal
 from pathlib import Path
-from pytest_negativa.slimming import replace, slim, undo
-replace.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+from pytest_negativa.slimming import atomic_replacement, undo
+atomic_replacement.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 undo.undo_trees((Path({str(site.folder)!r}),))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -268,3 +271,33 @@ def test_libraries_that_an_earlier_release_slimmed(slimmed: tuple[Made, dict[str
     assert found.status is SlimStatus.SOUND
     assert undo_all(site)[ONE].status is SlimStatus.UNDONE
     assert digests(site.folder) == before
+
+
+@pytest.mark.parametrize("way", ["originals", "spare"])
+def test_a_damaged_manifest_beside_another_folder(site: Made, tmp_path: Path, way: str) -> None:
+    """The other folder is put back; and so are libraries with a spare, once it is moved away."""
+    other = tmp_path / "other"
+    shutil.copytree(site.folder, other, symlinks=True)
+    before = [digests(folder) for folder in (site.folder, other)]
+    aside = tmp_path / "aside"
+    options = SlimOptions(
+        keep_originals=aside if way == "originals" else None,
+        spare=SpareTarget(aside) if way == "spare" else None,
+    )
+    slim_trees(SlimRequest((site.folder, other), site.lock, options=options))
+    manifest = site.folder / MANIFEST_NAME
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[: len(whole) // 2])
+    slimmed = snapshot(site.folder)
+    words = ["slim", "undo", "--yes", str(site.folder), str(other)]
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 1 and "2 libraries " in result.stdout
+    assert f"{manifest}: damaged: Input data was truncated; copy it from a backup" in result.stderr
+    assert "release" not in result.stderr
+    assert digests(other) == before[1] and snapshot(site.folder) == slimmed
+    if way == "spare":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(whole)
+    assert {row.status for row in undo_trees((site.folder,))} == {SlimStatus.UNDONE}
+    assert digests(site.folder) == before[0]

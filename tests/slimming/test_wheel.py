@@ -16,8 +16,9 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimRequest
-from pytest_negativa.slimming.wheel import NOTICE, slim_wheel
+from pytest_negativa.slimming.wheel import NOTICE
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.builders import CubinSpec, build_cubin
 from tests.support.compacting import build, gpu_code
@@ -129,10 +130,10 @@ def test_a_dry_run_writes_nothing(original: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a wheel needs --target DIR"),
+        ([], "a package needs --target DIR"),
         (["--target", "taken"], "exists; name another folder, or move it away"),
         (["--target", "out", "--spare", "spares"], "--spare takes installed libraries"),
-        (["--target", "out", "other.whl"], "slim takes one wheel at a time"),
+        (["--target", "out", "other.whl"], "slim takes one package at a time"),
     ],
 )
 def test_what_is_refused(
@@ -261,7 +262,7 @@ def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> N
         taken.write_text("mine")
 
     with pytest.raises(ReconstructError, match=f"{taken}: cannot be written: File exists"):
-        slim_wheel(request, take_the_name)
+        slim_package(request, take_the_name)
     assert taken.read_text() == "mine" and list(taken.parent.iterdir()) == [taken]
 
 

@@ -152,7 +152,7 @@ def test_from_the_list_to_undo(deployment: Deployment) -> None:
     table = done.stdout.partition("moved whole")[2]
     assert all(name in table for name in (TWO, LATER)) and ONE not in table
     # Of a library that is too small, nothing is told.
-    known = f"negativa: a run opened {ONE}, or a lock or log knows it: not moved whole\n"
+    known = f"negativa: not moved whole: {ONE} (a run opened it, "
     assert known in done.stderr
     rows = deployment.slim()
     assert moved(rows) == moved(foreseen) == {TWO, LATER}
@@ -176,12 +176,38 @@ def test_from_the_list_to_undo(deployment: Deployment) -> None:
     assert deployment.load(site / LATER).returncode == 0
 
 
+def test_globs_that_match_nothing_and_libraries_that_are_kept(deployment: Deployment) -> None:
+    """One typo beside a glob that matches is told; what keep.libraries names is not moved."""
+    settings = "remove: [libtwo.so, liblatre.so, dist:used-code]\nkeep: {libraries: [libtwo.*]}\n"
+    (deployment.folder / "negativa.yaml").write_text(settings)
+    done = invoke(*deployment.words("--dry-run"))
+    assert "remove: liblatre.so names no library here that can go whole" in done.stderr
+    assert done.stderr.count("names no library") == 1
+    assert f"not moved whole: {TWO} (" in done.stderr and "keep.libraries" in done.stderr
+    assert moved(deployment.slim("--dry-run")) == {LATER}
+
+
+def test_a_moved_tree(deployment: Deployment) -> None:
+    """The message holds no folder that was moved away, and the command that it names works."""
+    deployment.slim("--remove", "liblater.so")
+    site = deployment.site.rename(deployment.folder / "moved")
+    message = deployment.load(site / LATER).stderr
+    assert f"{site / LATER}: undefined symbol: " in message and str(deployment.site) not in message
+    assert "run negativa slim undo on the folder above that has negativa-slim.json" in message
+    [folder] = [above for above in (site / LATER).parents if (above / MANIFEST_NAME).is_file()]
+    undone = invoke("slim", "undo", "--yes", folder)
+    assert undone.exit_code == 0, undone.output
+    assert deployment.load(site / LATER).returncode == 0
+    assert digests(site)[LATER] == deployment.before[LATER]
+    assert wrong_files(site) == []
+
+
 def test_no_trace_of_this_environment_or_of_all_tests_moves_nothing(
     deployment: Deployment,
 ) -> None:
     foreign = invoke(*deployment.words("--remove", "lib*.so", opened=()))
     assert foreign.exit_code == 0
-    assert "remove names no library here that can go whole" in foreign.stderr
+    assert "remove: lib*.so names no library here that can go whole" in foreign.stderr
     words = deployment.words("--remove", "lib*.so")
     trace = msgspec.structs.replace(deployment.trace(ONE, HOST), failed=("R: 7 tests failed",))
     (deployment.folder / "cpu.json").write_bytes(msgspec.json.encode(trace))
@@ -242,8 +268,9 @@ def test_the_message_names_library_spare_and_command(
     spare = find_spare(site / LATER)
     message = (
         f"{site / LATER}: undefined symbol: [negativa] it was moved whole into its spare "
-        f"{spare.name}. To have it back, run negativa slim undo {site}. To keep it, take it out of "
-        "remove in negativa.yaml, or trace a run that opens it; then slim again."
+        f"{spare.name}. To have it back, run negativa slim undo on the folder above that has "
+        "negativa-slim.json. To keep it, take it out of remove in negativa.yaml, or trace a run "
+        "that opens it; then slim again."
     )
     fault.check(start().stderr)
     assert start().returncode == 127
@@ -321,7 +348,8 @@ def test_a_list_without_a_run_moves_nothing(deployment: Deployment) -> None:
     )
     trace = deployment.words()[5]
     done = invoke(*words, "--cpu-pages", trace, "--remove", "dist:gpu-cod", deployment.site)
-    assert done.exit_code == 0 and "remove names no library here that can go whole" in done.stderr
+    assert done.exit_code == 0
+    assert "remove: dist:gpu-cod names no library here that can go whole" in done.stderr
     refused = invoke(*words, "--remove", "libtwo.so", deployment.site)
     assert refused.exit_code == 2 and "--remove goes with --cpu-pages" in refused.stderr
 
