@@ -103,8 +103,9 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
         return Part(name, run, failure=failure, carried=carried)
     try:
         traces = run.require_traces()
+        with_header = tuple(t for t in traces if TraceReader(t).header is not None)
         if run.has_samples:
-            traces = tuple(t for t in traces if TraceReader(t).header is not None)
+            traces = with_header
         else:
             require_ended(traces)
         digests = load_digests(run.traces_folder)
