@@ -136,7 +136,7 @@ def find_candidates(planned: Iterable[AnalyzedLibrary]) -> Iterator[Candidate]:
         regions = {region.span.start: region.span for region in one.library_map.iter_regions()}
         elements = {element.payload.start: element for element in one.library_map.iter_code()}
         with ByteSource(one.plan.library.path) as source:
-            segments = read_host_elf(source, with_segments=True).segments
+            segments = read_host_elf(source).segments
         loads = [s for s in segments if s.p_type == PT_LOAD]
         for decision in one.plan.decisions:
             element = elements[decision.start]

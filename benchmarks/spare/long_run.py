@@ -61,7 +61,7 @@ def command(
 # ---- Trees ----
 
 
-def make_trees(folder: Path, python: str) -> dict[str, Path]:
+def make_trees(folder: Path, python: str, *, all_came_back_alone: bool) -> dict[str, Path]:
     script = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent.parent)"
     site = Path(subprocess.check_output([python, "-c", script], text=True).strip())
     files = [
@@ -75,16 +75,21 @@ def make_trees(folder: Path, python: str) -> dict[str, Path]:
         "all came back": folder / "cut",
         "kept": folder / "kept",
     }
+    if all_came_back_alone:
+        del trees["copy"], trees["kept"]
     for tree in list(trees.values())[1:]:
         subprocess.run(["cp", "-as", f"{site}/.", tree], check=True)
     for path in files:
-        target = trees["copy"] / path.relative_to(site)
-        target.unlink()
-        shutil.copy2(path, target)
+        if "copy" in trees:
+            target = trees["copy"] / path.relative_to(site)
+            target.unlink()
+            shutil.copy2(path, target)
     with ProcessPoolExecutor() as pool:
         targets = [trees["all came back"] / path.relative_to(site) for path in files]
         done = list(pool.map(cut, files, targets))
         say(f"{sum(row is not None for row in done)} libraries cut")
+        if all_came_back_alone:
+            return trees
         # What one pass of the steps touches stays in the third tree.
         words, environ = command(python, trees["all came back"], folder / "logs", "steps")
         subprocess.run(words, env=environ, input="100\n", text=True, check=True)
@@ -270,7 +275,7 @@ def main() -> None:
     python = arguments.python
     with tempfile.TemporaryDirectory(dir=arguments.to) as scratch:
         folder = Path(scratch)
-        trees = make_trees(folder, python)
+        trees = make_trees(folder, python, all_came_back_alone=parts == ["soak"])
         if "start" in parts:
             starts(python, trees)
         if "steady" in parts:

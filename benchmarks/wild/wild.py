@@ -1,13 +1,14 @@
 """Projects that nobody here wrote: each traced, proved, locked, slimmed with a spare.
 
 A file in ``projects/`` describes a project: its source, its build, its tests (or its program). It
-runs without us, then one command traces and proves it with its CPU code. With ``--next``, the
-environment is slimmed with a spare by the project's lock and trace, the *next* project of the list
-runs on it, and ``undo`` puts the environment back.
+runs without us, then one command traces and proves it with its CPU code. With ``--next``, a copy of
+the packages is slimmed with a spare by the project's lock and trace, and the *next* project of the
+list runs on it.
 
 What a project gave is a JSON file in the folder of results, so a list can be run in pieces and on
 several machines. A project that has its file is not run again. Projects share the libraries of the
-environment: two at a time would hinder each other's proofs.
+environment: two at a time hinder each other's proofs, unless each has its own PID namespace
+(``unshare --pid --fork --mount-proc``).
 
 Run: python benchmarks/wild/wild.py run --sources DIR --results DIR [--next] [NAME ...]
      python benchmarks/wild/wild.py page --results DIR
@@ -75,20 +76,24 @@ class _Project:
             if self._start(f"build-{number}", ["bash", "-c", command])["status"]:
                 raise SystemExit(f"{self.name}: cannot be built: see {self._folder}")
 
-    def _start(self, step: str, command: Sequence[object], **environ: str) -> dict[str, Any]:
-        """Run a command in the source folder; its output is a log."""
+    def _start(
+        self, step: str, command: Sequence[object], packages: Path | None = None
+    ) -> dict[str, Any]:
+        """Run a command in the source folder, on a copy of packages; its output is a log."""
         log = self._folder / f"{step}.log"
         variables = {name: str(value) for name, value in self._facts.get("environment", {}).items()}
-        if "python_path" in self._facts:
-            own = str(self._source / self._facts["python_path"])
-            variables["PYTHONPATH"] = os.pathsep.join([own, os.environ.get("PYTHONPATH", "")])
+        own = [self._source / self._facts["python_path"]] if "python_path" in self._facts else []
+        copy = [packages] if packages is not None else []
+        if own or copy:
+            paths = [*map(str, [*own, *copy]), os.environ.get("PYTHONPATH", "")]
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
         began = time.perf_counter()
         with log.open("w") as output:
             try:
                 status = subprocess.run(
                     list(map(str, command)),
                     cwd=self._source,
-                    env={**os.environ, **variables, **environ},
+                    env={**os.environ, **variables},
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
@@ -102,14 +107,14 @@ class _Project:
         print(f"{self.name:16} {step:12} {status:4} {seconds:7.1f} s  {last[:90]}", flush=True)
         return {"status": status, "seconds": seconds}
 
-    def run(self, step: str, *flags: object, **environ: str) -> dict[str, Any]:
+    def run(self, step: str, *flags: object, packages: Path | None = None) -> dict[str, Any]:
         """Run the tests, or the program."""
         if "program" in self._facts:
-            return self._start(step, ["bash", "-c", self._facts["program"]], **environ)
+            return self._start(step, ["bash", "-c", self._facts["program"]], packages)
         outcomes = self._folder / f"{step}.xml"
         workers = ["-n", self._facts["workers"]] if "workers" in self._facts else []
         command = [*_PYTEST, *workers, *self._facts["tests"], f"--junitxml={outcomes}", *flags]
-        done = self._start(step, command, **environ)
+        done = self._start(step, command, packages)
         return done | {"outcomes": _outcomes(outcomes)}
 
     def prove(self) -> dict[str, Any]:
@@ -150,20 +155,23 @@ class _Project:
     def _negativa(self, *words: object) -> dict[str, Any]:
         return self._start(str(words[0]), ["negativa", "--dir", self._runs, *words])
 
-    def run_next(self, following: _Project, site: Path) -> dict[str, Any]:
-        """Slim the environment by this project, and run another one on it."""
+    def run_next(self, following: _Project, names: Sequence[str]) -> dict[str, Any]:
+        """Slim a copy of packages by this project, and run another one on it."""
         before = following.plain().get("outcomes", {})
-        lock, spare = (self._folder / name for name in ("negativa.lock", "spare"))
+        lock, spare, site = (self._folder / name for name in ("negativa.lock", "spare", "site"))
+        site.mkdir()
+        installed = Path(sysconfig.get_path("platlib"))
+        found = [path for name in names for path in installed.glob(f"{name}*")]
+        subprocess.run(["cp", "-a", *found, site], check=True)
         size = _size(site)
         self._negativa("lock", "--unproved", "--output", lock)
         run = RunsFolder(self._runs).latest
         pages = "--cpu-pages", run, "--spare", spare, "--spare-never-loaded"
         slim = self._negativa("slim", "--yes", "--lock", lock, *pages, site)
-        try:
-            done = following.run(f"on-{self.name}")
-            sizes = size, _size(site)
-        finally:
-            self._negativa("slim", "undo", site)
+        done = following.run(f"on-{self.name}", packages=site)
+        sizes = size, _size(site)
+        shutil.rmtree(site)
+        shutil.rmtree(spare, ignore_errors=True)
         after = done.get("outcomes", {})
         names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         return {
@@ -209,7 +217,9 @@ def _run(arguments: argparse.Namespace) -> None:
         facts: dict[str, Any] = {"name": project.name, "plain": project.plain()}
         facts["proof"] = project.prove()
         if arguments.next and len(projects) > 1:
-            facts["next"] = project.run_next(projects[(number + 1) % len(projects)], arguments.site)
+            facts["next"] = project.run_next(
+                projects[(number + 1) % len(projects)], arguments.packages
+            )
         result.write_text(json.dumps(facts, indent=1))
 
 
@@ -259,7 +269,7 @@ def main() -> None:
     run.add_argument("--sources", type=Path, required=True)
     run.add_argument("--results", type=Path, required=True)
     run.add_argument("--logs", type=Path, default=Path("wild-logs"))
-    run.add_argument("--site", type=Path, default=Path(sysconfig.get_path("platlib")))
+    run.add_argument("--packages", nargs="+", default=["torch", "nvidia", "cupy"])
     run.add_argument("--next", action="store_true", help="slim, and run the next project on it")
     run.add_argument("--limit", type=int, default=580, help="seconds that a step may take")
     run.set_defaults(do=_run)

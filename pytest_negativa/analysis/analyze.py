@@ -14,7 +14,6 @@ from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.gpucode.source_lines import read_source_lines
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.editable import OwnLibraries
 from pytest_negativa.installed.record import record_digest
@@ -264,6 +263,9 @@ class _Analyzer:
 
     def _source_lines(self, library_map: LibraryMap) -> dict[str, tuple[str, int]]:
         """Source file and line of kernels; a file in a root folder is relative to it."""
+        # It takes 60 ms to import.
+        from pytest_negativa.gpucode.source_lines import read_source_lines
+
         try:
             lines = read_source_lines(library_map)
         except FormatError:

@@ -147,7 +147,7 @@ def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode
     Raises:
         FormatError: the original can't be read.
     """
-    elf = read_host_elf(source, with_segments=True)
+    elf = read_host_elf(source)
     headers = map_library(source, elf, Scope(headers_only=True))
     finder = _Finder(source, elf, headers)
     pages: Counter[MissedCode] = Counter()

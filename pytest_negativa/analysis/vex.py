@@ -265,7 +265,7 @@ def _names_in(original: Path) -> frozenset[str]:
 def _kernels_left(path: str) -> tuple[frozenset[str], str | None]:
     """Names in the GPU code of a slimmed library, and why there may be more kernels."""
     with ByteSource(path) as source:
-        left, _ = map_slimmed(source, Scope())
+        left, _ = map_slimmed(source, read_host_elf(source), Scope())
     return frozenset(left.names), _why_unknown(left)
 
 
@@ -299,7 +299,7 @@ def _functions_left(source: ByteSource, original: Path | None, names: set[str]) 
             name = mangled.decode(errors="replace")
             for wanted in {name, name.partition(".")[0]} & names:
                 found[wanted].append((address, address + size))
-    space = AddressSpace(source, read_host_elf(source, with_segments=True).segments)
+    space = AddressSpace(source, read_host_elf(source).segments)
     if unknown := names - found.keys():
         yield f"its original has no {format_names(sorted(unknown))} (are the names right?)"
     if there := {

@@ -151,7 +151,11 @@ _NO_TRACE = (
 def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     """Run a command traced, into a new run; returns its exit status, too."""
     run = RunsFolder(Path(settings.directory)).new_run()
-    environ = _watch_pages(run) if settings.cpu else os.environ
+    environ: Mapping[str, str] = os.environ
+    if settings.cpu:
+        environ = {**environ, **watch_environment(environ, run.page_logs)}
+        run.make()
+        begin_logs(run, run.folder.parent)
     watch = CodeFileWatch(sys.path)
     try:
         with watch:
@@ -162,14 +166,6 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
     except CommandNotFound as e:
         print_error(e)
         click.get_current_context().exit(EXIT_NOT_FOUND)
-
-
-def _watch_pages(run: Run) -> dict[str, str]:
-    """The environment in which processes record the pages of CPU code that they touch."""
-    added = watch_environment(os.environ, run.page_logs)
-    run.make()
-    begin_logs(run, run.folder.parent)
-    return {**os.environ, **added}
 
 
 def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:

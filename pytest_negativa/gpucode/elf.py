@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, NotElfError
@@ -58,6 +58,9 @@ _READ_BUDGET = 128 << 20
 _MIN_READ_BUDGET = 1 << 20
 _READ_RATIO = 64
 
+MARKER = b".negativa"
+"""Name of a section, never loaded, in a slimmed library: JSON about the original."""
+
 # Names of machines and types that are not here have the number.
 _MACHINES = {EM_NONE: "EM_NONE", EM_X86_64: "EM_X86_64", EM_AARCH64: "EM_AARCH64"}
 # n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
@@ -91,7 +94,8 @@ class HostElf(NamedTuple):
         soname: ``DT_SONAME``, if it has one.
         sections: allocated sections with bytes in the file.
         zeros: allocated sections without; their ``offset`` says nothing.
-        segments: the program headers, if they were asked for.
+        segments: the program headers.
+        marker: offset and size of the section ``MARKER``, if there is one.
         kind: what the file is.
         faults: why members of an archive can't be read, with their file offsets.
     """
@@ -102,24 +106,19 @@ class HostElf(NamedTuple):
     sections: tuple[HostSection, ...]
     zeros: tuple[HostSection, ...] = ()
     segments: tuple[ProgramHeader, ...] = ()
+    marker: tuple[int, int] | None = None
     kind: FileKind = FileKind.LIBRARY
     faults: tuple[tuple[int, str], ...] = ()
 
 
-def read_host_elf(source: ByteSource, *, with_segments: bool = False) -> HostElf:
-    """Read identity, sections and, if asked for, program headers of a host ELF file.
+def read_host_elf(source: ByteSource) -> HostElf:
+    """Read identity, sections and program headers of a host ELF file.
 
     Raises:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
             section headers, or with tables that leave the file.
     """
-    header = read_header(source)
-    tables = _Tables(source)
-    host = _read(header, tables)
-    if not with_segments:
-        return host
-    rows = PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size))
-    return host._replace(segments=tuple(rows))
+    return _read(read_header(source), _Tables(source))
 
 
 # By first bytes. What can be unpacked holds libraries that can be read.
@@ -184,8 +183,7 @@ def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
     if ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,)):
         return None, 32
     tables = _Tables(source)
-    header = EHDR.unpack_from(tables.read(0, EHDR.size))
-    for row in PHDR.iter_unpack(tables.read(header.e_phoff, header.e_phnum * PHDR.size)):
+    for row in tables.read_segments(EHDR.unpack_from(tables.read(0, EHDR.size))):
         if row.p_type == PT_INTERP:
             path = tables.read(row.p_offset, row.p_filesz).split(b"\0", 1)[0]
             return os.fsdecode(path), 64
@@ -231,7 +229,7 @@ def read_header(source: ByteSource) -> ElfHeader:
 def _read(header: ElfHeader, tables: _Tables) -> HostElf:
     sections: list[HostSection] = []
     zeros: list[HostSection] = []
-    build_id = soname = None
+    build_id = soname = marker = None
     rows = list(SHDR.iter_unpack(tables.read(header.e_shoff, header.e_shnum * SHDR.size)))
     names = tables.read_names(rows[header.e_shstrndx])
     for row in rows:
@@ -245,6 +243,8 @@ def _read(header: ElfHeader, tables: _Tables) -> HostElf:
         elif row.sh_type == SHT_DYNAMIC:
             soname = soname or _find_soname(rows, row, tables)
         if not row.loaded:
+            if names.startswith(MARKER + b"\0", row.sh_name):
+                marker = row.sh_offset, row.sh_size
             continue
         name = tables.name(names, row)
         if row.file_end > tables.source.size:
@@ -262,6 +262,8 @@ def _read(header: ElfHeader, tables: _Tables) -> HostElf:
         soname=soname,
         sections=tuple(sections),
         zeros=tuple(zeros),
+        segments=tuple(tables.read_segments(header)),
+        marker=marker,
         kind=FileKind.OBJECT if header.e_type == ET_REL else FileKind.LIBRARY,
     )
 
@@ -327,6 +329,10 @@ class _Tables:
         """
         self._spend(size)
         return self.source.read(offset, size)
+
+    def read_segments(self, header: ElfHeader) -> Iterator[ProgramHeader]:
+        """The program headers."""
+        return PHDR.iter_unpack(self.read(header.e_phoff, header.e_phnum * PHDR.size))
 
     def read_names(self, row: SectionHeader) -> bytes:
         """The names of sections, as far as they lie in the file: they are for people."""

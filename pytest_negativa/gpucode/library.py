@@ -6,6 +6,7 @@ Files that are GPU code themselves, objects and archives have maps, too: see ``g
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
@@ -50,6 +51,8 @@ _FOREIGN_SECTIONS = {
     "__CLANG_OFFLOAD_BUNDLE__sycl-amdgcn": "AMD",
     "__CLANG_OFFLOAD_BUNDLE__sycl-spir64": "Intel",
 }
+# What slim takes out of libraries with a spare besides GPU code; see rewriting/compact/cut.py.
+_HOST_SECTION = re.compile(r"\.(text|l?rodata|eh_frame|gcc_except_table)\b")
 _IS_SPARE = (
     "is a spare of negativa slim --spare, with parts of a library; negativa slim undo gives the "
     "original back"
@@ -121,7 +124,7 @@ def add_contents(source: ByteSource, library_map: LibraryMap, scope: Scope) -> L
     return replace(library_map, scope=scope, sections=sections, names=reader.names.names())
 
 
-def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
+def map_slimmed(source: ByteSource, host: HostElf, scope: Scope) -> tuple[LibraryMap, Removed]:
     """Read the GPU code that is left in a slimmed library, and how much is gone.
 
     All offsets of the map are addresses (of sections, ``vaddr``). It does not list elements that
@@ -132,20 +135,22 @@ def map_slimmed(source: ByteSource, scope: Scope) -> tuple[LibraryMap, Removed]:
     Raises:
         FormatError: see ``read_library``; or the segments and sections don't fit together.
     """
-    host = read_host_elf(source, with_segments=True)
-    marker = read_marker(source)
+    marker = read_marker(source, host)
     space = AddressSpace(source, host.segments, host.zeros)
 
     def is_whole(span: Span) -> bool:
         return marker.spare is None or space.stored_size(*span) == span.size
 
     reader = _Reader(space, scope, is_whole)
-    whole = whole_sections(space, host)
-    sections = tuple(filter(None, map(reader.read_section, whole)))
-    left = tuple(_without_removed(section, is_whole) for section in sections)
+    whole = {section: reader.read_section(section) for section in whole_sections(space, host)}
+    left = tuple(_without_removed(found, is_whole) for found in whole.values() if found)
     removed = Removed(
         size_before=marker.size_before,
-        gone_bytes=sum(s.size - space.stored_size(s.vaddr, s.vaddr + s.size) for s in whole),
+        gone_bytes=sum(
+            section.size - space.stored_size(section.vaddr, section.vaddr + section.size)
+            for section, found in whole.items()
+            if found or marker.spare is None or not _HOST_SECTION.match(section.name)
+        ),
         stored_bytes=sum(
             space.stored_size(block.payload.start, block.payload.end)
             for section in left

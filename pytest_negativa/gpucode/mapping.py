@@ -23,7 +23,7 @@ from pytest_negativa.errors import FormatError, NegativaError, WorkerError
 from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
-from pytest_negativa.gpucode.slimmed import SLIMMED, has_marker
+from pytest_negativa.gpucode.slimmed import SLIMMED
 from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source, stamp_of
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.gpucode.workers import (
@@ -303,7 +303,7 @@ class _Tables(NamedTuple):
     def read(cls, source: ByteSource, request: MapRequest, cache: MapCache | None) -> _Tables:
         host = read_tables(source) if request.any_file else read_host_elf(source)
         key = None
-        if cache is not None and source.size >= _MIN_CACHED_SIZE:
+        if cache is not None and source.size >= _MIN_CACHED_SIZE and host.marker is None:
             key = cache.key(source, host.build_id)
         return cls(source.stamp, host, key)
 
@@ -393,10 +393,10 @@ def map_source(
     """
     try:
         _check_name(path, source.path)
-        if has_marker(source):
-            return _read_slimmed(path, source, request)
         if known is None or known.stamp != source.stamp:
             known = _Tables.read(source, request, cache)
+        if known.host.marker is not None:
+            return _read_slimmed(path, source, known.host, request)
         return _look_up(path, source, known.key, request, cache) or _read(
             path, source, known, request, cache
         )
@@ -430,9 +430,11 @@ def _with_digest(library_map: LibraryMap, source: ByteSource, request: MapReques
     return replace(library_map, library=replace(library_map.library, sha256=found))
 
 
-def _read_slimmed(path: Path, source: ByteSource, request: MapRequest) -> MappedLibrary:
+def _read_slimmed(
+    path: Path, source: ByteSource, host: HostElf, request: MapRequest
+) -> MappedLibrary:
     """Read a slimmed library. It is never cached: little is left to read."""
-    library_map, removed = map_slimmed(source, request.left_scope or request.scope)
+    library_map, removed = map_slimmed(source, host, request.left_scope or request.scope)
     if not request.slimmed and (library_map.sections or library_map.problems):
         raise FormatError(path, None, SLIMMED)
     library_map = _with_digest(library_map, source, request)

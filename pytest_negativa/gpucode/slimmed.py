@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC, SHDR, SectionHeader
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.models.base import UNDECODABLE, NonNegative
 
@@ -20,14 +20,10 @@ SLIMMED = (
 WHOLE = ".whole"
 """Prefix of the name of a section that lost pages; its pieces have the name without it."""
 
-MARKER = b".negativa"
-"""Name of a section, never loaded, with JSON about the original."""
-
 MARKER_VERSION = 2
 """Of slimmed files. 1 has no sections ``.whole``, so the places of the old ones are not known."""
 
 _MAX_MARKER_SIZE = 1 << 16
-_MAX_NAMES = 1 << 20
 
 
 def is_slimmed(path: str | os.PathLike[str]) -> bool:
@@ -38,7 +34,7 @@ def is_slimmed(path: str | os.PathLike[str]) -> bool:
 def has_marker(source: ByteSource) -> bool:
     """Whether the file has the section of the marker; False if its tables can't be read."""
     try:
-        return _find_marker(source) is not None
+        return read_host_elf(source).marker is not None
     except FormatError:
         return False
 
@@ -57,31 +53,19 @@ class Marker(msgspec.Struct, frozen=True):
     spare: str | None = None
 
 
-def read_marker(source: ByteSource) -> Marker:
+def read_marker(source: ByteSource, host: HostElf) -> Marker:
     """Read the marker of a slimmed library.
 
     Raises:
         FormatError: the marker is damaged, or of another release.
     """
-    section = _find_marker(source)
-    if section is not None:
-        return _parse_marker(source, section.sh_offset, section.sh_size)
+    if host.marker is not None:
+        return _parse_marker(source, *host.marker)
     raise FormatError(
         source.path,
         None,
         "has no section .negativa, as slimmed libraries have; damaged: install it again",
     )
-
-
-def _find_marker(source: ByteSource) -> SectionHeader | None:
-    header = EHDR.unpack_from(source.read(0, EHDR.size))
-    is_elf = header.e_ident.startswith(ELF_MAGIC) and header.e_shentsize == SHDR.size
-    if not is_elf or header.e_shstrndx >= header.e_shnum:
-        return None
-    rows = list(SHDR.iter_unpack(source.read(header.e_shoff, header.e_shnum * SHDR.size)))
-    names = rows[header.e_shstrndx]
-    strings = source.read(names.sh_offset, min(names.sh_size, _MAX_NAMES))
-    return next((row for row in rows if strings.startswith(MARKER + b"\0", row.sh_name)), None)
 
 
 def _parse_marker(source: ByteSource, offset: int, size: int) -> Marker:

@@ -2,8 +2,8 @@
 
 ``nvcc -lineinfo`` and ``nvcc -G`` write ``.debug_line``, a DWARF line program of version 2 with a
 sequence for each function. The address of a sequence is 0, and a relocation names its function. So
-this reads the relocations, and of each sequence only the first rows. pyelftools finds line programs
-by ``.debug_info``, which ``-lineinfo`` doesn't write, and has no relocations for cubins.
+this reads the relocations, and of each sequence only the first rows. pyelftools reads headers and
+numbers. It finds line programs by ``.debug_info``, which ``-lineinfo`` doesn't write.
 
 Sources: DWARF 4, section 6.2, for the header and the opcodes. For NVIDIA's own opcode, ``readelf
 --debug-dump=rawline`` on cubins of nvcc 13.0.
@@ -13,9 +13,16 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
+import io
+import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
+
+from elftools.common.exceptions import ELFParseError
+from elftools.common.utils import struct_parse
+from elftools.dwarf.structs import DWARFStructs
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import is_cubin_header, section_bytes, section_headers
@@ -38,7 +45,7 @@ _DEBUG_LINE = b".debug_line"
 _TEXT = b".text."
 _RELOCATIONS = {SHT_REL: REL, SHT_RELA: RELA}
 
-_HEADER = struct.Struct("<IHI")  # unit_length, version, header_length
+_HEADER = struct.Struct("<IH4x")  # unit_length, version, header_length
 _VERSIONS = (2, 3, 4)
 
 _COPY, _ADVANCE_LINE, _SET_FILE = 1, 3, 4
@@ -48,10 +55,11 @@ _END_SEQUENCE = 1
 _SET_ADDRESS = b"\x00\x09\x02"
 # Before rows of an inlined function; its first operand is 0 again behind them.
 _INLINED_CALL = 0x90
-# Sequences begin with four opcodes; each call that is inlined at the very start adds five.
-_MOST_OPCODES = 1000
-_MOST_LEB_BYTES = 10  # of 64 bits
-
+# Of a sequence, to its first row: four opcodes, and five for each call that is inlined there.
+_MOST_BYTES = 10_000
+_MOST_LINES = 1 << 31
+_DAMAGED = ELFParseError, IndexError, OverflowError, ZeroDivisionError
+_STRUCTS = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
 
 SourceLine = tuple[str, int]
 """A source file, with its path as the compiler wrote it, and a line of it, from 1."""
@@ -111,14 +119,17 @@ def iter_function_lines(data: bytes) -> Iterator[tuple[str, SourceLine]]:
         if string_at(names, section.sh_name) != _DEBUG_LINE:
             continue
         program = section_bytes(data, section, "line information")
-        units = tuple(_iter_units(program))
+        units = (0, 0), *_iter_units(program)
+        read_header = functools.cache(functools.partial(_read_header, program))
         for table in sections:
             if table.sh_info == index and table.sh_type in _RELOCATIONS:
                 for offset, name in _iter_relocations(data, sections, table, names):
-                    unit = bisect.bisect_right(units, offset, key=lambda unit: unit.start)
-                    line = units[unit - 1].line_at(offset) if unit else None
-                    if line is not None:
-                        yield name.decode("ascii", "backslashreplace"), line
+                    unit = bisect.bisect_right(units, (offset, len(program)))
+                    with contextlib.suppress(*_DAMAGED):
+                        start, end = units[unit - 1]
+                        line = _line_at(program, read_header(start, end), offset, end)
+                        if line is not None:
+                            yield name.decode("ascii", "backslashreplace"), line
 
 
 def _content(data: bytes, sections: list[SectionHeader], index: int) -> bytes:
@@ -147,133 +158,79 @@ def _iter_relocations(
             yield row.r_offset, name
 
 
-def _iter_units(program: bytes) -> Iterator[_Unit]:
+def _iter_units(program: bytes) -> Iterator[tuple[int, int]]:
+    """Where the line programs of compilation units begin and end, but for unknown versions."""
     start = 0
     while start + _HEADER.size <= len(program):
-        length, version, _header_length = _HEADER.unpack_from(program, start)
+        length, version = _HEADER.unpack_from(program, start)
         end = start + 4 + length
         if end > len(program):
             return
         if version in _VERSIONS:
-            with contextlib.suppress(IndexError, ValueError, struct.error):
-                yield _Unit.parse(program[start:end], start, version)
+            yield start, end
         start = end
 
 
-class _Unit(NamedTuple):
-    """The line program of one compilation unit.
+def _read_header(program: bytes, start: int, end: int) -> Any:
+    """The header of a unit; None if it is damaged."""
+    with contextlib.suppress(ELFParseError):
+        return struct_parse(_STRUCTS.Dwarf_lineprog_header, io.BytesIO(program[start:end]))
+    return None
 
-    Attributes:
-        program: its own bytes.
-        start: its offset in the section.
-        line_base, line_range, opcode_base: how special opcodes advance the line.
-        operands: how many operands each standard opcode has.
-        files: folder and name by number, from 1. The paths of a hostile unit could fill the memory.
+
+def _line_at(program: bytes, header: Any, at: int, end: int) -> SourceLine | None:
+    """The line of the sequence whose address is at an offset: of its first own row.
+
+    Rows of inlined functions are not its own.
+
+    Args:
+        program: of all units.
+        header: of the unit.
+        end: of the unit.
+
+    Raises:
+        ELFParseError and others of ``_DAMAGED``: the program is damaged.
     """
-
-    program: bytes
-    start: int
-    line_base: int
-    line_range: int
-    opcode_base: int
-    operands: bytes
-    files: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def parse(cls, program: bytes, start: int, version: int) -> _Unit:
-        """Read the header.
-
-        Raises:
-            IndexError, ValueError, struct.error: it leaves the unit.
-        """
-        at = _HEADER.size + (3 if version >= 4 else 2)
-        line_base, line_range, opcode_base = struct.unpack_from("<bBB", program, at)
-        if not line_range or not opcode_base:
-            raise ValueError("no special opcodes")
-        at += 3
-        operands = program[at : at + opcode_base - 1]
-        at += opcode_base - 1
-        folders = [""]
-        while program[at]:
-            text, at = _string(program, at)
-            folders.append(text)
-        at += 1
-        files = []
-        while program[at]:
-            name, at = _string(program, at)
-            folder, at = _uleb(program, at)
-            _time, at = _uleb(program, at)
-            _size, at = _uleb(program, at)
-            inside = folder < len(folders) and not name.startswith("/")
-            files.append((folders[folder] if inside else "", name))
-        return cls(program, start, line_base, line_range, opcode_base, operands, tuple(files))
-
-    def line_at(self, offset: int) -> SourceLine | None:
-        """The first line of the sequence whose address is at ``offset`` of the section, or None."""
-        at = offset - self.start
-        if self.program[max(at - len(_SET_ADDRESS), 0) : at] != _SET_ADDRESS:
-            return None
-        try:
-            return self._first_row(at + 8)
-        except (IndexError, ValueError):
-            return None
-
-    def _first_row(self, at: int) -> SourceLine | None:
-        """The first row that is not of an inlined function."""
-        program = self.program
-        file = line = 1
-        inlined = 0
-        for _ in range(_MOST_OPCODES):
-            opcode = program[at]
-            at += 1
-            if opcode >= self.opcode_base:
-                line += self.line_base + (opcode - self.opcode_base) % self.line_range
-            elif opcode == 0:
-                size, at = _uleb(program, at)
-                kind = program[at]
-                if kind == _END_SEQUENCE:
-                    return None
-                if kind == _INLINED_CALL:
-                    inlined, _ = _uleb(program, at + 1)
-                at += size
-                continue
-            elif opcode == _ADVANCE_LINE:
-                step, at = _sleb(program, at)
-                line += step
-                continue
-            elif opcode == _SET_FILE:
-                file, at = _uleb(program, at)
-                continue
-            elif opcode == _FIXED_ADVANCE_PC:
-                at += 2
-                continue
-            elif opcode != _COPY:
-                for _ in range(self.operands[opcode - 1]):
-                    _, at = _uleb(program, at)
-                continue
-            # A row.
-            if not inlined and line > 0 and 0 < file <= len(self.files):
-                folder, name = self.files[file - 1]
-                return f"{folder}/{name}" if folder else name, line
+    if header is None or program[max(at - len(_SET_ADDRESS), 0) : at] != _SET_ADDRESS:
         return None
+    stream = io.BytesIO(program[at + 8 : min(at + 8 + _MOST_BYTES, end)])
+    structs: Any = _STRUCTS
+    file = line = 1
+    inlined = 0
+    while True:
+        opcode = struct_parse(structs.the_Dwarf_uint8, stream)
+        if opcode >= header.opcode_base:
+            line += header.line_base + (opcode - header.opcode_base) % header.line_range
+        elif opcode == 0:
+            size = struct_parse(structs.the_Dwarf_uleb128, stream)
+            end = stream.tell() + size
+            kind = struct_parse(structs.the_Dwarf_uint8, stream)
+            if kind == _END_SEQUENCE:
+                return None
+            if kind == _INLINED_CALL:
+                inlined = struct_parse(structs.the_Dwarf_uleb128, stream)
+            stream.seek(end)
+            continue
+        elif opcode == _ADVANCE_LINE:
+            line += struct_parse(structs.the_Dwarf_sleb128, stream)
+            continue
+        elif opcode == _SET_FILE:
+            file = struct_parse(structs.the_Dwarf_uleb128, stream)
+            continue
+        elif opcode == _FIXED_ADVANCE_PC:
+            stream.seek(2, io.SEEK_CUR)
+            continue
+        elif opcode != _COPY:
+            for _ in range(header.standard_opcode_lengths[opcode - 1]):
+                struct_parse(structs.the_Dwarf_uleb128, stream)
+            continue
+        # A row.
+        if not inlined and 0 < line < _MOST_LINES and file > 0:
+            return _path(header, file), line
 
 
-def _string(data: bytes, at: int) -> tuple[str, int]:
-    end = data.index(b"\0", at)
-    return data[at:end].decode("utf-8", "backslashreplace"), end + 1
-
-
-def _uleb(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_MOST_LEB_BYTES):
-        byte = data[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            return value, at + index + 1
-    raise ValueError("a number of more than 64 bits")
-
-
-def _sleb(data: bytes, at: int) -> tuple[int, int]:
-    value, end = _uleb(data, at)
-    bits = 7 * (end - at)
-    return value - (1 << bits) if value >> (bits - 1) else value, end
+def _path(header: Any, number: int) -> str:
+    file = header.file_entry[number - 1]
+    folders = [b"", *header.include_directory]
+    folder = folders[file.dir_index] if file.dir_index < len(folders) else b""
+    return os.path.join(folder, file.name).decode("utf-8", "backslashreplace")

@@ -28,8 +28,7 @@ def with_pages(usage: Usage, run: Run) -> Usage:
         NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
-    logs = next((folder for folder in (run.page_logs, run.touch_logs) if folder.is_dir()), None)
-    if logs is None:
+    if (logs := run.gpu_page_logs) is None:
         return usage
     watched: dict[tuple[object, ...], list[set[Span]]] = defaultdict(list)
     touched: dict[tuple[object, ...], list[Span]] = defaultdict(list)

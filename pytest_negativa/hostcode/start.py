@@ -14,19 +14,23 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.shared_folders import make_logs_folder
 
 
-def begin_logs(run: Run, runs: Path) -> None:
-    """Make the folder in which the processes of a run write their logs.
+def begin_logs(run: Run, runs: Path, *, cpu: bool = True) -> Path:
+    """Make, and return, the folder in which the processes of a run write their logs.
 
     Args:
         runs: the folder for runs.
+        cpu: whether CPU code is traced, and not GPU code alone.
 
     Raises:
         StoreError: a file can't be written.
     """
-    make_logs_folder(run.page_logs, runs)
-    prepare_logs(run.page_logs)
-    files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
-    write_record(run.page_log_files, files)
+    logs = run.page_logs if cpu else run.touch_logs
+    make_logs_folder(logs, runs)
+    prepare_logs(logs)
+    if cpu:
+        files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
+        write_record(run.page_log_files, files)
+    return logs
 
 
 def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:

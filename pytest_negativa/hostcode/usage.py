@@ -95,7 +95,7 @@ def identify(
             status = os.fstat(source.fileno())
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
                 return f"{key.path}: was replaced after it was loaded"
-            elf = read_host_elf(source, with_segments=True)
+            elf = read_host_elf(source)
             segments = tuple(
                 (segment.p_vaddr, segment.p_offset, segment.p_filesz)
                 for segment in elf.segments
@@ -122,7 +122,7 @@ def describe(file: HostFile, pages: FilePages) -> HostLibrary:
         sha256=file.sha256,
         size=file.size,
         build_id=file.build_id,
-        paths=(file.path,),
+        paths=(file.original or file.path,),
         watched=_offsets(file, pages.ranges),
         touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
         unwatched=None if pages.watched else UNWATCHED,

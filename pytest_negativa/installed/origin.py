@@ -25,7 +25,7 @@ class ReinstallCommands:
     def __init__(self, sites: Sequence[Site]) -> None:
         self._by_path: dict[str, str | None] = {}
         for site in sites:
-            for one in site.installed():
+            for one in site.installed:
                 self._by_path |= dict.fromkeys(one.libraries, _command(one))
 
     def of(self, path: Path) -> str | None:

@@ -5,10 +5,12 @@ The distributions may be installed for another interpreter than the one that run
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -37,6 +39,8 @@ from pytest_negativa.models.lock import Place
 SITE_NAMES = ("site-packages", "dist-packages")
 """Folders that distributions are installed in."""
 _METADATA_SUFFIX = ".dist-info"
+METADATA_SUFFIXES = (_METADATA_SUFFIX, ".egg-info")
+"""End the names of the metadata of distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +69,44 @@ class Installed:
         return update_record(self.record, lambda text: update(text, folder, changes), hidden)
 
 
-@dataclass(slots=True)
+@dataclass
 class Site:
-    """A folder such as ``site-packages``, or a conda environment, with what is installed in it."""
+    """A folder such as ``site-packages``, or a conda environment, with what is installed in it.
+
+    Attributes:
+        folder: its real path.
+        metadata: the names there that end as ``METADATA_SUFFIXES``, if the folder was listed.
+    """
 
     folder: Path
-    _read: tuple[Installed, ...] | None = field(default=None)
+    metadata: Collection[str] | None = None
 
+    @functools.cached_property
     def installed(self) -> tuple[Installed, ...]:
         """The distributions and packages, by name; one with damaged metadata is left out."""
-        if self._read is None:
-            found = filter(None, map(self._installed, find_distributions([str(self.folder)])))
-            packages = (
-                Installed(one.name, one.version, path, one.lines(self.folder))
-                for path, one in read_conda(self.folder)
-            )
-            self._read = tuple(sorted((*found, *packages), key=lambda one: one.name))
-        return self._read
+        found = filter(None, map(self._installed, self._distributions()))
+        packages = (
+            Installed(one.name, one.version, path, one.lines(self.folder))
+            for path, one in read_conda(self.folder)
+        )
+        return tuple(sorted((*found, *packages), key=lambda one: one.name))
 
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
         """Yield the distributions of these names and those that they require, if they are here."""
         wanted = {normalized(name) for name in names}
-        here = find_distributions([str(self.folder)])
-        found = {normalized(d.metadata["Name"]): d for d in here if has_name(d)}
-
-        def find(name: str) -> Distribution | None:
-            return found.get(normalized(name))
-
+        here = filter(has_name, self._distributions())
+        found = {normalized(one.metadata["Name"]): one for one in here}
         closure = {
             normalized(d.metadata["Name"])
             for name in wanted & found.keys()
-            for d in with_requirements(found[name], find)
+            for d in with_requirements(found[name], lambda name: found.get(normalized(name)))
         }
-        return (one for one in self.installed() if normalized(one.name) in closure)
+        return (one for one in self.installed if normalized(one.name) in closure)
+
+    def _distributions(self) -> Iterator[Distribution]:
+        if self.metadata is None:
+            return find_distributions([str(self.folder)])
+        return (Distribution(self.folder / name) for name in self.metadata)
 
     def _installed(self, distribution: Distribution) -> Installed | None:
         # No public attribute has the folder of the metadata.
@@ -148,7 +157,7 @@ class Places:
 
     def _owners_in(self, site: Path) -> dict[str, Installed]:
         if site not in self._owners:
-            installed = Site(site).installed() if site.is_dir() else ()
+            installed = Site(site).installed if site.is_dir() else ()
             self._owners[site] = {path: one for one in installed for path in one.libraries}
             self._owners[site] |= {str(site / name_of_files(one.name)): one for one in installed}
         return self._owners[site]
@@ -159,15 +168,15 @@ def is_installed(path: str) -> bool:
     return not set(SITE_NAMES).isdisjoint(Path(path).parts)
 
 
-def find_site(path: Path) -> Path | None:
-    """The folder of installed distributions that a path lies below; None if there is none."""
-    for folder in path.parents:
-        if folder.name in SITE_NAMES:
-            return folder
-    for folder in path.parents:
-        if next(folder.glob(f"*{_METADATA_SUFFIX}/{RECORD}"), None) is not None:
-            return folder
-    return find_prefix(path)
+def find_site(path: Path, known: Collection[Path] = ()) -> Path | None:
+    """The folder of installed distributions that a path lies below; None if there is none.
+
+    ``known`` has such folders.
+    """
+    named = (folder for folder in path.parents if folder.name in SITE_NAMES)
+    records = f"*{_METADATA_SUFFIX}/{RECORD}"
+    others = (folder for folder in path.parents if folder in known or any(folder.glob(records)))
+    return next(itertools.chain(named, others), None) or find_prefix(path)
 
 
 def find_prefix(path: Path) -> Path | None:

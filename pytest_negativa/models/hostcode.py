@@ -37,6 +37,8 @@ class HostFile(Record, frozen=True, kw_only=True):
         sha256: of its bytes.
         build_id: hex of the GNU build id, if it has one.
         segments: address, file offset and size in the file of each loaded segment.
+        original: of a copy whose GPU code alone differs: the path of the original, whose content
+            ``sha256`` and ``build_id`` are; else None.
     """
 
     path: str
@@ -47,6 +49,7 @@ class HostFile(Record, frozen=True, kw_only=True):
     sha256: str
     build_id: str | None
     segments: tuple[tuple[int, int, int], ...]
+    original: str | None = None
 
 
 class HostFiles(Versioned, Record, frozen=True, kw_only=True):

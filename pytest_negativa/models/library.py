@@ -90,6 +90,11 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     indirect_calls: tuple[Edge, ...] = ()
     sha256: str | None = None
 
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """Kernels and device functions."""
+        return (*self.kernels, *self.device_functions)
+
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
     """The declarations of PTX text.
@@ -263,7 +268,7 @@ class Removed(Record, frozen=True, kw_only=True):
 
     Attributes:
         size_before: bytes of the original, if the library states it.
-        gone_bytes: bytes of its sections that are no longer in the file and read as zeros.
+        gone_bytes: bytes of its sections with GPU code that are no longer in the file.
         stored_bytes: bytes in the file of the GPU code that is left.
         spare: file name of the spare that has what is gone, if there is one.
     """
@@ -473,3 +478,9 @@ class LibraryMap(Versioned, Record, frozen=True, kw_only=True):
         if isinstance(content, Ptx):
             return tuple(Kernel(self.names[k], None) for k in content.kernels)
         return ()
+
+    def functions_of(self, content: Content | None) -> frozenset[str]:
+        """Names of the kernels of some content, and of the device functions of a cubin."""
+        if isinstance(content, Cubin):
+            return frozenset(self.names[f.name] for f in content.functions)
+        return frozenset(kernel.name for kernel in self.kernels_of(content))

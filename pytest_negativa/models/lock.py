@@ -12,12 +12,12 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.plan import KeepReason
 
-LOCK_VERSION = 4
+LOCK_VERSION = 5
 """Of the lock file.
 
-History: 4 has the same rows for ``files`` as for ``libraries``; 3 has totals and digests, which are
-checked, and the copies that were proved on; 2 tells of all that the run loaded, or may have loaded;
-1 is the first.
+History: 5 has one digest, and no numbers of functions; 4 has the same rows for ``files`` as for
+``libraries``; 3 has totals and digests, which are checked, and the copies that were proved on; 2
+tells of all that the run loaded, or may have loaded; 1 is the first.
 """
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -75,13 +75,10 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
         elements, kept_elements: how many elements and frames it has, and how many of them stay.
         code_bytes, unused_bytes: size of their payloads, and of those that are unused.
         trimmed_bytes: unused code within those that stay, unpacked.
-        kept_functions, unused_functions: at kernel granularity, how many functions of these stay,
-            and how many don't.
         code_sha256: digest of where they all are, see ``code_digest`` in ``planning.lock``. A
             release that finds other elements in the file than the one that made the lock must not
             take them for unused.
         not_proved: why this library is here although it was not proved.
-        digest: of all other fields, see ``digest_of``.
         kept: by offset.
     """
 
@@ -95,11 +92,8 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
     code_bytes: NonNegative
     unused_bytes: NonNegative
     trimmed_bytes: NonNegative = 0
-    kept_functions: NonNegative = 0
-    unused_functions: NonNegative = 0
     code_sha256: Sha256
     not_proved: str | None = None
-    digest: Sha256
     kept: tuple[KeptCode, ...]
 
     def __post_init__(self) -> None:
@@ -207,30 +201,17 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
             raise ValueError(f"libraries: two have the digest {twice}")
 
 
-def digest_of(record: LockedLibrary | Lock) -> str:
-    """The digest that a record should have: SHA-256 of its JSON with sorted keys and no spaces.
+def digest_of(lock: Lock) -> str:
+    """The digest that a lock should have: SHA-256 of its JSON with sorted keys and no spaces.
 
-    The record's own digest is not in the JSON. Each library of a lock is there as its digest alone,
-    and so are the files of each distribution. A lock without such files has no key for them.
-    It detects a line that was lost, added or changed. It is no signature.
+    The digest itself is not in the JSON. It detects a line that was lost, added or changed. It is
+    no signature.
     """
-    if isinstance(record, Lock):
-        bare = msgspec.structs.replace(record, libraries=(), files=())
-        plain = msgspec.to_builtins(bare, enc_hook=str)
-        plain["libraries"] = [library.digest for library in record.libraries]
-        del plain["files"]
-        if record.files:
-            plain["files"] = [files.digest for files in record.files]
-    else:
-        plain = msgspec.to_builtins(record, enc_hook=str)
+    plain = msgspec.to_builtins(lock, enc_hook=str)
     del plain["digest"]
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
 
 def seal(lock: Lock) -> Lock:
-    """The lock with the right digests."""
-    replace = msgspec.structs.replace
-    libraries = tuple(replace(one, digest=digest_of(one)) for one in lock.libraries)
-    files = tuple(replace(one, digest=digest_of(one)) for one in lock.files)
-    lock = replace(lock, libraries=libraries, files=files)
-    return replace(lock, digest=digest_of(lock))
+    """The lock with the right digest."""
+    return msgspec.structs.replace(lock, digest=digest_of(lock))

@@ -12,14 +12,15 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 7
+VERDICT_VERSION = 8
 """Of ``verdict.json``.
 
-History: 7 has ``healed`` for ``healing``, and work that is not repeated as a kind of its own; 6 has
-no search in ``healing``; 5 has files that are GPU code among ``libraries``, trimmed
-code by offset, and versions by name; 4 always has ``opened_bytes``, without which opened files
-count as unused; 3 asks other tests, too, for what a flaky test used first; 2 renames ``why`` to
-``detail`` and ``reason``, and adds ``work``; 1 is the first.
+History: 8 gives back elements and cubins as a whole; 7 has ``healed`` for ``healing``, and work
+that is not repeated as a kind of its own; 6 has no search in ``healing``; 5 has files that are GPU
+code among ``libraries``, trimmed code by offset, and versions by name; 4 always has
+``opened_bytes``, without which opened files count as unused; 3 asks other tests, too, for what a
+flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the
+first.
 """
 
 
@@ -225,44 +226,30 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class FoundBy(str, enum.Enum):
-    """The evidence by which removed code is given back."""
-
-    TOUCH = "touch"
-    REFUSAL = "refusal"
-    NOT_REPEATED = "not-repeated"
-
-
 class NeededSpan(Record, frozen=True, kw_only=True):
-    """What healing gave back: an element, frame or function.
+    """What healing gave back: an element or frame, or all code of a cubin that lost a part.
 
     Attributes:
         library: real path.
-        region: file offset of the region that holds it.
         start, end: file offsets, as in the plan.
         test: the node id of the test that was refused it or touched it; ``a process`` if none is
             known.
-        code: the offset in the unpacked cubin, if only code inside a cubin was given back.
-        function: the mangled name of that code's first function.
         found_by: a process touched it, the driver refused it, or the copies did not repeat what
             may have needed it.
     """
 
     library: str
-    region: NonNegative
     start: NonNegative
     end: NonNegative
     test: str
-    code: NonNegative | None = None
-    function: str | None = None
-    found_by: FoundBy
+    found_by: WorkKind
 
     @property
     def detail(self) -> str:
         """Why it is kept, for people."""
-        if self.found_by is FoundBy.REFUSAL:
+        if self.found_by is WorkKind.REFUSED:
             return f"the driver refused it to {self.test}"
-        if self.found_by is FoundBy.TOUCH:
+        if self.found_by is WorkKind.TOUCHED:
             return f"touched on the copies by {self.test}"
         return "the copies did not repeat all work, and nothing shows that it needs none of it"
 

@@ -3,62 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.library import Cubin, LibraryIdentity, LibraryMap
-from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, TrimmedCubin
-from pytest_negativa.models.spans import Span
+from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.trace import TracedLibrary
 from pytest_negativa.models.verdict import NeededSpan
 
 
-class Part(NamedTuple):
-    """The smallest amount of code that can be given back.
-
-    Attributes:
-        library: real path.
-        region: file offset of the region that holds it; that of a frame itself.
-        start: file offset of the element's payload or of the frame.
-        code: for code inside a kept cubin its offset in the unpacked cubin; None for all of it.
-    """
-
-    library: str
-    region: int
-    start: int
-    code: int | None
-
-
-def iter_parts(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Part]:
-    """All code that a plan calls unused, part by part."""
-    path = plan.library.path
-    anchors = {block.payload.start: block.anchor for block in library_map.iter_code()}
-    for decision in plan.decisions:
-        if not decision.kept and decision.size:
-            yield Part(path, anchors[decision.start], decision.start, None)
-    for cubin in plan.trimmed:
-        anchor = anchors[cubin.start]
-        yield from (Part(path, anchor, cubin.start, code.start) for code in cubin.unused)
+def iter_removed(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Element]:
+    """The elements and frames that a plan calls unused, or takes code out of."""
+    removed = {d.start for d in plan.decisions if not d.kept and d.size}
+    removed.update(cubin.start for cubin in plan.trimmed)
+    return (block for block in library_map.iter_code() if block.payload.start in removed)
 
 
 def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
-    """The plan with what healing gave back kept, for the reasons that the spans name.
+    """The plan with the spans kept as a whole, for the reasons that they name.
 
-    Spans of other libraries are ignored.
+    A cubin that lost the wrong function was another program to the driver, so it gets all of them
+    back. Spans of other libraries are ignored.
     """
-    own = [span for span in spans if span.library == plan.library.path]
-    whole = {span.start: span.detail for span in own if span.code is None}
-    codes = {(span.start, span.code) for span in own}
+    why = {span.start: span.detail for span in spans if span.library == plan.library.path}
     return replace(
         plan,
         decisions=tuple(
-            _kept(d, whole[d.start]) if d.start in whole else d for d in plan.decisions
+            replace(d, kept=True, reason=KeepReason.HEALED.value, detail=why[d.start])
+            if d.start in why
+            else d
+            for d in plan.decisions
         ),
-        trimmed=tuple(
-            trimmed for cubin in plan.trimmed if (trimmed := _trim_less(cubin, codes)).unused
-        ),
+        trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in why),
     )
 
 
@@ -79,26 +56,4 @@ def of_each_path(
         for span in spans
         for path in sorted({span.library, *alike[span.library]})
     ]
-    return tuple({(span.library, span.start, span.code): span for span in of_all}.values())
-
-
-def _kept(decision: Decision, detail: str) -> Decision:
-    return replace(decision, kept=True, reason=KeepReason.HEALED.value, detail=detail)
-
-
-def _trim_less(cubin: TrimmedCubin, codes: Collection[tuple[int, int | None]]) -> TrimmedCubin:
-    return replace(
-        cubin, unused=tuple(c for c in cubin.unused if (cubin.start, c.start) not in codes)
-    )
-
-
-def functions_of(library_map: LibraryMap, start: int, code: Span) -> tuple[str, ...]:
-    """Mangled names of the functions of a cubin that lie in ``code``."""
-    content = next((b.content for b in library_map.iter_code() if b.payload.start == start), None)
-    if not isinstance(content, Cubin):
-        return ()
-    return tuple(
-        library_map.names[f.name]
-        for f in (*content.kernels, *content.device_functions)
-        if code.start <= f.offset_in_cubin < code.end
-    )
+    return tuple({(span.library, span.start): span for span in of_all}.values())

@@ -49,7 +49,6 @@ _SPARED = "not proved: it was still there when the tests ran"
 _PLANNED_ANEW = "planned anew since it was proved: prove it again"
 _NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
-_UNSEALED = ""
 
 
 def make_lock(
@@ -104,7 +103,7 @@ def make_lock(
     locked.sort(key=lambda row: row.path)
     lock = Lock(
         format_version=LOCK_VERSION,
-        digest=_UNSEALED,
+        digest="",
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
         libraries=tuple(row for row in locked if row.sha256 not in of_files),
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
@@ -181,7 +180,7 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
         trimmed=tuple(filter(None, trimmed)),
         granularity="kernel" if needs_content(locked) else "element",
     )
-    _check_totals(locked, plan, blocks)
+    _check_totals(locked, plan)
     return plan
 
 
@@ -218,7 +217,7 @@ def widen_library(
     new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)
     return replace(
         locked,
-        **_totals(plan, blocks),
+        **_totals(plan),
         kept=tuple(sorted((*kept, *new), key=lambda code: code.offset)),
     )
 
@@ -320,7 +319,7 @@ def _trim_no_more(
         content,
         [
             f.name
-            for f in (*content.kernels, *content.device_functions)
+            for f in content.functions
             if not covers(cubin.unused, f.offset_in_cubin, f.offset_in_cubin + f.code_size)
         ],
     )
@@ -349,10 +348,9 @@ def _lock_library(
         sha256=library.sha256,
         size=library.size,
         devices=plan.devices,
-        **_totals(plan, found),
+        **_totals(plan),
         code_sha256=code_digest(spans),
         not_proved=doubt,
-        digest=_UNSEALED,
         kept=tuple(
             _kept_code(d, found[d.start], functions.get(d.start))
             for d in sorted(plan.decisions, key=lambda d: d.start)
@@ -430,38 +428,24 @@ def _proof(
     )
 
 
-def _totals(plan: LibraryPlan, blocks: Mapping[int, Element]) -> dict[str, Any]:
-    """The sums of a plan, as ``LockedLibrary`` names them.
-
-    Args:
-        blocks: by start; with the content of the cubins that the plan trims.
-    """
-    kept = sum(len(cubin.kept) for cubin in plan.trimmed)
-    functions = sum(_count_functions(blocks[cubin.start]) for cubin in plan.trimmed)
+def _totals(plan: LibraryPlan) -> dict[str, Any]:
+    """The sums of a plan, as ``LockedLibrary`` names them."""
     return {
         "elements": len(plan.decisions),
         "kept_elements": sum(d.kept for d in plan.decisions),
         "code_bytes": plan.code_bytes,
         "unused_bytes": plan.unused_bytes,
         "trimmed_bytes": sum(cubin.unused_size for cubin in plan.trimmed),
-        "kept_functions": kept,
-        "unused_functions": functions - kept,
     }
 
 
-def _count_functions(block: Element) -> int:
-    content = block.content
-    assert isinstance(content, Cubin)
-    return len({f.name for f in (*content.kernels, *content.device_functions)})
-
-
-def _check_totals(locked: LockedLibrary, plan: LibraryPlan, blocks: Mapping[int, Element]) -> None:
+def _check_totals(locked: LockedLibrary, plan: LibraryPlan) -> None:
     """Compare the totals of the lock with those of the library.
 
     Raises:
         ReconstructError: one differs.
     """
-    for name, found in _totals(plan, blocks).items():
+    for name, found in _totals(plan).items():
         stated = getattr(locked, name)
         if stated != found:
             raise ReconstructError(
@@ -487,7 +471,7 @@ def _trimmed(code: KeptCode, block: Element, library_map: LibraryMap) -> Trimmed
         reason = block.unreadable or "it holds no machine code"
         raise ReconstructError(f"{where} can't be read: {reason}")
     names = library_map.names
-    functions = {names[f.name]: f.name for f in (*content.kernels, *content.device_functions)}
+    functions = {names[f.name]: f.name for f in content.functions}
     if missing := [name for name in code.functions if name not in functions]:
         raise ReconstructError(f"{where} has no function {missing[0]}; make the lock again")
     # Whatever the kept functions reach was kept, too: else the lock is not what we wrote.

@@ -79,8 +79,7 @@ def _pieces(cubin: Cubin) -> list[list[Function]] | str:
     """Functions by what can only stay or go together: those whose ranges overlap."""
     pieces: list[list[Function]] = []
     end = 0
-    functions = (*cubin.kernels, *cubin.device_functions)
-    for function in sorted(functions, key=lambda f: (f.offset_in_cubin, -f.code_size)):
+    for function in sorted(cubin.functions, key=lambda f: (f.offset_in_cubin, -f.code_size)):
         if pieces and function.offset_in_cubin < end:
             pieces[-1].append(function)
         elif function.code_size:

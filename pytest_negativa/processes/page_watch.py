@@ -13,8 +13,8 @@ from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
 
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
+ARMED_VARIABLE = "NEGATIVA_PAGES_ARMED"
 MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
-ARMED_VARIABLE = "NEGATIVA_SPARE_ARMED"
 
 
 def watch_library() -> Path | None:
@@ -33,11 +33,13 @@ def watch_environment(
     logs: Path,
     *,
     only_gpu: bool = False,
+    armed: Path | None = None,
 ) -> dict[str, str]:
     """The variables to set so that processes record the pages that they touch.
 
     Args:
         only_gpu: record nothing of CPU code.
+        armed: a file of ``verifying.tripwire``: of GPU code, record touches of removed code alone.
 
     Raises:
         NegativaError: this machine can't do it.
@@ -46,26 +48,20 @@ def watch_environment(
         **with_auditor(environ, watch_library()),
         LOGS_VARIABLE: str(logs.absolute()),
         ONLY_GPU_VARIABLE: "1" if only_gpu else "",
+        ARMED_VARIABLE: "" if armed is None else str(armed.absolute()),
     }
 
 
-def misses_environment(
-    environ: Mapping[str, str], logs: Path, armed: Path | None = None
-) -> dict[str, str]:
+def misses_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
     """The variables to set so that processes record what comes back to libraries with a spare.
-
-    Args:
-        armed: a file of ``verifying.tripwire``: record touches of removed code instead.
 
     Raises:
         NegativaError: this machine can't do it.
     """
     # Those that trace CPU code take precedence.
     traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
-    table = {} if armed is None else {ARMED_VARIABLE: str(armed.absolute())}
     return {
         **with_auditor(environ, watch_library()),
         **traced,
         MISSES_VARIABLE: str(logs.absolute()),
-        **table,
     }

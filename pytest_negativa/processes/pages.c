@@ -7,11 +7,11 @@
  * it: a page costs less than half, and no mapping. Elsewhere mprotect does.
  *
  * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
- * NEGATIVA_PAGES_GPU, if not empty: GPU code alone. Or NEGATIVA_SPARE_LOG alone, a folder for logs
- * of what comes back to libraries with a spare, or with NEGATIVA_SPARE_ARMED, of who touches
- * removed code: see pages/holes.h. The log is a shared mapping of a file, so a process that is
- * killed loses nothing. fallocate reserves its blocks: touching a hole of a file on a full disk
- * would be a SIGBUS.
+ * NEGATIVA_PAGES_GPU, if not empty: GPU code alone; NEGATIVA_PAGES_ARMED, if not empty: of GPU
+ * code, what was removed. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to
+ * libraries with a spare. For both see pages/holes.h. The log is a shared mapping of a file, so a
+ * process that is killed loses nothing. fallocate reserves its blocks: touching a hole of a file on
+ * a full disk would be a SIGBUS.
  *
  * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
  * what they have needs no second mark.
@@ -109,7 +109,7 @@ static Library *watch_all(const struct link_map *map) {
     int fd = path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
     bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
-    Library *gpu = watch(map, fd, path, is_read, GPU_CODE);
+    Library *gpu = armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map);
     if (fd >= 0) close_file(fd);
     return code != NULL ? code : gpu;
 }
@@ -118,11 +118,11 @@ static Library *watch_all(const struct link_map *map) {
 
 EXPORT unsigned int la_version(unsigned int version) {
     const char *folder = getenv("NEGATIVA_PAGES_LOGS");
-    const char *table = NULL;
+    const char *table = getenv("NEGATIVA_PAGES_ARMED");
     if (folder == NULL || folder[0] == 0) {
         folder = getenv("NEGATIVA_SPARE_LOG");
         only_holes = true;
-        table = getenv("NEGATIVA_SPARE_ARMED");
+        table = NULL;
         fstat(2, &messages);
     }
     if (folder == NULL || strlen(folder) >= sizeof log_.folder) return 0;
@@ -138,7 +138,7 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, MAX_PARTS);
     own_ = map_wiped();
     if (own_ == NULL || (!only_holes && !start_log()) ||
-        (table != NULL && !read_records(table, &armed)) || !faults_start(serve)) {
+        (table != NULL && table[0] != 0 && !read_records(table, &armed)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }

@@ -47,7 +47,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         if work := [d for d in verdict.work if d.kind is kind]:
             yield _work(f"{kind.value}:".capitalize(), work, options)
     if verdict.healed:
-        yield _healed(verdict.healed, options)
+        yield _healed(verdict.healed)
     yield _conclusion(verdict)
 
 
@@ -123,12 +123,9 @@ def _outcome(outcome: Outcome | None) -> str:
     return "did not run" if outcome is None else outcome.value
 
 
-def _healed(spans: Sequence[NeededSpan], options: Reports) -> str:
-    spell = demangle if options.demangle else str
+def _healed(spans: Sequence[NeededSpan]) -> str:
     lines = (
-        f"{Path(span.library).name} "
-        f"{spell(span.function) if span.function else f'[{span.start:#x}, {span.end:#x})'}: "
-        f"{span.detail}"
+        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
         for span in spans
     )
     return itemize("Healing kept, from now on:", lines)

@@ -7,25 +7,24 @@ pages that stay, and patches for its new tables.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import MovedSpan
+from pytest_negativa.models.spans import MovedSpan, around, intersection, minus
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
 
-# linux/fs.h: _IOW(0x94, 9, int), the same on all architectures with 64-bit little-endian hosts.
-FICLONE = 0x40049409
+# Bytes. File systems that copy on write share whole blocks; see copy_file_range(2).
+_BLOCK = 4096
 # Bytes that are read or written in one go.
 _STEP = 512 << 10
 # Bytes that the kernel copies between two looks at whether to stop.
 _LARGE_STEP = 16 << 20
 # Copying fewer bytes inside the kernel costs more than reading and writing them.
 _SMALL_RANGE = 64 << 10
-# The errors of file systems that can't share or copy between these two files, see ioctl_ficlone(2)
-# and copy_file_range(2); EBADF is what some that don't know the call answer.
+# The errors of file systems that can't copy between these two files, see copy_file_range(2); EBADF
+# is what some that don't know the call answer.
 _CANNOT = {
     errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM,
     errno.EBADF,
@@ -106,7 +105,7 @@ def write_layout(
     *,
     copy_in_kernel: bool = True,
 ) -> None:
-    """Write a new file. Filled bytes are not copied first, unless the file system shares blocks.
+    """Write a new file. Blocks that are filled are not copied first.
 
     Args:
         layout: what to write.
@@ -140,29 +139,14 @@ class _Writer:
 
     def write(self) -> None:
         edits = self._layout.edits
-        cloned = self._layout.copies == ((0, self._source.size, 0),) and self._clone()
-        if not cloned:
-            os.ftruncate(self._target, edits.size)
-            for start, end, target in _unfilled(self._layout, self._source.size):
-                self._copy(start, end, target)
+        os.ftruncate(self._target, edits.size)
+        for start, end, target in _unfilled(self._layout, self._source.size):
+            self._copy(start, end, target)
         for change in edits.changes:
             if isinstance(change, Patch):
                 self._put(memoryview(change.data), change.start)
-            # What is not copied is zeros already.
-            elif change.value or cloned:
+            else:
                 self._fill(change)
-
-    def _clone(self) -> bool:
-        """Share the original's blocks, on file systems that copy on write."""
-        if not self._in_kernel:
-            return False
-        try:
-            fcntl.ioctl(self._target, FICLONE, self._source.fileno())
-        except OSError as e:
-            if e.errno not in _CANNOT:
-                raise
-            return False
-        return True
 
     def _copy(self, start: int, end: int, target: int) -> None:
         if self._in_kernel and end - start >= _SMALL_RANGE:
@@ -210,14 +194,11 @@ class _Writer:
 
 
 def _unfilled(layout: FileLayout, old_size: int) -> Iterator[MovedSpan]:
-    """The ranges to copy: without filled bytes, and up to the old file's end."""
+    """The ranges to copy: without filled blocks, and up to the old file's end."""
     for start, end, target in layout.copies:
         shift = target - start
-        end = min(end, old_size)
-        for change in layout.edits.overlapping(target, end + shift):
-            if isinstance(change, Fill):
-                if start + shift < change.start:
-                    yield MovedSpan(start, change.start - shift, start + shift)
-                start = change.end - shift
-        if start < end:
-            yield MovedSpan(start, end, start + shift)
+        whole = [(start, min(end, old_size))] if start < old_size else []
+        changes = layout.edits.overlapping(target, end + shift)
+        filled = [(c.start - shift, c.end - shift) for c in changes if isinstance(c, Fill)]
+        for span in intersection(around(minus(whole, filled), _BLOCK), whole):
+            yield MovedSpan(*span, span.start + shift)

@@ -125,11 +125,11 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
     from pytest_negativa.processes.page_watch import watch_environment
 
     run.make()
-    begin_logs(run, run.folder.parent)
+    logs = begin_logs(run, run.folder.parent)
     handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
-        **watch_environment(os.environ, run.page_logs),
+        **watch_environment(os.environ, logs),
         PAGES_RUN_VARIABLE: handover,
     }
     sys.stdout.flush()

@@ -35,10 +35,10 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
-from pytest_negativa.slimming.replace import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder

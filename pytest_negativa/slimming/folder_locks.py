@@ -55,10 +55,8 @@ def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
         ReconstructError: see ``hold``.
     """
     refuse_shared(folder)
-    if {folder, *folder.parents}.intersection(roots):
-        yield
-        return
-    with held(folder):
+    is_held = {folder, *folder.parents}.intersection(roots)
+    with contextlib.nullcontext() if is_held else held(folder):
         yield
 
 

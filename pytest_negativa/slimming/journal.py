@@ -22,9 +22,9 @@ from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
+from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all
 from pytest_negativa.slimming.folder_locks import hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
-from pytest_negativa.slimming.replace import copy_file, look, replace_all
 from pytest_negativa.slimming.spares import rebuild
 from pytest_negativa.slimming.tree import Tree, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -67,8 +67,10 @@ class Journal:
             ReconstructError: another user can exchange what root works on.
             TakenError: a file was changed or replaced since it was listed.
         """
-        groups = {self.root / name: self.tree.group_of(name) for name in names}
-        places = {path: None if group is None else group.state for path, group in groups.items()}
+        places = {
+            self.root / name: None if (group := self.tree.group_of(name)) is None else group.state
+            for name in names
+        }
         refuse_shared(*{place.parent for place in places})
         for place, state in places.items():
             look(place, state, by_ctime=True)
@@ -154,7 +156,7 @@ class Journal:
         return tuple(
             os.path.relpath(installed.record, self.root)
             for site in self.tree.sites
-            for installed in site.installed()
+            for installed in site.installed
             if not paths.isdisjoint(installed.libraries)
         )
 
@@ -176,7 +178,7 @@ class Journal:
             lines |= {str(p): line for p in paths if digest_of(p) == entry.original_sha256}
         problem: NegativaError | None = None
         # conda lists the RECORD files in its environment.
-        for installed in (one for site in reversed(self.tree.sites) for one in site.installed()):
+        for installed in (one for site in reversed(self.tree.sites) for one in site.installed):
             wanted = {path: lines[path] for path in installed.libraries.keys() & lines}
             try:
                 if wanted:

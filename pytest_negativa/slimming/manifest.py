@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import StoreError, refusing
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
 from pytest_negativa.gpucode.source import read_fact
@@ -217,7 +218,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
     """Whether the file looks like the result, but cut off or changed."""
     if is_slimmed(path):
-        marker = read_fact(path, read_marker)
+        marker = read_fact(path, lambda source: read_marker(source, read_host_elf(source)))
         return marker is None or marker.size_before == entry.original_size
     # Section headers end the files that slimming writes, so a cut file tells the size it had.
     header = read_fact(path, lambda source: EHDR.unpack_from(source.read(0, EHDR.size)))

@@ -26,7 +26,7 @@ from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.reconstruction import FileState, RepackedCubin
+from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
@@ -37,7 +37,6 @@ from pytest_negativa.rewriting.compact.records import (
     CompactOptions,
     Smaller,
 )
-from pytest_negativa.rewriting.copies import state_of
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
@@ -65,7 +64,6 @@ class Removal:
     Attributes:
         library_map, plan: of the original, both or none.
         edits: what changes within the cubins that stay.
-        state: of the file before it was read, if the plan knows no digest.
         trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
             smaller they get, others by the code that is taken out.
         strips: nothing goes but what is never loaded, for which there is no spare.
@@ -76,13 +74,11 @@ class Removal:
         size_after: bytes of the new file, or of the one that would be written.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         made: what was written; None: nothing was.
-        spare: what brings removed code back; None: nothing does.
     """
 
     library_map: LibraryMap | None = None
     plan: LibraryPlan | None = None
     edits: Edits | None = None
-    state: FileState | None = None
     trimmed: int = 0
     strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
@@ -93,7 +89,6 @@ class Removal:
     size_after: int = 0
     gpu_code_removed: int = 0
     made: Smaller | None = None
-    spare: Path | None = None
 
 
 class Kind(enum.Enum):
@@ -341,9 +336,9 @@ def slim_library(
     source: ByteSource,
     target: Path | None,
     name: str,
+    removal: Removal,
     *,
     strip: bool,
-    planned: Removal | None = None,
     min_hole: int = LEAST_HOLE,
 ) -> Removal:
     """Write what a recipe makes of a library, or forecast its size.
@@ -353,15 +348,14 @@ def slim_library(
         source: the original.
         target: the new file; nothing is left there on any failure. None: nothing is written.
         name: file name of the library.
+        removal: what ``plan_library`` found.
         strip: whether to drop what is never loaded, such as symbol tables.
-        planned: of the original, if it is known.
         min_hole: with a spare, shorter holes stay in the file; in bytes.
 
     Raises:
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
-    removal = planned or plan_library(recipe, source)
     if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
@@ -369,23 +363,15 @@ def slim_library(
             return replace(removal, size_after=after)
         plan, containers = removal.plan, removal.containers
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
-        done = cut(
-            source, target, needed, containers, recipe.spare, options, library, removal.state
-        )
+        done = cut(source, target, needed, containers, recipe.spare, options, library)
         unused = ((one.start, one.end) for one in decisions if not one.kept)
         gone = size(intersection(unused, done.holes))
-        return replace(
-            removal,
-            size_after=done.size_after,
-            gpu_code_removed=gone,
-            made=done,
-            spare=done.spare,
-        )
+        return replace(removal, size_after=done.size_after, gpu_code_removed=gone, made=done)
     given = removal.library_map, removal.plan, removal.edits
     compact = CompactOptions(strip=strip, takes_place=True)
     if target is None:
         return replace(removal, size_after=foresee_compaction(source, *given, compact))
-    made = compact_library(source, target, *given, compact, state=removal.state)
+    made = compact_library(source, target, *given, compact)
     gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
     return replace(removal, size_after=made.size_after, gpu_code_removed=gone, made=made)
 
@@ -400,17 +386,16 @@ def _plan_by_headers(
     plan_for: Callable[[LibraryMap], LibraryPlan], recipe: Recipe, source: ByteSource
 ) -> Removal:
     """The removal by a plan that needs no cubin unpacked."""
-    state = state_of(source.fileno())
     try:
         library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
     except FormatError as e:
         raise CannotCompactError(source.path, e.problem) from e
     if not library_map.sections:
-        if not recipe.takes_others(state.size):
+        if not recipe.takes_others(source.size):
             raise CannotCompactError(source.path, NO_GPU_CODE)
-        traced = recipe.spare is not None and recipe.spare.may_know(state.size)
-        return Removal(state=state, strips=not traced)
-    return Removal(library_map, plan_for(library_map), state=state)
+        traced = recipe.spare is not None and recipe.spare.may_know(source.size)
+        return Removal(strips=not traced)
+    return Removal(library_map, plan_for(library_map))
 
 
 def names_of(devices: Iterable[ComputeCapability]) -> str:

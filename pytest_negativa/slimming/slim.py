@@ -9,7 +9,7 @@ from pytest_negativa.slimming.request import (
     SlimRequest,
     refuse_contradictions,
 )
-from pytest_negativa.slimming.scan import open_journals, refuse_other_files, roots_of
+from pytest_negativa.slimming.scan import open_journals, roots_of
 from pytest_negativa.slimming.slimmer import apply
 from pytest_negativa.slimming.worklist import find_work
 
@@ -30,7 +30,6 @@ def slim_trees(
             call does the rest.
     """
     roots = roots_of(request.paths)
-    refuse_other_files(request.paths)
     refuse_contradictions(request, roots)
     with open_journals(request.paths, dry_run=request.options.dry_run) as journals:
         work, unmet = find_work(journals, request)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import resource
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,8 +27,14 @@ from pytest_negativa.models.slimming import (
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import read_note
-from pytest_negativa.rewriting.compact.records import CannotCompactError
+from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
 from pytest_negativa.rewriting.copies import state_at
+from pytest_negativa.slimming.atomic_replacement import (
+    is_same_file,
+    keep_original,
+    look,
+    replace_all,
+)
 from pytest_negativa.slimming.code_files import remove_files
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.originals import Slimmed
@@ -39,7 +46,6 @@ from pytest_negativa.slimming.recipes import (
     plan_library,
     slim_library,
 )
-from pytest_negativa.slimming.replace import is_same_file, keep_original, look, replace_all
 from pytest_negativa.slimming.request import OnProgress, SlimOptions, SlimReport
 from pytest_negativa.slimming.spares import (
     LEAST_HOLE,
@@ -77,9 +83,11 @@ def apply(
     Raises:
         NegativaError: a folder can't be read or written.
     """
-    slimmers = [Slimmer(folder, options) for folder in folders]
-    total = sum(task.size for folder in folders for task in folder.tasks)
-    total += sum(package.size for folder in folders for package in folder.packages)
+    begun: dict[Path, Iterator[Removal]] = {}
+    slimmers = [Slimmer(folder, options, begun) for folder in folders]
+    total = sum(task.size for folder in folders for task in folder.tasks) + sum(
+        package.size for folder in folders for package in folder.packages
+    )
     done = 0
 
     def count(size: int) -> None:
@@ -95,10 +103,8 @@ def apply(
         sizes = [size for slimmer in slimmers for size in slimmer.foresee_holes()]
         min_hole = least_hole(sizes, spare.most_holes - holes)
         holes += sum(size >= min_hole for size in sizes)
-        for slimmer in slimmers:
-            slimmer.min_hole = min_hole
     for slimmer in slimmers:
-        rows += slimmer.run(count)
+        rows += slimmer.run(count, min_hole)
     if not options.dry_run:
         holes = sum(slimmer.count_holes() for slimmer in slimmers)
     return SlimReport(
@@ -116,19 +122,23 @@ class Slimmer:
     Args:
         work: what is to be done.
         options: how to do it.
+        begun: by path, see ``_steps``; the planned libraries are open.
 
     Attributes:
         rows: what became of each library.
-        min_hole: bytes; shorter holes stay in the libraries.
     """
 
-    def __init__(self, work: WorkList, options: SlimOptions) -> None:
+    def __init__(
+        self, work: WorkList, options: SlimOptions, begun: dict[Path, Iterator[Removal]]
+    ) -> None:
         self.journal = work.journal
         self.work = work
         self.options = options
-        self.rows: list[SlimRow] = []
-        self.min_hole = LEAST_HOLE
-        self._planned: dict[str, Removal | None] = {}
+        self.rows = [*work.rows]
+        self._min_hole = LEAST_HOLE
+        self._begun = begun
+        # Of slimmed libraries.
+        self._holes: dict[SlimmedFile, int] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -139,46 +149,54 @@ class Slimmer:
     def foresee_holes(self) -> Iterator[int]:
         """Sizes in bytes of the holes that the libraries of the work list could have."""
         tasks = [task for task in self.work.tasks if task.recipe.spare is not None]
-        pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
-        try:
-            names = (task.name for task in tasks)
-            self._planned = dict(zip(names, pool.map(self._plan, tasks), strict=True))
-        finally:
-            pool.shutdown(cancel_futures=True)
-        for planned in self._planned.values():
-            if planned is not None:
-                yield from planned.hole_sizes
+        with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
+            for sizes in pool.map(self._begin, tasks):
+                yield from sizes
 
-    def _plan(self, task: Task) -> Removal | None:
-        """The plan for a library; None: there is none, and the work on it will tell why."""
-        with contextlib.suppress(NegativaError), self._at_hand(task) as source:
-            return plan_library(task.recipe, source)
-        return None
+    def _begin(self, task: Task) -> Sequence[int]:
+        """Plan a library, for the sizes of its holes; () if the work on it will tell why not."""
+        steps = self._steps(task)
+        try:
+            planned = next(steps)
+        except NegativaError:
+            return ()
+        # Each job takes up to eight descriptors. An original that is made again is another file.
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if not task.is_cut and len(self._begun) < (limit - 8 * self.options.jobs) // 2:
+            self._begun[self.journal.root / task.name] = steps
+        return planned.hole_sizes
 
     def count_holes(self, *, without_tasks: bool = False) -> int:
         """The number of holes of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
-        results = [
-            self.journal.root / entry.names[0]
+        entries = [
+            entry
             for key, entry in self.journal.manifest.slimmed.items()
             if entry.spare is not None and key not in changing
         ]
-        notes = (read_fact(path, read_note) for path in results)
-        return sum(len(note.holes) for note in notes if note is not None)
+        for entry in entries:
+            if entry not in self._holes:
+                note = read_fact(self.journal.root / entry.names[0], read_note)
+                self._holes[entry] = 0 if note is None else len(note.holes)
+        return sum(self._holes[entry] for entry in entries)
 
-    def run(self, on_done: OnDone) -> list[SlimRow]:
+    def run(self, on_done: OnDone, min_hole: int) -> list[SlimRow]:
         """Slim the libraries, or foresee what that would do.
+
+        Args:
+            on_done: told of each library.
+            min_hole: bytes; shorter holes stay in the libraries.
 
         Raises:
             NegativaError: the manifest or a RECORD can't be written.
             KeyboardInterrupt: what was replaced is in order. Threads may still write to files
                 that have no name, so the process should end.
         """
-        self.rows = [*self.work.rows]
+        self._min_hole = min_hole
         if self.options.dry_run:
             self._process(
-                lambda task, _staged, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
+                lambda task, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
                 on_done,
             )
             for package in self.work.packages:
@@ -225,22 +243,19 @@ class Slimmer:
                     journal.note_back(key, entry)
             journal.finish()
 
-    def _process(self, finish: Callable[[Task, Path, Removal], None], on_done: OnDone) -> None:
+    def _process(self, finish: Callable[[Task, Removal], None], on_done: OnDone) -> None:
         """Slim in threads, and finish the libraries one by one in this thread.
 
         Args:
-            finish: what follows if the library is not left as it is; gets the task and a hidden
-                name for its result.
+            finish: what follows if the library is not left as it is.
             on_done: told of each task.
         """
         # The largest first, so that none is left to run alone at the end.
         tasks = sorted(self.work.tasks, key=lambda task: (-task.size, task.names))
-        root, token = self.journal.root, self.journal.token
-        staged = {task.name: staged_name(root / task.name, token) for task in tasks}
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
-            pending = {pool.submit(self._slim, task, staged[task.name]): task for task in tasks}
+            pending = {pool.submit(self._slim, task): task for task in tasks}
             for future in concurrent.futures.as_completed(pending):
                 task = pending[future]
                 try:
@@ -249,7 +264,7 @@ class Slimmer:
                     except CannotCompactError as e:
                         self._leave(task, e.reason)
                     else:
-                        finish(task, staged[task.name], made)
+                        finish(task, made)
                 except NegativaError as e:
                     self._add_unchanged(task, SlimStatus.FAILED, str(e))
                 on_done(task.size)
@@ -259,12 +274,16 @@ class Slimmer:
             raise
         finally:
             pool.shutdown(wait=wait, cancel_futures=True)
-            for hidden in (*staged.values(), *map(self._rebuilt_name, tasks)):
+            for hidden in (*map(self._staged, tasks), *map(self._rebuilt_name, tasks)):
                 with contextlib.suppress(OSError):
                     hidden.unlink(missing_ok=True)
                 if not wait:
                     # A thread at work has given its file a name.
                     remove_abandoned(hidden)
+
+    def _staged(self, task: Task) -> Path:
+        """A hidden name for the smaller file."""
+        return staged_name(self.journal.root / task.name, self.journal.token)
 
     def _rebuilt_name(self, task: Task) -> Path:
         """A hidden name for an original that is made again."""
@@ -274,21 +293,31 @@ class Slimmer:
     def _original_of(self, task: Task) -> Path:
         return self._rebuilt_name(task) if task.is_cut else task.source
 
-    def _slim(self, task: Task, staged: Path) -> Removal:
+    def _slim(self, task: Task) -> Removal:
         is_dry = self.options.dry_run
         if not is_dry:
             self.journal.places(task.names)
-        # The original that is made again is another file.
-        planned = None if task.is_cut else self._planned.pop(task.name, None)
-        with self._at_hand(task, None if is_dry else self._original_of(task)) as source:
-            return slim_library(
+        if (steps := self._begun.pop(self.journal.root / task.name, None)) is None:
+            steps = self._steps(task, None if is_dry else self._original_of(task))
+            next(steps)
+        return next(steps)
+
+    def _steps(self, task: Task, place: Path | None = None) -> Iterator[Removal]:
+        """Plan a library, then make the smaller file; meanwhile it stays open.
+
+        Args:
+            task, place: see ``_at_hand``.
+        """
+        with self._at_hand(task, place) as source:
+            yield (planned := plan_library(task.recipe, source))
+            yield slim_library(
                 task.recipe,
                 source,
-                None if is_dry else staged,
+                None if self.options.dry_run else self._staged(task),
                 Path(task.name).name,
+                planned,
                 strip=self.options.strip,
-                planned=planned,
-                min_hole=self.min_hole,
+                min_hole=self._min_hole,
             )
 
     @contextlib.contextmanager
@@ -341,24 +370,25 @@ class Slimmer:
         )
         self.rows.append(row)
 
-    def _publish(self, task: Task, staged: Path, made: Removal) -> None:
-        journal, file = self.journal, made.made
+    def _publish(self, task: Task, made: Removal) -> None:
+        journal, file, staged = self.journal, made.made, self._staged(task)
         assert file is not None, "it was written"
         notes = (*made.notes, *file.notes)
         if task.outside:
             links = format_items(task.outside, "hard link", "hard links")
             outside = f"the original still takes its space: it has {links} outside of the folder"
             notes = (*notes, outside)
-        spare = None
-        if self.options.spare is not None and made.spare is not None:
-            spare = self.options.spare.folder / made.spare.name
+        spare = (
+            self.options.spare.folder / file.spare.name
+            if self.options.spare is not None and isinstance(file, Cut)
+            else None
+        )
         places = journal.places(task.names)
         before = journal.manifest.slimmed
-        known = [] if task.slimmed is None else [task.slimmed.entry]
         # A killed run may have noted it, and kept its original, before it replaced it.
-        found = (before[name] for name in task.names if name in before)
-        known += [one for one in found if one.original_sha256 == file.original_sha256]
-        old = known[0] if known else None
+        noted = (before[name] for name in task.names if name in before)
+        noted = (one for one in noted if one.original_sha256 == file.original_sha256)
+        old = next(noted, None) if task.slimmed is None else task.slimmed.entry
         replaced = None if task.slimmed is None else task.slimmed.sha256
         original = None if old is None else old.original
         if self.options.keep_originals is not None:
@@ -394,8 +424,9 @@ class Slimmer:
         others = {name: other for name, other in before.items() if name not in task.names}
         journal.change({**others, task.name: entry})
         try:
-            if spare is not None and made.spare is not None:
-                publish(made.spare, spare)
+            if spare is not None and isinstance(file, Cut):
+                publish(file.spare, spare)
+                self._holes[entry] = file.mapped
             with self._letting_go(task):
                 replace_all(staged, places, journal.token)
         except ReconstructError:

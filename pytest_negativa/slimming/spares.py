@@ -25,11 +25,10 @@ from pytest_negativa.errors import (
     ReconstructError,
     refusing,
 )
-from pytest_negativa.gpucode.source import ByteSource, opened, read_fact
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
@@ -200,7 +199,7 @@ class SpareTarget:
 
 
 def plan_cut(
-    path: Path | ByteSource,
+    source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     policy: SpareTarget,
@@ -208,7 +207,7 @@ def plan_cut(
     """Turn decisions on GPU code, and what is known of CPU code, into ranges.
 
     Args:
-        path: the original, which may be open.
+        source: the original.
         library_map, plan: both or none.
         policy: see there.
 
@@ -218,24 +217,23 @@ def plan_cut(
     Raises:
         FormatError: the file can't be read.
     """
-    with opened(path) as source:
-        containers: list[Range] = []
-        if library_map is not None and plan is not None:
-            containers = removable_code(source, library_map, plan)
-        free = list(containers)
-        if policy.unneeded:
-            if policy.loaded is not None:
-                free = [(0, source.size)]
-            back = policy.came_back.get(source.sha256(), ())
-            free = list(minus(union(free), back))
-        elif policy.may_know(source.size):
-            traced = policy.traced.get(source.sha256())
-            if traced is not None:
-                free += minus(traced.watched, traced.touched)
-                # What a lock keeps lies among constants of some libraries.
-                gpu_code = () if library_map is None else library_map.iter_code()
-                free += minus(traced.unread, union(one.payload for one in gpu_code))
-        return tuple(minus([(0, source.size)], union(free))), tuple(containers)
+    containers = (
+        removable_code(source, library_map, plan)
+        if library_map is not None and plan is not None
+        else []
+    )
+    free = list(containers)
+    if policy.unneeded:
+        if policy.loaded is not None:
+            free = [(0, source.size)]
+        back = policy.came_back.get(source.sha256(), ())
+        free = list(minus(union(free), back))
+    elif policy.may_know(source.size) and (traced := policy.traced.get(source.sha256())):
+        free += minus(traced.watched, traced.touched)
+        # What a lock keeps lies among constants of some libraries.
+        gpu_code = () if library_map is None else library_map.iter_code()
+        free += minus(traced.unread, union(one.payload for one in gpu_code))
+    return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 
 def least_hole(sizes: Iterable[int], most: int) -> int:
@@ -257,7 +255,6 @@ def cut(
     policy: SpareTarget,
     options: CutOptions,
     library: LibraryIdentity | None = None,
-    state: FileState | None = None,
 ) -> Cut:
     """Write a library without what may go, and its spare.
 
@@ -267,7 +264,7 @@ def cut(
         needed, containers: see ``cut_library``.
         policy: where the spare goes; its folder is held.
         options: as it has them.
-        library, state: see ``cut_library``.
+        library: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -281,9 +278,7 @@ def cut(
                 "spare there; name another folder"
             )
         own = Path(tempfile.mkdtemp(dir=policy.folder / UNCHECKED))
-        return cut_library(
-            source, target, own, needed, options, containers, library=library, state=state,
-        )  # fmt: skip
+        return cut_library(source, target, own, needed, options, containers, library=library)
 
 
 def publish(spare: Path, place: Path) -> None:

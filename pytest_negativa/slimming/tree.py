@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import Site, find_prefix, find_site
+from pytest_negativa.installed.sites import METADATA_SUFFIXES, Site, find_prefix, find_site
 from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
@@ -88,21 +88,25 @@ class Facts:
     Args:
         path: of the file.
         searched: look for GPU code, which reads much of some libraries.
+        hashed: read all of it for its digest.
 
     Attributes:
+        sha256: hex digest of a file that was ``hashed``; None: it can't be read.
         is_library: it is a shared object by its first bytes; if it can't be read, by its name.
         is_slimmed: it has the marker of slimming.
         soname: None: it has none, or can't be read.
         has_gpu_code: None: that is not known.
     """
 
+    sha256: str | None = None
     is_library = is_slimmed = False
     soname: str | None = None
     has_gpu_code: bool | None = None
 
-    def __init__(self, path: Path, *, searched: bool) -> None:
+    def __init__(self, path: Path, *, searched: bool, hashed: bool) -> None:
         try:
             with ByteSource(path) as source:
+                self.sha256 = source.sha256() if hashed else None
                 start = source.read(0, min(_E_TYPE + 2, source.size))
                 self.is_library = start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
                 if self.is_library:
@@ -126,6 +130,7 @@ class Tree:
         leftovers: files with names of temporary ones, which killed runs left.
         partial: whether it is single files.
         searched: whether all facts tell of GPU code: a search reads much of some libraries.
+        hashed: sizes in bytes of files whose facts have their digest.
     """
 
     root: Path
@@ -134,6 +139,7 @@ class Tree:
     leftovers: list[Path] = field(default_factory=list)
     partial: bool = False
     searched: bool = False
+    hashed: Set[int] = frozenset()
     _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
     _facts: dict[FileGroup, Facts] = field(default_factory=dict)
@@ -163,7 +169,7 @@ class Tree:
         """By name: the digests that RECORD files have for it, and which RECORD has each."""
         found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
         for site in self.sites:
-            for installed in site.installed():
+            for installed in site.installed:
                 for path, line in installed.libraries.items():
                     if line.digest and path.startswith(below := os.path.join(self.root, "")):
                         found[path.removeprefix(below)][line.digest] = installed.record
@@ -171,6 +177,8 @@ class Tree:
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""
+        if group.size in self.hashed:
+            return self.facts(group).sha256
         if group not in self._digests:
             self._digests[group] = digest_of(self.root / group.name)
         return self._digests[group]
@@ -193,7 +201,11 @@ class Tree:
     def facts(self, group: FileGroup) -> Facts:
         """The facts of a file as it was found."""
         if group not in self._facts:
-            self._facts[group] = Facts(self.root / group.name, searched=self.searched)
+            self._facts[group] = Facts(
+                self.root / group.name,
+                searched=self.searched,
+                hashed=group.size in self.hashed,
+            )
         return self._facts[group]
 
     def has_gpu_code(self, group: FileGroup) -> bool | None:
@@ -245,7 +257,8 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
     tree = Tree(root, partial=wanted is not None)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
-    for name, status in _walk(root, deep=wanted is None):
+    metadata: dict[str, list[str]] = {}
+    for name, status in _walk(root, metadata, deep=wanted is None):
         inode = status.st_dev, status.st_ino
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
@@ -255,21 +268,24 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
-    above = (find_site(root / MANIFEST_NAME), find_prefix(root / MANIFEST_NAME))
+    above = (find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME))
     sites.update(filter(None, above))
     tree.add(found.values())
-    tree.sites = [Site(folder) for folder in sorted(sites)]
+    tree.sites = [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)]
     return tree
 
 
-def _walk(root: Path, *, deep: bool) -> Iterator[tuple[str, os.stat_result]]:
-    """Names and status of regular files."""
+def _walk(
+    root: Path, metadata: dict[str, list[str]], *, deep: bool
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and status of regular files; ``metadata`` gets that of ``Site`` by folder."""
     start = len(os.path.join(root, ""))
     for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         # A search by digest would find kept originals and slim them.
         if deep and ORIGINALS_MARK in files:
             folders.clear()
             continue
+        metadata[folder] = [n for n in (*folders, *files) if n.endswith(METADATA_SUFFIXES)]
         # __pycache__ has half of the files and no libraries.
         folders[:] = [name for name in folders if deep and name != "__pycache__"]
         for path in (os.path.join(folder, name) for name in files):

@@ -303,10 +303,9 @@ class WorkList:
     def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
         """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
-        candidates.sort(key=lambda group: -group.size)
         found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        for group, digest in self.tree.digests(candidates, self._options.jobs).items():
-            if digest is not None:
+        for group in sorted(candidates, key=lambda group: -group.size):
+            if (digest := self.tree.digest(group)) is not None:
                 found[digest].append(group)
             else:
                 self._unread.add(group.size)
@@ -328,9 +327,15 @@ def find_work(
     Returns:
         The work in each folder, and rows for libraries of a lock that are in none.
     """
-    recipes, lock = for_others(request), request.lock
-    for journal in journals:
-        journal.tree.searched = lock is None
+    recipes, lock, spare = for_others(request), request.lock, request.options.spare
+    sizes = set() if spare is None else {one.size for one in spare.loaded or ()}
+    sizes |= set() if lock is None else {one.size for one in lock.libraries}
+    searched = lock is None or bool(request.devices) or request.drop_never_loaded
+    for tree in (journal.tree for journal in journals):
+        tree.searched, tree.hashed = searched, sizes
+        # The largest first, so that none is left to be hashed alone at the end.
+        largest_first = sorted(tree.groups, key=lambda group: -group.size)
+        tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
     if lock is not None:
         return folders, _match_lock(folders, lock, request.options, recipes)
@@ -408,11 +413,12 @@ class _Others:
         self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
             found = tuple(site.with_requirements(versions)) if self._others or never else ()
-            known = (versions.get(normalized(one.name), {one.version}) for one in found)
-            are_same = all(one.version in then for one, then in zip(found, known, strict=True))
+            are_same = all(
+                one.version in versions.get(normalized(one.name), {one.version}) for one in found
+            )
             for one in found:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
-            for one in site.installed():
+            for one in site.installed:
                 self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}

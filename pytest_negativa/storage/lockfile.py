@@ -17,8 +17,7 @@ from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
 from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url, read_input
-from pytest_negativa.storage.yaml_document import Node
-from pytest_negativa.storage.yaml_records import brief, decode_yaml
+from pytest_negativa.storage.yaml_records import decode_yaml
 
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""
@@ -77,8 +76,6 @@ def encode_lock(lock: Lock) -> bytes:
             _kept_line(kept, as_plain)
             for kept, as_plain in zip(library.kept, plain["kept"], strict=True)
         ]
-    if not lock.files:
-        del document["files"]
     devices = document["proof"]["devices"]
     document["proof"]["devices"] = [_Line(device) for device in devices]
     text: str = yaml.dump(
@@ -108,27 +105,10 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     lock, root = decode_yaml(
         data, Lock, LOCK_VERSION, origin=origin, max_items=MAX_ITEMS, what=what, remedy=_REMEDY
     )
-    _check_digests(lock, root, origin)
-    return lock
-
-
-def _check_digests(lock: Lock, root: Node, origin: str) -> None:
-    """Compare digests with the lines.
-
-    Raises:
-        StoreError: a line was lost, added or changed.
-    """
-    for key, libraries in ("libraries", lock.libraries), ("files", lock.files):
-        for index, library in enumerate(libraries):
-            if library.digest != digest_of(library):
-                line = root.nearest([key, index]).place.line
-                problem = f"{brief(library.path)}: {_CHANGED}"
-                raise StoreError(problem, f"{origin}:{line}", _REMEDY)
     if lock.digest != digest_of(lock):
-        problem = (
-            "the lines outside of the libraries, or the list of libraries, don't match their digest"
-        )
-        raise StoreError(problem, f"{origin}:{root.nearest(['digest']).place.line}", _REMEDY)
+        line = root.nearest(["digest"]).place.line
+        raise StoreError(_CHANGED, f"{origin}:{line}", _REMEDY)
+    return lock
 
 
 def save_lock(lock: Lock, path: Path | Url) -> None:

@@ -44,8 +44,9 @@ _NEGATIVA_ML_VERSION = 1
 _SPANS_VERSION = 2
 """Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
 
-_HEALED_VERSION = 2
-"""Of ``healed.json``. History: 2 has no parts of an unfinished search; 1 is the first."""
+_HEALED_VERSION = 3
+"""Of ``healed.json``. History: 3 has cubins as a whole; 2 has no parts of an unfinished search; 1
+is the first."""
 
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""

@@ -304,6 +304,11 @@ class Run:
         """The folder with the traces: a recording has no other files."""
         return self.trace_dir if self.trace_files() else self.folder
 
+    @property
+    def gpu_page_logs(self) -> Path | None:
+        """The folder with logs of touched pages of GPU code; None if none was watched."""
+        return next((logs for logs in (self.page_logs, self.touch_logs) if logs.is_dir()), None)
+
     def remove_untraced(self) -> None:
         """Remove the folder of a run in which no process left a trace."""
         with contextlib.suppress(OSError):

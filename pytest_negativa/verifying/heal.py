@@ -8,23 +8,10 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.plan import UnusedReason
-from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import (
-    NEEDS,
-    FoundBy,
-    NeededSpan,
-    Verdict,
-    WorkDifference,
-    WorkKind,
-)
-from pytest_negativa.planning.keep_needed import (
-    Part,
-    functions_of,
-    iter_parts,
-    keep_needed_spans,
-    of_each_path,
-)
+from pytest_negativa.models.library import Element
+from pytest_negativa.models.plan import Decision, UnusedReason
+from pytest_negativa.models.verdict import NEEDS, NeededSpan, Verdict, WorkDifference
+from pytest_negativa.planning.keep_needed import iter_removed, keep_needed_spans, of_each_path
 from pytest_negativa.storage.results import load_healed, save_healed, save_plans
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.verification import Verification
@@ -35,8 +22,6 @@ UNNAMED = (
     "libraries (keep.libraries)"
 )
 """Reason for which nothing is given back although the plan is not proved."""
-
-_FOUND_BY = {WorkKind.REFUSED: FoundBy.REFUSAL, WorkKind.TOUCHED: FoundBy.TOUCH}
 
 
 def verify_and_heal(verification: Verification) -> Verdict:
@@ -63,47 +48,39 @@ def verify_and_heal(verification: Verification) -> Verdict:
     return replace(verdict, healed=tuple(needed), reasons=reasons)
 
 
-def _needed_spans(planned: Sequence[AnalyzedLibrary], verdict: Verdict) -> list[NeededSpan]:
+def _needed_spans(planned: Sequence[AnalyzedLibrary], verdict: Verdict) -> Iterator[NeededSpan]:
     """The removed code that was touched, or that the driver was asked for by name."""
     seen = [d for d in verdict.other_work if d.kind in NEEDS]
-    return [span for library in planned if seen for span in _needed_of(library, seen)]
-
-
-def _needed_of(planned: AnalyzedLibrary, seen: Sequence[WorkDifference]) -> Iterator[NeededSpan]:
-    library_map, decisions = planned.library_map, planned.plan.decisions
-    contents = {block.payload.start: block.content for block in library_map.iter_code()}
-    ends = {decision.start: decision.end for decision in decisions}
-    # The driver would never choose it.
-    wrong_arch = {d.start for d in decisions if d.reason == UnusedReason.WRONG_ARCH.value}
-    for part in iter_parts(library_map, planned.plan):
-        wanted = [d for d in seen if d.library == part.library and _lies_in(part, d, wrong_arch)]
-        if not wanted:
-            continue
-        function = None
-        if part.code is None:
-            kernels = library_map.kernels_of(contents[part.start])
-            names = {kernel.name for kernel in kernels}
-        else:
-            found = functions_of(library_map, part.start, Span(part.code, part.code + 1))
-            function, names = next(iter(found), None), set(found)
-        work = next((w for w in wanted if w.kernel is None or w.kernel in names), None)
-        if work is not None:
-            yield NeededSpan(
-                library=part.library,
-                start=part.start,
-                end=ends[part.start],
-                # Locks repeat it, so it names no id of a process.
-                test=work.nodeid or "a process",
-                region=part.region,
-                code=part.code,
-                function=function,
-                found_by=_FOUND_BY[work.kind],
+    for one in planned if seen else ():
+        path = one.plan.library.path
+        decisions = {decision.start: decision for decision in one.plan.decisions}
+        for block in iter_removed(one.library_map, one.plan):
+            decision = decisions[block.payload.start]
+            names = one.library_map.functions_of(block.content)
+            work = next(
+                (
+                    d
+                    for d in seen
+                    if d.library == path
+                    and _lies_in(block, decision, d)
+                    and (d.kernel is None or d.kernel in names)
+                ),
+                None,
             )
+            if work is not None:
+                yield NeededSpan(
+                    library=path,
+                    start=decision.start,
+                    end=decision.end,
+                    # Locks repeat it, so it names no id of a process.
+                    test=work.nodeid or "a process",
+                    found_by=work.kind,
+                )
 
 
-def _lies_in(part: Part, work: WorkDifference, wrong_arch: set[int]) -> bool:
-    if work.image is None:
-        return part.start not in wrong_arch
-    image = int(work.image, 16)
-    # What was touched itself is needed, whatever its arch.
-    return image == part.start or (image == part.region and part.start not in wrong_arch)
+def _lies_in(block: Element, decision: Decision, work: WorkDifference) -> bool:
+    image = None if work.image is None else int(work.image, 16)
+    # What was touched itself is needed, whatever its arch; else the driver would never choose it.
+    return image == decision.start or (
+        image in (None, block.anchor) and decision.reason != UnusedReason.WRONG_ARCH.value
+    )

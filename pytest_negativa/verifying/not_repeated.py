@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.reconstruction import ReconstructedLibrary
 from pytest_negativa.models.spans import covers, minus
-from pytest_negativa.models.verdict import NEEDS, FoundBy, NeededSpan, WorkDifference, WorkKind
-from pytest_negativa.planning.keep_needed import iter_parts, keep_needed_spans, of_each_path
+from pytest_negativa.models.verdict import NEEDS, NeededSpan, WorkDifference, WorkKind
+from pytest_negativa.planning.keep_needed import iter_removed, keep_needed_spans, of_each_path
 from pytest_negativa.verifying.evidence import Attempt
 
 
@@ -34,9 +33,6 @@ def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[Need
     left_out = [d for d in work if d.kind is WorkKind.NOT_REPEATED]
     images, kernels = {d.image for d in left_out}, {d.kernel for d in left_out}
 
-    def is_whole(cubin: TrimmedCubin, region: int) -> bool:
-        return hex(region) in images or not kernels.isdisjoint(cubin.kept)
-
     def spans() -> Iterator[NeededSpan]:
         untouched = {u.library.path: u.untouched for u in attempt.traced.usage.libraries}
         tried = {plan.library.path: plan for plan in attempt.plans}
@@ -44,23 +40,17 @@ def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[Need
             path = one.plan.library.path
             if path not in tried or path not in attempt.traced.loaded:
                 continue
-            trimmed = {cubin.start: cubin for cubin in tried[path].trimmed}
-            ends = {decision.start: decision.end for decision in tried[path].decisions}
-            for part in iter_parts(one.library_map, tried[path]):
-                end = ends[part.start]
-                if part.code is None:
-                    stays = not covers(untouched[path], part.start, end)
+            trimmed = {cubin.start: cubin.kept for cubin in tried[path].trimmed}
+            for block in iter_removed(one.library_map, tried[path]):
+                start, end = block.payload
+                if start not in trimmed:
+                    stays = not covers(untouched[path], start, end)
                 else:
-                    stays = is_whole(trimmed[part.start], part.region)
+                    is_used = not kernels.isdisjoint(trimmed[start])
+                    stays = is_used or hex(block.anchor) in images
                 if stays:
                     yield NeededSpan(
-                        library=path,
-                        region=part.region,
-                        start=part.start,
-                        end=end,
-                        test="",
-                        code=part.code,
-                        found_by=FoundBy.NOT_REPEATED,
+                        library=path, start=start, end=end, test="", found_by=WorkKind.NOT_REPEATED
                     )
 
     libraries = [one.plan.library for one in attempt.traced.planned]
@@ -73,17 +63,15 @@ def without(attempt: Attempt, stays: Collection[NeededSpan]) -> Attempt:
         return attempt
 
     def give_back(copy: ReconstructedLibrary) -> ReconstructedLibrary:
-        own = [span for span in stays if span.library == copy.library.path]
-        whole = sorted((span.start, span.end) for span in own if span.code is None)
-        whole = [span for span in whole if covers(copy.unused, *span)]
+        own = sorted((s.start, s.end) for s in stays if s.library == copy.library.path)
+        whole = [span for span in own if covers(copy.unused, *span)]
         unused = tuple(minus(copy.unused, whole))
-        cubins = {span.start for span in own if span.code is not None}
         return replace(
             copy,
             unused=unused,
             unused_bytes=sum(span.size for span in unused),
             elements=copy.elements - len(whole),
-            repacked=tuple(c for c in copy.repacked if c.start not in cubins),
+            repacked=tuple(c for c in copy.repacked if c.start not in dict(own)),
         )
 
     made = attempt.reconstruction

@@ -1,32 +1,39 @@
 """Proves that tests need no page of CPU code that their traced run did not touch.
 
-The tests run once more on the original libraries, and are traced again: the touch is the verdict.
+The tests run once more, and are traced again: the touch is the verdict. They run on the copies of a
+proof of GPU code, if there is one, else on the originals.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage
-from pytest_negativa.hostcode.page_logs import LOG_SUFFIX
-from pytest_negativa.hostcode.start import begin_logs
-from pytest_negativa.hostcode.usage import unite
+from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, FileKey
+from pytest_negativa.hostcode.usage import file_key, unite
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
-from pytest_negativa.models.reconstruction import FILL, RECONSTRUCTION_VERSION, Reconstruction
+from pytest_negativa.models.hostcode import HostFile, HostLibrary, HostUsage
+from pytest_negativa.models.reconstruction import (
+    FILL,
+    RECONSTRUCTION_VERSION,
+    FileState,
+    Reconstruction,
+)
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.spans import PAGE_SIZE, minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
-from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.verifying.evidence import Attempt
 from pytest_negativa.verifying.judge import (
     TestEvidence,
     evidence_of_tests,
@@ -124,9 +131,13 @@ def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedPage
 
 
 def prove_pages(
-    run: Run, settings: Settings, runner: RoundRunner, status: int | None = None
+    run: Run,
+    settings: Settings,
+    runner: RoundRunner,
+    status: int | None = None,
+    attempt: Attempt | None = None,
 ) -> PageVerdict:
-    """Trace the tests of a traced run once more, and judge.
+    """Prove the trace of a run's CPU code by one more run of its tests, which is traced, too.
 
     If the tests need more pages, the run's trace gets these, and they run again: no two runs touch
     quite the same, and a proof starts other code of this package than a trace. ``healing`` does so
@@ -135,27 +146,26 @@ def prove_pages(
     Args:
         runner: runs the rounds.
         status: exit status of the traced process; None if no supervisor saw it.
+        attempt: a run of all tests on copies that traced CPU code; None: they run now.
 
     Raises:
         NegativaError: files of the run can't be read or written.
         Interrupted: a signal asked this process to end.
     """
-    proof = _PageProof(run, settings, runner, status)
-    for _ in range(_MOST_HEALINGS if settings.healing else 1):
-        if not any(row.missed for row in proof.verdict.libraries):
-            break
-        runner.say("negativa: the trace of CPU code gets what the tests needed, too")
-        proof.add_to_trace()
+    healings = _MOST_HEALINGS if settings.healing else 1
+    while True:
         proof = _PageProof(run, settings, runner, status)
-    return proof.verdict
+        attempt = attempt or proof.attempt(())
+        verdict = proof.judge(attempt)
+        if not healings or not any(row.missed for row in verdict.libraries):
+            return verdict
+        runner.say("negativa: the trace of CPU code gets what the tests needed, too")
+        proof.add_to_trace(attempt)
+        attempt, healings = None, healings - 1
 
 
 class _PageProof(Verification):
-    """One proof: runs the tests on the originals, and reads what they touched.
-
-    Attributes:
-        verdict: on the pages that the traced run did not touch.
-    """
+    """One proof: runs the tests on the originals, and reads what they touched."""
 
     where = "tracing CPU code"
 
@@ -164,37 +174,55 @@ class _PageProof(Verification):
     ) -> None:
         usage = load_usage(run) or merge_traces(())
         traced = TracedRun(run, (), usage, runner.session, status)
-        super().__init__(traced, settings, runner)
+        super().__init__(traced, settings, runner, cpu=True)
         self.record = run.page_verdict_file
+
+    def judge(self, attempt: Attempt) -> PageVerdict:
+        """Judge the pages that the traced run did not touch, and write the verdict."""
+        run = self.traced.run
         pages, files = require_usage(run), load_files(run).files
-        attempt = self.attempt(())
-        self._logs = [result.run.page_logs for result in attempt.rounds]
-        self.verdict = judge_pages(
+        known = (*files, *_copies_of(files, attempt.reconstruction))
+        verdict = judge_pages(
             evidence_of_tests(attempt),
             pages,
-            unite([require_usage(result.run, files) for result in attempt.rounds]),
+            unite([require_usage(result.run, known) for result in attempt.rounds]),
             attempt.all_rounds,
             run_id=run.run_id,
             compares_ends=bool(run.trace_files()),
         )
-        write_record(self.record, self.verdict, indent=1)
+        write_record(self.record, verdict, indent=1)
+        return verdict
 
     def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
         return Reconstruction(
             format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
         )
 
-    def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        begin_logs(run, Path(self.settings.directory))
-        return {**environ, **watch_environment(environ, run.page_logs)}
-
-    def add_to_trace(self) -> None:
-        """Add what the rounds touched to the trace of the run.
+    def add_to_trace(self, attempt: Attempt) -> None:
+        """Add what an attempt touched to the trace of the run.
 
         Raises:
             StoreError: a file can't be read or written.
         """
-        logs = self.traced.run.page_logs
+        run = self.traced.run
+        logs, record = run.page_logs, load_files(run)
+        copies = _copies_of(record.files, attempt.reconstruction)
+        write_record(run.page_log_files, replace(record, files=(*record.files, *copies)))
+        found = (result.run.page_logs.glob(f"*{LOG_SUFFIX}") for result in attempt.rounds)
         with refusing(logs, "written"):
-            for path in chain.from_iterable(one.glob(f"*{LOG_SUFFIX}") for one in self._logs):
+            for path in chain.from_iterable(found):
                 shutil.copy2(path, logs)
+
+
+def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:
+    """Copies as if they were their originals: their CPU code is the same, in the same places."""
+    known = {file_key(file): file for file in files}
+    for copy in reconstruction.libraries:
+        key = _key(copy.library.path, copy.original_state)
+        if key in known:
+            own = _key(os.path.realpath(copy.copy), copy.copy_state)
+            yield replace(known[key], **own._asdict(), original=copy.library.path)
+
+
+def _key(path: str, state: FileState) -> FileKey:
+    return FileKey(path, state.device, state.inode, state.size, state.mtime_ns)

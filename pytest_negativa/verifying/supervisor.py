@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
-from pytest_negativa.hostcode.page_logs import prepare_logs
+from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
@@ -19,14 +19,14 @@ from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.storage.shared_folders import make_logs_folder
+from pytest_negativa.verifying.evidence import Attempt
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
-from pytest_negativa.verifying.verification import Verification
+from pytest_negativa.verifying.verification import Verification, compact_options
 
 _PYTEST_USAGE_ERROR = 4
 
@@ -101,7 +101,9 @@ def verify_program(
             "negativa: the traced run counted no launches, so launches are not compared; trace "
             "with --negativa-level=launch"
         )
-    verification = Verification(traced, settings, runner)
+    # Compacted copies have their code elsewhere.
+    traces_cpu = settings.cpu and reason is None and compact_options(settings) is None
+    verification = Verification(traced, settings, runner, cpu=traces_cpu)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
@@ -109,7 +111,11 @@ def verify_program(
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
     try:
-        pages = _prove_pages(run, settings, runner, own_status, reason) if settings.cpu else 0
+        pages = 0
+        if settings.cpu:
+            # A proved attempt was a whole run, and shows what CPU code the tests need.
+            attempt = verification.attempted if verdict.proved else None
+            pages = _prove_pages(run, settings, runner, own_status, reason, attempt)
     finally:
         report(run)  # Its page shows both verdicts.
     _say(next_line(run))
@@ -133,22 +139,28 @@ def why_no_page_proof(run: Run) -> str | None:
         return why_unwatchable() or f"{run} has no trace of CPU code; trace with --negativa-cpu"
     if (failure := run.failure) is not None:
         return f"the traced run failed: {failure}"
-    return None
+    return why_unwatchable()
 
 
 def _prove_pages(
-    run: Run, settings: Settings, runner: RoundRunner, status: int | None, reason: str | None
+    run: Run,
+    settings: Settings,
+    runner: RoundRunner,
+    status: int | None,
+    reason: str | None,
+    attempt: Attempt | None = None,
 ) -> int:
     """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved.
 
     Args:
         reason: why it can't be proved; None if it can.
+        attempt: see ``prove_pages``.
     """
     if reason is not None:
         _say_unproved(reason)
         return 1
     run.hold()
-    verdict = prove_pages(run, settings, runner, status)
+    verdict = prove_pages(run, settings, runner, status, attempt)
     _show(render_page_verdict(verdict), proved=verdict.proved)
     return _shell_status(verdict.rounds[0].status) if verdict.proved else 1
 
@@ -165,9 +177,8 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     environ = program.environ
     if not settings.cpu and why_unwatchable() is None:
         run.make()
-        make_logs_folder(run.touch_logs, runs.folder)
-        prepare_logs(run.touch_logs)
-        environ = {**environ, **watch_environment(environ, run.touch_logs, only_gpu=True)}
+        logs = begin_logs(run, runs.folder, cpu=False)
+        environ = {**environ, **watch_environment(environ, logs, only_gpu=True)}
     return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 

@@ -66,7 +66,7 @@ def arm(
         usage: of the traced run.
 
     Returns:
-        The content of the file that NEGATIVA_SPARE_ARMED names; and by real path of the original,
+        The content of the file that NEGATIVA_PAGES_ARMED names; and by real path of the original,
         what is armed in its copy, as offsets in the original.
 
     Raises:
@@ -84,7 +84,7 @@ def arm(
             library_map = maps[copy.library.path]
             spans = removed_spans(library_map, copy.unused, loaded[copy.library.path])
             with ByteSource(copy.copy) as source:
-                segments = read_host_elf(source, with_segments=True).segments
+                segments = read_host_elf(source).segments
             found += ((copy, hole) for hole in holes_in(segments, spans))
     found.sort(key=lambda row: row[1].start - row[1].end)
     holes: dict[str, list[Hole]] = defaultdict(list)
@@ -171,7 +171,8 @@ def read_touches(
         by_content[copy.library.sha256].append(copy)
     work: dict[tuple[str, int], WorkDifference] = {}
     watched: dict[str, bool] = {}
-    for process in chain.from_iterable(read_page_logs(r.run.touch_logs) for r in rounds):
+    logs = filter(None, (r.run.gpu_page_logs for r in rounds))
+    for process in chain.from_iterable(map(read_page_logs, logs)):
         who = f"process {process.pid} ({Path(process.executable).name})"
         for misses in process.misses:
             for copy in by_content[misses.original.hex()]:

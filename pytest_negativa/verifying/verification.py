@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.sites import find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -30,7 +31,7 @@ from pytest_negativa.processes.file_users import (
     wait_for_users,
 )
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
-from pytest_negativa.processes.page_watch import misses_environment
+from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
@@ -86,15 +87,21 @@ class Verification:
 
     Args:
         runner: runs its rounds.
+        cpu: whether the rounds trace CPU code; its places in the copies are the originals'.
 
     Attributes:
         where: on what the tests run, for people.
         record: the file with the verdict.
+        attempted: the last attempt, if its rounds traced CPU code.
     """
 
     where = "on the copies"
 
-    def __init__(self, traced: TracedRun, settings: Settings, runner: RoundRunner) -> None:
+    def __init__(
+        self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
+    ) -> None:
+        self.attempted: Attempt | None = None
+        self._cpu = cpu
         self.traced = traced
         self.program = runner.program
         self.settings = settings
@@ -163,7 +170,9 @@ class Verification:
             versions=_versions(usage),
             ended_ns=time.time_ns(),
         )
-        return self._rerun(attempt)
+        attempt = self._rerun(attempt)
+        self.attempted = attempt if self._cpu else None
+        return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
         """Run the tests that differ on the originals, once at most; all of a part that lacks work.
@@ -251,10 +260,11 @@ class Verification:
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
-        if self._armed:
-            make_logs_folder(run.touch_logs, runs)
-            armed = misses_environment(environ, run.touch_logs, self.folder.armed_file)
-            environ = {**environ, **armed}
+        if self._armed or self._cpu:
+            armed = self.folder.armed_file if self._armed else None
+            logs = begin_logs(run, runs, cpu=self._cpu)
+            added = watch_environment(environ, logs, only_gpu=not self._cpu, armed=armed)
+            environ = {**environ, **added}
         return environ
 
     def _run(

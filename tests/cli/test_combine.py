@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.trace import DIGESTS_VERSION
-from pytest_negativa.models.verdict import FoundBy, NeededSpan
+from pytest_negativa.models.verdict import NeededSpan, WorkKind
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
@@ -148,11 +148,10 @@ def test_code_that_healing_gave_back_stays(shards: Project) -> None:
     elsewhere = "/builds/a/site/libquickstart.so"
     span = NeededSpan(
         library=elsewhere,
-        region=0,
         start=start,
         end=end,
         test="test_hidden",
-        found_by=FoundBy.TOUCH,
+        found_by=WorkKind.TOUCHED,
     )
     save_healed(Run(shards.folder / "a"), [span])
     shutil.copytree(shards.folder / "a", shards.folder / "b")

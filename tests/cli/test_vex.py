@@ -121,7 +121,7 @@ def gone(vex: Vex) -> list[str]:
     names = {k.name for block in whole.iter_code() for k in whole.kernels_of(block.content)}
     compact(whole, plan_for(whole, KEPT), vex.site / "libmultiarch.so")
     with ByteSource(vex.site / "libmultiarch.so") as source:
-        left, _ = map_slimmed(source, Scope())
+        left, _ = map_slimmed(source, read_host_elf(source), Scope())
     assert KEPT in left.names
     found = sorted(names - set(left.names))
     assert found
@@ -186,7 +186,7 @@ def test_a_name_that_is_wrong(vex: Vex, gone: list[str], fault: PlantedFault) ->
 def test_a_cpu_function_is_no_kernel(vex: Vex, gone: list[str], fault: PlantedFault) -> None:
     path = vex.site / "libmultiarch.so"
     with ByteSource(path) as source:
-        left, _ = map_slimmed(source, Scope())
+        left, _ = map_slimmed(source, read_host_elf(source), Scope())
     symbols = subprocess.run(
         ["readelf", "-W", "--dyn-syms", path], check=True, capture_output=True, text=True
     ).stdout
@@ -248,8 +248,8 @@ def test_code_that_cannot_be_read(
 ) -> None:
     path = vex.site / "libmultiarch.so"
     with ByteSource(path) as source:
-        left, _ = map_slimmed(source, Scope())
-        space = read_host_elf(source, with_segments=True)
+        left, _ = map_slimmed(source, read_host_elf(source), Scope())
+        space = read_host_elf(source)
     block = next(b for b in left.iter_code() if b.content is not None)
     start, damage = block.payload.start, b"\x01" * block.stored_size
     if what != "code":

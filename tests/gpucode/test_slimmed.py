@@ -28,6 +28,7 @@ from pytest_negativa.models.library import (
 )
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.planning.reachable import reach
+from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.edits import Edits, Fill
 from pytest_negativa.rewriting.overwrite import overwrite
 from pytest_negativa.rewriting.trim_kernels import trim_kernels
@@ -190,6 +191,15 @@ class TestHoles:
         done = cut(before, plan, tmp_path / "cut")
         removed = check_left(before, plan, done)
         assert removed.gone_bytes > 5 << 20
+
+    @needs_stub
+    def test_cpu_code_in_a_spare_is_no_gpu_code(self, tmp_path: Path) -> None:
+        library = build(tmp_path / "built", extra=".text\n.fill 200000, 1, 0x90")
+        (tmp_path / "cut").mkdir()
+        done = cut_library(library, tmp_path / "cut" / library.name, tmp_path / "cut", ())
+        assert span_size(done.holes) > 100_000
+        _, removed = read_slimmed(done.library, ALL)
+        assert removed.gone_bytes == 0
 
     def test_not_slimmed(self, library: Path) -> None:
         assert not is_slimmed(library)

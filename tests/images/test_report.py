@@ -463,7 +463,6 @@ def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
                 code_bytes=plan.code_bytes,
                 unused_bytes=plan.unused_bytes,
                 code_sha256="0" * 64,
-                digest="",
                 kept=tuple(
                     KeptCode(offset=d.start, arch=SmArch.parse("sm_90"), reason=KeepReason.LOADED)
                     for d in kept

@@ -96,7 +96,7 @@ def test_field_that_no_path_is_as_long_as(record: Path) -> None:
     with pytest.raises(StoreError, match="not CSV: field larger than field limit"):
         installed(record).update({str(record.parents[1] / "x.so"): NEW})
     (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
-    [found] = Site(record.parents[1]).installed()
+    [found] = Site(record.parents[1]).installed
     assert found.libraries == {}
 
 

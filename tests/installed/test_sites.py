@@ -43,7 +43,7 @@ def test_metadata_that_are_not_utf_8(tmp_path: Path) -> None:
         folder.mkdir()
         content = f"Name: {name}\nVersion: 1.5\nSummary: ".encode() + summary
         (folder / "METADATA").write_bytes(content)
-    assert [one.name for one in Site(tmp_path).installed()] == ["new"]
+    assert [one.name for one in Site(tmp_path).installed] == ["new"]
     assert [one.name for one in Site(tmp_path).with_requirements(["old", "new"])] == ["new"]
 
 

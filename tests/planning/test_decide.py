@@ -14,7 +14,7 @@ from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around
 from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
-from pytest_negativa.models.verdict import FoundBy, NeededSpan
+from pytest_negativa.models.verdict import NeededSpan, WorkKind
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
@@ -174,11 +174,10 @@ def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
     element = region.elements[0]
     span = NeededSpan(
         library=multiarch.library.path,
-        region=region.span.start,
         start=element.payload.start,
         end=element.payload.end,
         test="tests/test_a.py::test_b",
-        found_by=FoundBy.REFUSAL,
+        found_by=WorkKind.REFUSED,
     )
     usage = usage_of(library_usage(multiarch, {}))
 

@@ -18,11 +18,11 @@ from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import FoundBy, LibraryStatus, NeededSpan, Verdict
-from pytest_negativa.planning.keep_needed import functions_of, iter_parts, keep_needed_spans
+from pytest_negativa.models.verdict import LibraryStatus, NeededSpan, Verdict, WorkKind
+from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock
 from pytest_negativa.storage.schema import schema_text
@@ -188,23 +188,36 @@ class TestMaking:
             locked = {code for cubin in plan.trimmed for code in cubin.unused}
             assert locked < set(cubin.unused)
             assert spared not in locked
-            names = functions_of(one.library_map, cubin.start, spared)
-            assert names and set(names) <= set(library.kept[0].functions or ())
+            names = {
+                one.library_map.names[f.name]
+                for block in one.library_map.iter_code()
+                if block.payload.start == cubin.start and isinstance(block.content, Cubin)
+                for f in block.content.functions
+                if spared.start <= f.offset_in_cubin < spared.end
+            }
+            assert names and names <= set(library.kept[0].functions or ())
             assert set(cubin.kept) < set(library.kept[0].functions or ())
 
-    def test_code_that_was_given_back_is_kept(self) -> None:
+    def test_a_cubin_that_was_given_back_stays_whole(self) -> None:
         one = trimmed_of()
         [cubin] = one.plan.trimmed
-        needed = cubin.unused[0]
-        [part] = [p for p in iter_parts(one.library_map, one.plan) if p.code == needed.start]
         span = NeededSpan(
-            library=part.library, region=part.region, start=part.start, end=part.start + 1,
-            test="t", code=part.code, found_by=FoundBy.REFUSAL,
-        )  # fmt: skip
+            library=one.plan.library.path,
+            start=cubin.start,
+            end=cubin.start + 1,
+            test="test_needs",
+            found_by=WorkKind.REFUSED,
+        )
         healed = AnalyzedLibrary(one.library_map, keep_needed_spans(one.plan, [span]))
-        [library] = lock(healed).libraries
-        plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
-        assert all(needed not in cubin.unused for cubin in plan.trimmed)
+        made = make_lock("run", [healed], None, place, unproved=True)
+        [library] = made.libraries
+        [code] = [code for code in library.kept if code.offset == cubin.start]
+        assert code.functions is None
+        assert (code.reason.value, code.detail) == (
+            "healed",
+            "the driver refused it to test_needs",
+        )
+        assert not plan_from_lock(library, fresh_map(one.plan.library.path)).trimmed
 
     def test_map_of_another_state_is_refused(self) -> None:
         one = planned()
@@ -283,21 +296,19 @@ class TestPlanFromLock:
             "code_bytes",
             "unused_bytes",
             "trimmed_bytes",
-            "kept_functions",
-            "unused_functions",
         ],
     )
     def test_other_totals(self, total: str, fault: PlantedFault) -> None:
         one = trimmed_of()
         [library] = lock(one).libraries
-        assert (library.kept_functions, library.unused_functions > 0) == (2, True)
+        assert library.trimmed_bytes
         other = msgspec.structs.replace(library, **{total: getattr(library, total) + 1})
         with pytest.raises(ReconstructError, match=f"the lock says {total} is ") as caught:
             plan_from_lock(other, fresh_map(one.plan.library.path, contents=True))
         fault.check(str(caught.value))
 
     @pytest.mark.planted_fault(
-        "A lock made by hand, with digests that fit, keeps fewer elements than it says.",
+        "A lock made by hand, with a digest that fits, keeps fewer elements than it says.",
         says="the lock says unused_bytes is",
     )
     def test_fewer_kept_elements_than_were_proved(self, fault: PlantedFault) -> None:

@@ -381,18 +381,41 @@ def test_a_page_that_is_needed_after_all(
     assert "Proved on" in healed.stdout
 
 
+BOTH = f"""
+{ANOTHER}
+
+def test_uses_code():
+    ctypes.CDLL(LIB)
+    use(LIB)
+"""
+
+
 @pytest.mark.slow
-def test_gpu_code_and_cpu_code_are_proved_in_one_session(tmp_path: Path) -> None:
-    project = VerifiedProject(tmp_path / "project", "def test_uses_code():\n    use(LIB)\n")
-    options = ("--negativa-cpu", "--negativa-level=launch", "--negativa-report=html:page.html")
-    done = project.pytest("-q", "--negativa", "--negativa-verify", *options)
-    assert "PROVED: " in done.stdout
+def test_gpu_code_and_cpu_code_are_proved_in_one_round(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", BOTH)
+    project.environ["LIBRARY"] = str(compile_paged(tmp_path))
+    flags = ("--negativa-cpu", "--negativa-level=launch", "--negativa-report=html:page.html")
+    options = ("-q", "--negativa", "--negativa-verify", *flags)
+    done = project.pytest(*options, "-k", "uses")
+    assert "PROVED: " in done.stdout and "Proved on " in done.stdout
     page = read_page(project.folder / "page.html")
     assert page["hostProof"].startswith("Proved on ")
     assert done.stdout.rstrip().endswith("\nNext: negativa lock")
-    assert "Proved on " in done.stdout
-    assert project.latest("verdict.json")["proved"]
-    assert project.latest("cpu-verdict.json")["proved"]
+    verdict, pages = map(project.latest, ("verdict.json", "cpu-verdict.json"))
+    assert verdict["proved"] and pages["proved"]
+    assert [r["kind"] for r in verdict["rounds"]] == ["verify"]
+    assert pages["rounds"] == verdict["rounds"]
+    copied = str(project.folder / "lib.so")
+    (row,) = (one for one in pages["libraries"] if one["path"] == copied)
+    assert row["detail"] is None
+
+    # What the tests need on the copies alone is seen there.
+    done = project.pytest(*options, status=1)
+    assert "PROVED: " in done.stdout
+    assert "the trace of CPU code gets what the tests needed, too" in done.stdout
+    assert "touched that the traced run did not touch" in done.stdout
+    rows = [one["path"] for one in project.latest("cpu-verdict.json")["libraries"]]
+    assert len(set(rows)) == len(rows) and not any("reconstructed" in path for path in rows)
 
 
 SHARDS = """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.models.verdict import WorkKind
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 from tests.support.paged import needs_page_watch
@@ -15,6 +16,7 @@ from tests.support.sessions import import_path
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import STANDIN, VerifiedProject
 
+TOUCHED = WorkKind.TOUCHED.value
 SUITE = """
 def test_use():
     use(LIB, 0)
@@ -56,7 +58,7 @@ def test_planted_needs_are_seen_and_healed(tmp_path: Path) -> None:
         ("mapping", False, []),
         ("memory", False, []),
     ]
-    assert [row["healed"] for row in hidden] == ["touch", "touch", None, None]
+    assert [row["healed"] for row in hidden] == [TOUCHED, TOUCHED, None, None]
     assert "driver: cuLibraryGetKernel ended with error 209" in asked["witnesses"]
     assert asked["offset"] in USED and asked["healed"] is not None
     assert all(row["made"] for row in record["needs"])

@@ -27,10 +27,10 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
+from pytest_negativa.slimming.atomic_replacement import take_out
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.package import slim_package
-from pytest_negativa.slimming.replace import take_out
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees

@@ -218,12 +218,12 @@ from pytest_negativa.slimming import slimmer as engine
 from pytest_negativa.storage.atomic import new_file
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
-def slim_library(recipe, source, staged, name, **options):
+def slim_library(recipe, source, staged, *more, **options):
     if source.path.endswith("/libtwo.so"):
         with new_file(staged):
             begun.set()
             threading.Event().wait()
-    return real(recipe, source, staged, name, **options)
+    return real(recipe, source, staged, *more, **options)
 def publish_one(self, *more):
     publish(self, *more)
     begun.wait()

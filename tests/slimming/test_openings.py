@@ -1,51 +1,132 @@
-"""How often slim opens a library, beside the program that certifies it."""
+"""How often slim opens a library, and lists its folder."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from pytest_negativa.gpucode.source import digest_of
+from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
-from tests.support.made_site import Made
+from tests.support.cutting import compile_library, trace_of
+from tests.support.made_site import HOST, ONE, TWO, Made
+from tests.support.sites import lock_of
 
 pytestmark = needs_compiler
 
-_SLIM = """
-import sys
-from pathlib import Path
-from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.slimming.spares import SpareTarget
+PAGES = "host/libpages.so"
+ARCH, LOCK = ["--arch", "sm_75"], ["--lock", "both.lock"]
+SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
 
-folder, library, spares = sys.argv[1:]
-opened = []
-sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
-options = SlimOptions(spare=SpareTarget(Path(spares)) if spares else None)
-devices = (ComputeCapability(7, 5),)
-report = slim_trees(SlimRequest(paths=(Path(folder),), devices=devices, options=options))
-print([row.status.value for row in report.rows if row.path == library])
-print(opened.count(str(Path(folder, library))))
+# What a program that gets a library's path does with it, Python doesn't tell: it counts as one.
+_COUNTING = """
+import collections, json, os, sys
+from pathlib import Path
+from pytest_negativa.__main__ import main
+
+root, log, *options = sys.argv[1:]
+opened, listed = collections.Counter(), collections.Counter()
+def count(event, args):
+    if event == "open" and isinstance(args[0], str):
+        opened[args[0]] += 1
+    elif event == "subprocess.Popen":
+        opened.update(map(str, args[1]))
+    elif event in ("os.scandir", "os.listdir"):
+        listed[str(args[0])] += 1
+sys.addaudithook(count)
+sys.argv = ["negativa", "slim", *options, "--yes", root]
+try:
+    main()
+finally:
+    Path(log).write_text(json.dumps([opened, listed]))
 """
 
 
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with CPU code."""
+    return compile_library(tmp_path_factory.mktemp("pages"), pages=200)
+
+
+def slim(site: Path, log: Path, *options: str) -> list[dict[str, Any]]:
+    """Slim a site; counts by path below it: of openings of its files, and of its listings."""
+    command = [sys.executable, "-c", _COUNTING, str(site), str(log), *options]
+    subprocess.run(command, check=True, capture_output=True, cwd=log.parent)
+    return [
+        {key.removeprefix(f"{site}/"): count for key, count in found.items()}
+        for found in json.loads(log.read_text())
+    ]
+
+
+def trace(site: Path, log: Path) -> None:
+    """Write a trace of CPU code that knows all libraries of a site, and a part of one."""
+    usage = trace_of(site / PAGES)
+    [pages] = usage.libraries
+    others = [
+        msgspec.structs.replace(
+            pages,
+            sha256=digest_of(site / name),
+            size=(site / name).stat().st_size,
+            paths=(str(site / name),),
+            watched=(),
+            touched=(),
+        )
+        for name in (ONE, TWO)
+    ]
+    usage = msgspec.structs.replace(usage, libraries=(pages, *others))
+    log.write_bytes(msgspec.json.encode(usage))
+
+
 @pytest.mark.parametrize(
-    ("has_spare", "count"),
+    ("options", "slimmed"),
     [
-        # For its facts, and for the work.
-        (False, 2),
-        # All are planned before the first is cut, and the holes of the result are counted.
-        (True, 4),
+        ([*ARCH, "--no-way-back"], [ONE, TWO]),
+        ([*ARCH, "--keep-originals", "originals"], [ONE, TWO]),
+        # All are planned before the first is cut, and the holes of the results are counted.
+        ([*ARCH, *SPARE], [ONE, TWO]),
+        ([*ARCH, *SPARE, *TRACE], [ONE, TWO, PAGES]),
+        # They are found by digest.
+        ([*LOCK, "--no-way-back"], [ONE, TWO]),
+        ([*LOCK, *SPARE, *TRACE], [ONE, TWO, PAGES]),
+        # The other libraries of its distributions are searched for GPU code.
+        (["--lock", "one.lock", *ARCH, "--no-way-back"], [ONE, TWO]),
     ],
 )
-def test_a_library_is_opened_once_for_each_step(
-    site: Made, tmp_path: Path, has_spare: bool, count: int
+def test_openings_for_facts_work_and_check_and_one_listing(
+    site: Made, pages: Path, tmp_path: Path, options: Sequence[str], slimmed: Sequence[str]
 ) -> None:
-    spares = str(tmp_path / "spares") if has_spare else ""
-    library = site.one.resolve().relative_to(site.folder.resolve()).as_posix()
-    command = [sys.executable, "-c", _SLIM, str(site.folder.resolve()), library, spares]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["['slimmed']", str(count)]
+    # As pip install --target makes it: its name doesn't tell that distributions are there.
+    folder = site.folder.rename(tmp_path.resolve() / "target")
+    shutil.copy(pages, folder / PAGES)
+    trace(folder, tmp_path / "cpu.json")
+    save_lock(site.lock, tmp_path / "both.lock")
+    save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
+    opened, listed = slim(folder, tmp_path / "log.json", *options)
+    assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, 3)
+    assert {opened[name] for name in {ONE, TWO, PAGES, HOST}.difference(slimmed)} == {1}
+    assert listed[str(folder)] == listed["gpu/lib"] == 1
+
+
+@pytest.mark.slow
+def test_more_libraries_than_a_process_may_open(site: Made, tmp_path: Path) -> None:
+    for number in range(60):
+        shutil.copy(site.one, site.folder / f"libcopy{number}.so")
+    code = (
+        "import resource\n"
+        "from pytest_negativa.__main__ import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))\n"
+        "main()\n"
+    )
+    options = ["slim", *ARCH, "--spare", "spares", "-j", "1", "--yes", "--json", site.folder]
+    command = [sys.executable, "-c", code, *map(str, options)]
+    done = subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    statuses = [row["status"] for row in json.loads(done.stdout)["rows"]]
+    assert statuses == ["slimmed"] * 62

@@ -19,11 +19,11 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming import replace as replacing
+from pytest_negativa.slimming import atomic_replacement as replacing
 from pytest_negativa.slimming import slimmer
+from pytest_negativa.slimming.atomic_replacement import TakenError, copy_file, keep_original, take
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
-from pytest_negativa.slimming.replace import TakenError, copy_file, keep_original, take
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.undo import undo_trees

@@ -17,8 +17,8 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
+from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
 from pytest_negativa.slimming.package import slim_package
-from pytest_negativa.slimming.replace import copy_file, keep_original
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, hold_alone, hold_folder

@@ -199,8 +199,8 @@ def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]
     code = f"""
 import os, signal
 from pathlib import Path
-from pytest_negativa.slimming import replace, slim, undo
-replace.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+from pytest_negativa.slimming import atomic_replacement, undo
+atomic_replacement.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 undo.undo_trees((Path({str(site.folder)!r}),))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

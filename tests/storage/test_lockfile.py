@@ -71,7 +71,6 @@ def test_a_lost_kept_line(fault: PlantedFault) -> None:
     message = refusal(without_line(first))
     fault.check(message)
     assert message.startswith("negativa.lock:")
-    assert "lib/libmultiarch.so" in message
     assert "restore the file from version control" in message
 
 
@@ -97,7 +96,7 @@ def test_another_kept_line(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A merge loses a library of the lock, and --drop-never-loaded takes it for never loaded.",
-    says="the list of libraries, don't match their digest",
+    says="its lines don't match their digest",
 )
 def test_a_lost_library(fault: PlantedFault) -> None:
     fault.check(refusal(edited(lambda plain: plain["libraries"].pop())))
@@ -105,7 +104,7 @@ def test_a_lost_library(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A merge loses a library that was left out because all of it is needed.",
-    says="the lines outside of the libraries",
+    says="its lines don't match their digest",
 )
 def test_a_lost_library_that_was_left_out(fault: PlantedFault) -> None:
     fault.check(refusal(edited(lambda plain: plain["left_out"].pop())))
@@ -113,7 +112,7 @@ def test_a_lost_library_that_was_left_out(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A hand edit turns a lock that is not proved into one that says proved: true.",
-    says="the lines outside of the libraries",
+    says="its lines don't match their digest",
 )
 def test_proved_by_hand(fault: PlantedFault) -> None:
     planned = [planned_of(MULTIARCH)]
@@ -138,11 +137,11 @@ def test_marks_of_a_conflict(fault: PlantedFault) -> None:
 
 
 @pytest.mark.planted_fault(
-    "A lock of an earlier format, which has no digests, is applied.",
-    says="not a lock file of this release: format_version 3, this release reads 4",
+    "A lock of an earlier format, which has more digests, is applied.",
+    says="not a lock file of this release: format_version 4, this release reads 5",
 )
 def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
-    fault.check(refusal(TEXT.replace(b"format_version: 4", b"format_version: 3")))
+    fault.check(refusal(TEXT.replace(b"format_version: 5", b"format_version: 4")))
 
 
 def test_messages_stay_short() -> None:
@@ -151,7 +150,7 @@ def test_messages_stay_short() -> None:
     for text in (
         TEXT.replace(b"include:", long + b":"),
         TEXT.replace(b"  run: run", b"  run: !" + long),
-        TEXT.replace(b"format_version: 4", b"format_version: 3").replace(
+        TEXT.replace(b"format_version: 5", b"format_version: 4").replace(
             b"run: run", b"run: " + long
         ),
         TEXT.replace(b"path: lib/", b"path: " + long),
@@ -232,19 +231,12 @@ def test_each_key_with_each_type(fault: PlantedFault) -> None:
     fault.check(last)
 
 
-def test_digests_can_be_computed_by_others() -> None:
+def test_the_digest_can_be_computed_by_others() -> None:
     """With the standard library, as the reference says."""
     plain = yaml.safe_load(TEXT)
-    for library in plain["libraries"]:
-        assert library.pop("digest") == plain_digest(library)
-    plain = yaml.safe_load(TEXT)
-    plain["libraries"] = [library["digest"] for library in plain["libraries"]]
-    assert plain.pop("digest") == plain_digest(plain)
-
-
-def plain_digest(plain: Any) -> str:
+    digest = plain.pop("digest")
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
 
 
 KEPT = b"  - {offset: 0x%x, arch: sm_90, reason: loaded, region: 0x1}\n"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import WHOLE, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
@@ -49,7 +50,7 @@ def with_digest(library_map: LibraryMap) -> LibraryMap:
 
 def read_slimmed(path: Path, scope: Scope) -> tuple[LibraryMap, Removed]:
     with ByteSource(path) as source:
-        return map_slimmed(source, scope)
+        return map_slimmed(source, read_host_elf(source), scope)
 
 
 def read(path: Path) -> LibraryMap:
@@ -84,7 +85,8 @@ def compact(
 def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
-    needed, containers = plan_cut(path, library_map, plan, SpareTarget(folder))
+    with ByteSource(path) as source:
+        needed, containers = plan_cut(source, library_map, plan, SpareTarget(folder))
     return cut_library(path, folder / path.name, folder, needed, CutOptions(), containers)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_negativa.models.verdict import WorkKind
 from tests.support.standin.standin_gpu import BESIDE, USED
 from tests.support.verified import VerifiedProject
 
@@ -18,6 +19,7 @@ NEEDED = USED[3]
 OTHER_ARCH = 75336
 # A small element of the first region: it has no page of its own, so nobody sees it touched.
 UNWATCHED = 13384
+TOUCHED, REFUSED = WorkKind.TOUCHED.value, WorkKind.REFUSED.value
 LIBRARIES = ("a.so", "b.so", "c.so")
 
 
@@ -58,9 +60,9 @@ def test_reads_another_arch():
 
     assert "\nPROVED" in shown
     wanted = {
-        "a.so": {BESIDE: "touch", NEEDED: "touch"},
-        "b.so": {BESIDE: "touch", NEEDED: "refusal"},
-        "c.so": {OTHER_ARCH: "touch"},
+        "a.so": {BESIDE: TOUCHED, NEEDED: TOUCHED},
+        "b.so": {BESIDE: TOUCHED, NEEDED: REFUSED},
+        "c.so": {OTHER_ARCH: TOUCHED},
     }
     assert healed(project, *LIBRARIES) == wanted
     end = next(d[1] for d in project.plan("b.so") if d[0] == NEEDED)
@@ -146,7 +148,7 @@ def test_what_others_need_is_given_back_beside_a_test_that_nothing_helps(tmp_pat
     project = VerifiedProject(tmp_path / "project", suite).trace()
     shown = project.heal(status=1)
     assert "Healing kept, from now on:" in shown and "healing ended: no more removed" in shown
-    assert healed(project) == {"lib.so": {BESIDE: "touch", NEEDED: "touch"}}
+    assert healed(project) == {"lib.so": {BESIDE: TOUCHED, NEEDED: TOUCHED}}
     assert project.differing().keys() == {"test_place", "test_unwatched"}
 
 
@@ -155,7 +157,7 @@ def test_tests_that_cannot_be_collected_on_the_copies_are_healed(tmp_path: Path)
     suite = f"use(LIB, 3) if ROUND else None\n\ndef test_use():\n    use(LIB, {0})\n"
     project = VerifiedProject(tmp_path / "project", suite).trace()
     assert "\nPROVED" in project.heal()
-    assert healed(project) == {"lib.so": {BESIDE: "touch", NEEDED: "refusal"}}
+    assert healed(project) == {"lib.so": {BESIDE: TOUCHED, NEEDED: REFUSED}}
 
 
 @pytest.mark.nightly
@@ -174,7 +176,7 @@ def test_use():
 """,
     ).trace()
     project.heal()
-    assert healed(project) == {"lib.so": {BESIDE: "touch", NEEDED: "refusal"}}
+    assert healed(project) == {"lib.so": {BESIDE: TOUCHED, NEEDED: REFUSED}}
 
 
 @pytest.mark.slow
@@ -190,6 +192,6 @@ def test_in_turn():
 """
     project = VerifiedProject(tmp_path / "project", suite).trace()
     assert "\nPROVED" in project.heal()
-    asked = dict.fromkeys(USED[1:], "refusal")
-    assert healed(project) == {"lib.so": asked | {BESIDE: "touch"}}
+    asked = dict.fromkeys(USED[1:], REFUSED)
+    assert healed(project) == {"lib.so": asked | {BESIDE: TOUCHED}}
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"] * len(USED)

@@ -19,8 +19,8 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
             continue;
         atomic_store(&library->kept, true);
-        if (armed.data != NULL) library->record->flags |= UNWATCHED;
-        for (size_t j = 0; j < library->range_count && armed.data == NULL; j++) {
+        if (is_armed(library)) library->record->flags |= UNWATCHED;
+        for (size_t j = 0; j < library->range_count && !is_armed(library); j++) {
             const Range *range = &library->ranges[j];
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
             uintptr_t to =

@@ -101,9 +101,14 @@ static bool show(const Library *library, const Range *range, uintptr_t start, ui
     return mprotect((void *)start, end - start, range->protection) == 0;
 }
 
+/* Whether removed code of a copy is watched. */
+static bool is_armed(const Library *library) {
+    return armed.data != NULL && library->record->kind == HOLES;
+}
+
 /* Nothing is watched any more. CPU code counts as touched; the log of GPU code says so. */
 static bool give_up(Library *library) {
-    bool done = true, of_gpu = armed.data != NULL || library->record->kind == GPU_CODE;
+    bool done = true, of_gpu = is_armed(library) || library->record->kind == GPU_CODE;
     atomic_store(&library->kept, true);
     if (of_gpu) library->record->flags |= UNWATCHED;
     for (size_t i = 0; i < library->range_count; i++) {

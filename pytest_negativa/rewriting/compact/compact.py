@@ -20,7 +20,6 @@ from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryEr
 from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.certify import certify, declared_code
@@ -37,7 +36,7 @@ from pytest_negativa.rewriting.compact.records import (
     Smaller,
     Spare,
 )
-from pytest_negativa.rewriting.copies import check_sha256, check_size, state_of
+from pytest_negativa.rewriting.copies import check_sha256, check_size
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
 from pytest_negativa.storage.atomic import new_file
@@ -51,8 +50,6 @@ def compact_library(
     plan: LibraryPlan | None = None,
     edits: Edits | None = None,
     options: CompactOptions | None = None,
-    *,
-    state: FileState | None = None,
 ) -> Smaller:
     """Write a compacted copy of a library to ``target``, replacing what was there.
 
@@ -60,14 +57,13 @@ def compact_library(
     without setuid, setgid and the sticky bit.
 
     Args:
-        path: the original, which may be open.
+        path: the original, which may be open. Then it is the one that was analyzed, even if the
+            plan knows no digest.
         target: the result, written by rename; its folder must exist. On failure it stays as it was.
             It may be ``path``: running processes and hard links keep the original.
         library_map, plan: of this file, both or none. Without them the library is only stripped.
         edits: further changes, within kept GPU code. Zeros at the end of a change leave the file.
         options: see ``CompactOptions``.
-        state: the file's state before its map was made. If the plan knows no digest, the state
-            shows that the file is the same.
 
     Raises:
         CannotCompactError: the library is left as it is. It may not be the one that was analyzed:
@@ -84,7 +80,7 @@ def compact_library(
                 raise ReconstructError(
                     f"{source.path}: its map and its plan are not of the same file"
                 )
-            check_identity(source, plan.library, state)
+            check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
                 design = _design(source, library_map, plan, edits, options)
@@ -204,17 +200,20 @@ def _zeros_of(edits: Edits) -> Iterator[Range]:
 
 
 def check_identity(
-    source: ByteSource, library: LibraryIdentity | None, state: FileState | None
+    path: str | os.PathLike[str] | ByteSource, source: ByteSource, library: LibraryIdentity
 ) -> None:
-    """Refuse another file than the one that was analyzed, as far as size and state tell.
+    """Refuse another file than the one that was analyzed, as far as its size tells.
+
+    Args:
+        path: what the caller gave: a file without a digest must be open since it was analyzed.
+        source: the file.
+        library: as it was analyzed.
 
     Raises:
         StaleLibraryError: it is another file.
     """
-    if library is not None and (library.sha256 is not None or state is None):
+    if library.sha256 is not None or source is not path:
         check_size(source, library)
-    elif state is not None and state_of(source.fileno()) != state:
-        raise StaleLibraryError(f"{source.path} changed after its map was made; try again")
 
 
 def refuse_small_gain(source: ByteSource, size: int, least: int) -> None:
@@ -262,6 +261,7 @@ def write_design(
         OSError: the library can't be written.
     """
     new_spare = None
+    original_sha256 = None if spare is None else spare.note.original.hex()
     with contextlib.ExitStack() as stack:
         if spare is not None:
             with refusing(spare.folder, "written", ReconstructError):
@@ -280,7 +280,7 @@ def write_design(
                 new.path(),
                 None if new_spare is None else new_spare.path(),
                 declared=declared,
-                sha256=None if spare is None else spare.original_sha256,
+                sha256=original_sha256,
                 page_size=page_size,
             )
         )
@@ -288,7 +288,7 @@ def write_design(
             check_pair(new.path(), new_spare.path())
         with ByteSource(new.path()) as made:
             sha256 = made.sha256()
-        original_sha256 = source.sha256() if spare is None else spare.original_sha256
+        original_sha256 = original_sha256 or source.sha256()
         if library is not None and library.sha256 is not None:
             check_sha256(library, original_sha256)
         if not source.is_unchanged():

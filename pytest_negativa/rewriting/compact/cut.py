@@ -53,7 +53,6 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import (
     PAGE_SIZE,
@@ -180,7 +179,6 @@ def cut_library(
     containers: Iterable[Range] = (),
     *,
     library: LibraryIdentity | None = None,
-    state: FileState | None = None,
 ) -> Cut:
     """Write a library without the pages that nothing needs, and the spare that holds them.
 
@@ -195,7 +193,7 @@ def cut_library(
         options: see ``CutOptions``.
         containers: ranges of file offsets with GPU code that may go, too; see
             ``regions.removable_code``.
-        library, state: the original as it was analyzed, as far as that is known.
+        library: the original as it was analyzed; see ``compact_library`` for an open one.
 
     Raises:
         CannotCompactError: the library must stay as it is.
@@ -205,11 +203,12 @@ def cut_library(
     """
     options = options or CutOptions()
     with opened(path) as source:
-        check_identity(source, library, state)
+        if library is not None:
+            check_identity(path, source, library)
         design, spare = _design(source, target, spares, needed, options, containers)
         with refusing(target, "cut", ReconstructError):
             made = write_design(source, target, design, library, spare)
-    return Cut(**asdict(made), spare=spare.path)
+    return Cut(**asdict(made), spare=spare.path, mapped=len(spare.note.holes))
 
 
 def foresee_cut(
@@ -269,9 +268,8 @@ def _design(
             f"there is nothing to remove: no {format_bytes(options.min_hole)} in a row can leave",
         )
     pages = pages_without(tables, holes, PAGE_SIZE)
-    sha256 = source.sha256()
     note = Note(
-        original=bytes.fromhex(sha256),
+        original=bytes.fromhex(source.sha256()),
         original_size=source.size,
         holes=tuple(_hole_rows(tables, holes, containers)),
         name=options.name or target.name,
@@ -293,7 +291,7 @@ def _design(
         path=spares / note.spare_name,
         layout=_spare_layout(source, tables, pages, note),
         folder=Path(next(iter(options.folders), spares)),
-        original_sha256=sha256,
+        note=note,
     )
     return Design(builder.build(), holes, whole=options.whole), spare
 

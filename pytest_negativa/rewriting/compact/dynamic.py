@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from pytest_negativa.gpucode.elf import MARKER
 from pytest_negativa.gpucode.elf_tables import (
     DF_1_PIE,
     DT_FLAGS_1,
@@ -27,7 +28,6 @@ from pytest_negativa.gpucode.elf_tables import (
     SYM,
     DynamicEntry,
 )
-from pytest_negativa.gpucode.slimmed import MARKER
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range
 from pytest_negativa.rewriting.compact.original_tables import (

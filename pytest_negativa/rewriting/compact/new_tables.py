@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from pytest_negativa.gpucode.elf import MARKER
 from pytest_negativa.gpucode.elf_tables import (
     DT_HASH,
     DT_RELA,
@@ -57,7 +58,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
     Symbol,
 )
-from pytest_negativa.gpucode.slimmed import MARKER, MARKER_VERSION, WHOLE
+from pytest_negativa.gpucode.slimmed import MARKER_VERSION, WHOLE
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at

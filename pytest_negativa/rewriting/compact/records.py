@@ -10,6 +10,7 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.spans import MovedSpan, Span
 from pytest_negativa.rewriting.layout import FileLayout
+from pytest_negativa.spare.note import Note
 
 
 class CannotCompactError(ReconstructError):
@@ -71,9 +72,15 @@ class Smaller(Record, frozen=True, kw_only=True):
 
 
 class Cut(Smaller, frozen=True, kw_only=True):
-    """A library that was cut: the file ``spare`` has its holes."""
+    """A library that was cut.
+
+    Attributes:
+        spare: the file that has its holes.
+        mapped: how many ranges of the spare it maps into them.
+    """
 
     spare: Path
+    mapped: NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,13 @@ class Spare:
         path: of the file.
         layout: its content.
         folder: where users will find it, for messages.
-        original_sha256: hex digest of the library, which the spare has.
+        note: of the library.
     """
 
     path: Path
     layout: FileLayout
     folder: Path
-    original_sha256: str
+    note: Note
 
 
 @dataclass(frozen=True, slots=True)

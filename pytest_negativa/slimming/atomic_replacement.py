@@ -1,4 +1,4 @@
-"""A new file takes the place of an old one, under all its names; and originals are kept.
+"""A smaller file takes the place of its original, atomically at each name; originals are kept.
 
 No file is ever written to: names are given to another file, so a process that has the old file
 mapped keeps it. Another process, such as pip, may put a file of its own in that place meanwhile.
@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource, digest_of
+from pytest_negativa.gpucode.source import ByteSource, digest_of, opened
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
@@ -242,13 +242,13 @@ def copy_file(
     """
     if hidden is not None:
         hidden.unlink(missing_ok=True)
-    with ByteSource(original) as source, new_file(target, hidden=hidden) as new:
+    with (
+        ByteSource(original) as source,
+        opened(like or source) as model,
+        new_file(target, hidden=hidden) as new,
+    ):
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
-        if like is None:
-            copy_metadata(source.fileno(), new.fd, same_bytes=True)
-        else:
-            with ByteSource(like) as other:
-                copy_metadata(other.fileno(), new.fd)
+        copy_metadata(model.fileno(), new.fd, same_bytes=model is source)
         if mode is not None:
             os.fchmod(new.fd, mode)
         if mtime_ns is not None:
