@@ -409,6 +409,8 @@ def _spare(flags: SimpleNamespace) -> SpareTarget:
     usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
+    for choice in () if usage is None else usage.chosen:
+        print_warning(f"{choice}; CPU code that only other tests need comes from the spare")
     most_holes = flags.spare_holes or MOST_HOLES
     remove = flags.remove
     if remove and usage is not None and usage.failed:

@@ -60,7 +60,10 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         incomplete.append(f"{lost:,} loads of libraries were not recorded (is the disk full?)")
     if (failure := run.failure) is not None:
         incomplete.append(f"{run.run_id} failed: {failure}")
-    failed = [f"{run.run_id}: {text}" for text in [run.failed_tests] if text is not None]
+    failed, chosen = (
+        tuple(f"{run.run_id}: {text}" for text in [mark] if text is not None)
+        for mark in (run.failed_tests, run.chosen_tests)
+    )
     new = [key for key in pages if key not in known]
     # Files with GPU code, which are the large ones, were hashed for the plan.
     hashed = load_digests(run.traces_folder).values() if new else ()
@@ -80,7 +83,8 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
                 processes={run.run_id: len(processes)},
                 libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
                 incomplete=tuple(incomplete),
-                failed=tuple(failed),
+                failed=failed,
+                chosen=chosen,
             )
         ]
     )

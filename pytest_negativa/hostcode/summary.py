@@ -30,6 +30,7 @@ def summarize(usage: HostUsage) -> HostReport:
         libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
         incomplete=usage.incomplete,
         failed=usage.failed,
+        chosen=usage.chosen,
     )
 
 

@@ -164,6 +164,7 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
         ),
         incomplete=tuple(sorted({text for usage in usages for text in usage.incomplete})),
         failed=tuple(sorted({text for usage in usages for text in usage.failed})),
+        chosen=tuple(sorted({text for usage in usages for text in usage.chosen})),
     )
 
 

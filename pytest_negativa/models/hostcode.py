@@ -7,11 +7,13 @@ from typing import NamedTuple
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.spans import Span, size
 
-HOST_USAGE_VERSION = 2
-"""Of ``cpu.json``. History: 2 tells the processes of each run; 1 is the first."""
+HOST_USAGE_VERSION = 3
+"""Of ``cpu.json``. History: 3 tells the choice of tests; 2 tells the processes of
+each run; 1 is the first."""
 
-HOST_REPORT_VERSION = 2
-"""Of ``negativa pages --json``. History: 2 has no code by instruction set; 1 is the first."""
+HOST_REPORT_VERSION = 3
+"""Of ``negativa pages --json``. History: 3 tells the choice of tests; 2 has no code
+by instruction set; 1 is the first."""
 
 HOST_FILES_VERSION = 3
 """Of ``cpu/files.json``. History: 3 has what a file was as a list; 2 has no times of change; 1
@@ -111,6 +113,7 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
         libraries: sorted by their first path.
         incomplete: why processes may have touched more than is known; all code counts as used.
         failed: runs in which tests failed, though all ended; these tests may need more code.
+        chosen: runs of a choice of tests; other tests may need more code.
     """
 
     processors: tuple[Processor, ...]
@@ -118,6 +121,7 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     libraries: tuple[HostLibrary, ...]
     incomplete: tuple[str, ...]
     failed: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -155,7 +159,7 @@ class HostReport(Versioned, Record, frozen=True, kw_only=True):
         processes: how many processes were traced.
         libraries: the most untouched bytes first.
         incomplete: why more may have been touched.
-        failed: see ``HostUsage``.
+        failed, chosen: see ``HostUsage``.
     """
 
     run_ids: tuple[str, ...]
@@ -164,6 +168,7 @@ class HostReport(Versioned, Record, frozen=True, kw_only=True):
     libraries: tuple[HostRow, ...]
     incomplete: tuple[str, ...]
     failed: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @property
     def watched(self) -> int:

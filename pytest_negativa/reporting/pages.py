@@ -40,6 +40,8 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         yield itemize(title, report.incomplete)
     if report.failed:
         yield itemize("Tests that failed may need CPU code that they did not reach:", report.failed)
+    if report.chosen:
+        yield itemize("Tests that were not chosen may need more CPU code:", report.chosen)
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]

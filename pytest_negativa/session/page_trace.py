@@ -26,7 +26,7 @@ from pytest_negativa.session.request import is_replaceable
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import ProcessIdentity, find_controller, identify_process
 from pytest_negativa.storage.rounds import current_round
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import MarkKind, Run, RunsFolder
 
 
 class PageTrace(NamedTuple):
@@ -144,13 +144,13 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
 
 
 def describe_pages(
-    trace: PageTrace, failure: str | None, failed_tests: str | None, *, top: int
+    trace: PageTrace, marks: Mapping[MarkKind, str | None], *, top: int
 ) -> Iterator[str]:
     """Report on CPU code when the tests have run, a paragraph at a time.
 
     Args:
-        failure: why the session failed; None if it didn't.
-        failed_tests: how many of its tests failed.
+        marks: why the session failed, how many tests failed, and which were chosen; None for no
+            such mark.
         top: rows of the table; 0 for all.
 
     Raises:
@@ -163,10 +163,9 @@ def describe_pages(
     if trace.run is None:
         yield f"negativa: CPU code was not traced: {trace.not_traced}"
         return
-    if failure is not None:
-        trace.run.mark("failed", failure)
-    if failed_tests is not None:
-        trace.run.mark("failed-tests", failed_tests)
+    for kind, reason in marks.items():
+        if reason is not None:
+            trace.run.mark(kind, reason)
     usage = gather(trace.run)
     if usage is not None:
         trace.run.make_latest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable, printable_lines
 from pytest_negativa.settings.options import REPORT_SCREENS
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
 from pytest_negativa.tracing.gpu import gpu_names
 
@@ -201,8 +202,12 @@ class Reporter:
 
         top = self._settings.reports.top
         try:
-            failure = self._why_failed(session)
-            for paragraph in describe_pages(pages, failure, failed_tests(session), top=top):
+            marks: dict[MarkKind, str | None] = {
+                "failed": self._why_failed(session),
+                "failed-tests": failed_tests(session),
+                "chosen-tests": chosen_tests(session.config),
+            }
+            for paragraph in describe_pages(pages, marks, top=top):
                 self._write(f"{paragraph}\n")
         except Exception as e:
             text = printable_lines(_describe(e))
@@ -459,3 +464,10 @@ def failed_tests(session: pytest.Session) -> str | None:
 
     failed = session.testsfailed
     return format_items(failed, "test failed", "tests failed") if failed else None
+
+
+def chosen_tests(config: pytest.Config) -> str | None:
+    """The choice of tests by ``-k`` and ``-m``, in words; None if all were to run."""
+    given = (("-k", config.getoption("keyword", "")), ("-m", config.getoption("markexpr", "")))
+    words = [word for flag, value in given if value for word in (flag, value)]
+    return f"the tests of {shlex.join(words)} alone" if words else None

@@ -104,7 +104,7 @@ class _Place:
         return path
 
 
-MarkKind = Literal["failed", "failed-tests", "incomplete", "partial", "samples"]
+MarkKind = Literal["failed", "failed-tests", "chosen-tests", "incomplete", "partial", "samples"]
 """Marks of runs: files with a reason."""
 
 
@@ -157,6 +157,8 @@ class Run:
     """Reason for which the run failed."""
     failed_tests = _Mark("failed-tests")
     """Number of failed tests of a trace of CPU code: they may need code that they did not reach."""
+    chosen_tests = _Mark("chosen-tests")
+    """The choice of tests of a trace of CPU code: other tests may need more code."""
     incomplete_reason = _Mark("incomplete")
     """Reason for which the plans may lack code that the run's processes use."""
     partial_reason = _Mark("partial")

@@ -34,7 +34,7 @@ from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult
 
-# ArmedRow in processes/pages/holes.h: a note follows.
+# ArmedRow in processes/pages/holes.h: a note follows, if there are holes, and the copy's path.
 _ROW = struct.Struct("<II")
 _FILE = struct.Struct("<IIQQq")
 _READ, _WRITE, _EXECUTE = 1, 2, 4
@@ -79,8 +79,9 @@ def arm(
     for use in usage.libraries:
         loaded[use.library.path] += (image.offset for image in use.images)
     found: list[tuple[ReconstructedLibrary, Hole]] = []
-    for copy in reconstruction.libraries:
-        if copy.compaction is None and copy.unused and copy.library.path in maps:
+    overwritten = [copy for copy in reconstruction.libraries if copy.compaction is None]
+    for copy in overwritten:
+        if copy.unused and copy.library.path in maps:
             library_map = maps[copy.library.path]
             spans = removed_spans(library_map, copy.unused, loaded[copy.library.path])
             with ByteSource(copy.copy) as source:
@@ -90,11 +91,7 @@ def arm(
     holes: dict[str, list[Hole]] = defaultdict(list)
     for copy, hole in found[:_MOST_HOLES]:
         holes[copy.library.path].append(hole)
-    rows = (
-        _pack(copy, sorted(holes[copy.library.path]))
-        for copy in reconstruction.libraries
-        if copy.library.path in holes
-    )
+    rows = (_pack(copy, sorted(holes.get(copy.library.path, ()))) for copy in overwritten)
     return b"".join(rows), {
         path: union((h.offset, h.offset + h.end - h.start) for h in found)
         for path, found in holes.items()
@@ -144,13 +141,18 @@ def holes_in(segments: Iterable[ProgramHeader], spans: Sequence[Span]) -> Iterat
 def _pack(copy: ReconstructedLibrary, holes: Sequence[Hole]) -> bytes:
     library = copy.library
     digest = bytes.fromhex(library.sha256 or "")
-    note = Note(digest, library.size, tuple(holes), Path(library.path).name, (), "").pack()
+    note = b""
+    if holes:
+        note = Note(digest, library.size, tuple(holes), Path(library.path).name, (), "").pack()
     files = b"".join(
         _FILE.pack(os.major(s.device), os.minor(s.device), s.inode, s.size, s.mtime_ns)
         for s in (copy.copy_state, copy.original_state)
     )
     body = files + note + bytes(-len(note) % 8)
-    return _ROW.pack(_ROW.size + len(body), 0) + body
+    path = os.fsencode(copy.copy) + b"\0"
+    path += bytes(-len(path) % 8)
+    at = _ROW.size + len(body)
+    return _ROW.pack(at + len(path), at) + body + path
 
 
 def read_touches(

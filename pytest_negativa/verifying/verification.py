@@ -118,6 +118,7 @@ class Verification:
         self._copy_files: Mapping[str, str] = {}
         # See ``arm``.
         self._armed: Mapping[str, tuple[Span, ...]] = {}
+        self._has_rows = False
         self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -237,7 +238,8 @@ class Verification:
         self._runner.say(_written_line(reconstruction))
         self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
         rows, self._armed = arm(planned, reconstruction, self.traced.usage)
-        if self._armed:
+        self._has_rows = bool(rows)
+        if rows:
             write_atomically(self.folder.armed_file, rows)
         return reconstruction
 
@@ -260,8 +262,8 @@ class Verification:
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
-        if self._armed or self._cpu:
-            armed = self.folder.armed_file if self._armed else None
+        if self._has_rows or self._cpu:
+            armed = self.folder.armed_file if self._has_rows else None
             logs = begin_logs(run, runs, cpu=self._cpu)
             added = watch_environment(environ, logs, only_gpu=not self._cpu, armed=armed)
             environ = {**environ, **added}

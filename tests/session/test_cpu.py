@@ -189,6 +189,24 @@ def test_a_library_at_a_path_that_is_not_utf_8(project: Project, library: Path) 
 
 
 @pytest.mark.slow
+def test_a_choice_of_tests_is_told(project: Project, library: Path) -> None:
+    """In the report, in cpu.json and by slim, also of a united trace."""
+    chosen = "the tests of -k calls -m 'not slow' alone"
+    done = project.pytest("-q", "--negativa", "-k", "calls", "-m", "not slow")
+    run = project.runs()[-1].name
+    told = f"Tests that were not chosen may need more CPU code:\n  {run}: {chosen}"
+    assert told in done.stdout and told in project.negativa("pages").stdout
+    assert usage_of(project).chosen == (f"{run}: {chosen}",)
+    usage = project.results / "latest"
+    spares = library.parents[1] / "spares"
+    words = ("--arch=sm_90", f"--spare={spares}", "--cpu-pages", str(usage), "--dry-run")
+    slimming = project.negativa("slim", *words, str(library.parent))
+    assert f"{chosen}; CPU code that only other tests need comes from the spare" in slimming.stderr
+    assert "not chosen" not in project.pytest("-q", "--negativa").stdout
+    assert usage_of(project).chosen == ()
+
+
+@pytest.mark.slow
 def test_workers_of_xdist(project: Project, library: Path) -> None:
     project.pytest("-q", "--negativa", "-n", "2")
     project.negativa("pages")

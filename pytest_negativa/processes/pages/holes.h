@@ -40,7 +40,8 @@ static bool is_sound(const Note *note) {
 
 /* The loader names a library by its original's path if it was found by a search. */
 typedef struct {
-    uint32_t size, reserved; /* of the row with its note */
+    uint32_t size; /* of the row, with its note if the copy has holes, and with the copy's path */
+    uint32_t path; /* where that begins in the row */
     struct {
         uint32_t major, minor;
         uint64_t inode, size;
@@ -48,19 +49,21 @@ typedef struct {
     } files[2]; /* the copy and its original */
 } ArmedRow;
 
-static const Note *find_armed(const struct link_map *map) {
+static const ArmedRow *find_row(const struct link_map *map) {
     LogRecord file = {0};
     /* Who opens an original while the tests run on the copies is found out. */
     describe(&file, AT_FDCWD, map->l_name);
     for (size_t at = 0; at + sizeof(ArmedRow) <= armed.size;) {
         const ArmedRow *row = (const ArmedRow *)(armed.data + at);
-        if (row->size < sizeof *row || row->size % 8 || row->size > armed.size - at) return NULL;
-        const Note *note = (const Note *)(row + 1);
+        if (row->size <= sizeof *row || row->size % 8 || row->size > armed.size - at ||
+            row->path < sizeof *row || row->path >= row->size ||
+            ((const char *)row)[row->size - 1] != 0)
+            return NULL;
         for (int i = 0; i < 2; i++)
             if (row->files[i].major == file.major && row->files[i].minor == file.minor &&
                 row->files[i].inode == file.inode && row->files[i].size == file.file_size &&
                 row->files[i].modified_ns == file.modified_ns)
-                return is_sound(note) ? note : NULL;
+                return row;
         at += row->size;
     }
     return NULL;
@@ -68,7 +71,11 @@ static const Note *find_armed(const struct link_map *map) {
 
 /* The note of a library; NULL: it has none. */
 static const Note *find_note(const struct link_map *map) {
-    if (armed.data != NULL) return find_armed(map);
+    if (armed.data != NULL) {
+        const ArmedRow *row = find_row(map);
+        const Note *note = (const Note *)(row + 1);
+        return row != NULL && row->path > sizeof *row && is_sound(note) ? note : NULL;
+    }
     for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
         const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
         if (row->d_tag == DT_NEGATIVA_NOTE) return is_sound(note) ? note : NULL;
