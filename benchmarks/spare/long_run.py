@@ -8,7 +8,7 @@ Needs PyTorch, and this package with its C parts; 16 GB of disk. Without a GPU a
    processes, because two of them differ even on the originals. Medians of microseconds per step.
 3. Soak: processes with threads, forks and DataLoader workers, on libraries without any code and
    constants, for so many seconds. Each must end well and print what a process on the originals
-   prints. A line tells the state every ten minutes. --logged has them log what comes back, as in
+   prints. A line tells the state every minute. --logged has them log what comes back, as in
    staging.
 
 Run: python benchmarks/spare/long_run.py PYTHON [--soak SECONDS] [--at-once N] [--to FOLDER]
@@ -245,7 +245,7 @@ def soak(
                 if status or differ:
                     bad += 1
                     say(f"soak: status {status}, {differ[:3]} {errors[-300:]}")
-            if time.monotonic() > told + 600:
+            if time.monotonic() > told + 60:
                 told = time.monotonic()
                 tell_soak(told - begin, count, bad, logs)
     tell_soak(time.monotonic() - begin, count, bad, logs)

@@ -257,8 +257,8 @@ def sizes(title: str, site: Path, copy: Path, run: Path) -> Iterator[tuple[str, 
             stays[section.name, reason] += size(here) - short
             stays[section.name, "not used, but in no hole"] += short
     print(f"What stays with {title}, by section and reason:")
-    for (name, reason), count in stays.most_common(16):
-        print(f"    {count / 1e6:8.1f} MB {name:20} {reason}")
+    for (name, reason), left in stays.most_common(16):
+        print(f"    {left / 1e6:8.1f} MB {name:20} {reason}")
     yield f"MB, {title}", f"{before / 1e6:,.0f} -> {after / 1e6:,.0f} with {count:,} holes"
     yield f"MB with GPU code, {title}", f"{gpu_before / 1e6:,.0f} -> {gpu_after / 1e6:,.0f}"
 
