@@ -553,7 +553,7 @@ def test_named_config_that_is_not_there(tmp_path: Path) -> None:
          "found 'lunch', expected lookup, launch or range; did you mean launch?"),
         ("--negativa-keep-arch", "sm_80,9",
          "'9' is no GPU architecture; expected a form like sm_90, sm_90a, compute_90, 90 or 9.0, "
-         "a GPU like H100 or RTX 4090, native or all-major"),
+         "a GPU like H100 or RTX 4090, native or all-major; did you mean sm_90?"),
         ("--negativa-report", "jsn:a",
          f"found 'jsn:a', expected {FORMATS}; did you mean json?"),
         ("--negativa-report", "json:",
