@@ -38,7 +38,7 @@ static bool begins_gpu_code(int fd, const ElfW(Shdr) *section) {
 }
 
 /* GPU code is data that the driver reads, so it never comes to the kernel's calls. The compiler
- * puts it into the first sections; large data of a library may be anything (gpucode/sections.py).
+ * puts it into the first sections; large data of a library may be anything (gpucode/scan.py).
  */
 static bool is_gpu_code(int fd, const ElfW(Shdr) *section, const char *name) {
     if (section->sh_type == SHT_NOBITS ||

@@ -192,7 +192,7 @@ def cut_library(
         needed: ranges of file offsets that stay.
         options: see ``CutOptions``.
         containers: ranges of file offsets with GPU code that may go, too; see
-            ``regions.removable_code``.
+            ``fatbin_regions.removable_code``.
         library: the original as it was analyzed; see ``compact_library`` for an open one.
 
     Raises:
