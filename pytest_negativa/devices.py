@@ -1,4 +1,4 @@
-"""The devices that a process sees, asked of the driver, and archs by name."""
+"""The devices that a process sees, asked of the driver, and lists of archs."""
 
 from __future__ import annotations
 
