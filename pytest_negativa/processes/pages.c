@@ -169,7 +169,8 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     if (is_named(map->l_name, "libc.so.")) {
         disabled =
             !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);
-        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++) give_up(&libraries[i]);
+        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
+            if (atomic_load(&libraries[i].watched)) give_up(&libraries[i]);
         return 0;
     }
     if (disabled) {

@@ -22,7 +22,6 @@ from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, Host
 from pytest_negativa.models.reconstruction import (
     FILL,
     RECONSTRUCTION_VERSION,
-    FileState,
     Reconstruction,
 )
 from pytest_negativa.models.settings import Settings
@@ -165,7 +164,7 @@ def prove_pages(
 
 
 class _PageProof(Verification):
-    """One proof: runs the tests on the originals, and reads what they touched."""
+    """One proof: reads what tests touched that ran on copies, or runs them on the originals."""
 
     where = "tracing CPU code"
 
@@ -206,8 +205,8 @@ class _PageProof(Verification):
         """
         run = self.traced.run
         logs, record = run.page_logs, load_files(run)
-        copies = _copies_of(record.files, attempt.reconstruction)
-        write_record(run.page_log_files, replace(record, files=(*record.files, *copies)))
+        files = (*record.files, *_copies_of(record.files, attempt.reconstruction))
+        write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
         found = (result.run.page_logs.glob(f"*{LOG_SUFFIX}") for result in attempt.rounds)
         with refusing(logs, "written"):
             for path in chain.from_iterable(found):
@@ -216,13 +215,12 @@ class _PageProof(Verification):
 
 def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:
     """Copies as if they were their originals: their CPU code is the same, in the same places."""
-    known = {one.file: one for one in files}
+    # By content: an original may have been touched, or installed again, since it was traced.
+    known = {one.sha256: one for one in files}
     for copy in reconstruction.libraries:
-        key = _key(copy.library.path, copy.original_state)
-        if key in known:
-            own = _key(os.path.realpath(copy.copy), copy.copy_state)
-            yield replace(known[key], file=own, original=copy.library.path)
-
-
-def _key(path: str, state: FileState) -> FileKey:
-    return FileKey(path, state.device, state.inode, state.size, state.mtime_ns)
+        if (file := known.get(copy.library.sha256 or "")) is not None:
+            state = copy.copy_state
+            own = FileKey(
+                os.path.realpath(copy.copy), state.device, state.inode, state.size, state.mtime_ns
+            )
+            yield replace(file, file=own, original=copy.library.path)

@@ -113,7 +113,7 @@ def verify_program(
     try:
         pages = 0
         if settings.cpu:
-            # A proved attempt was a whole run, and shows what CPU code the tests need.
+            # The last attempt, if proved, was a whole run, and shows what CPU code the tests need.
             attempt = verification.attempted if verdict.proved else None
             pages = _prove_pages(run, settings, runner, own_status, reason, attempt)
     finally:
@@ -162,7 +162,10 @@ def _prove_pages(
     run.hold()
     verdict = prove_pages(run, settings, runner, status, attempt)
     _show(render_page_verdict(verdict), proved=verdict.proved)
-    return _shell_status(verdict.rounds[0].status) if verdict.proved else 1
+    if not verdict.proved:
+        return 1
+    # The status of an attempt is that of its own verdict.
+    return 0 if attempt is not None else _shell_status(verdict.rounds[0].status)
 
 
 def _say_unproved(reason: str) -> None:

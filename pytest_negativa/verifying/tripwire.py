@@ -22,7 +22,7 @@ from pathlib import Path
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import read_page_logs
+from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import CodeFinder, LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
@@ -173,7 +173,7 @@ def read_touches(
         by_content[copy.library.sha256].append(copy)
     work: dict[tuple[str, int], WorkDifference] = {}
     watched: dict[str, bool] = {}
-    logs = filter(None, (r.run.gpu_page_logs for r in rounds))
+    logs = [one for r in rounds if (one := r.run.gpu_page_logs) is not None]
     for process in chain.from_iterable(map(read_page_logs, logs)):
         who = f"process {process.pid} ({Path(process.executable).name})"
         for misses in process.misses:
@@ -192,7 +192,11 @@ def read_touches(
                         test=who,
                     )
                     work.setdefault((path, image), difference)
-    return Touches(tuple(work.values()), frozenset(path for path in watched if watched[path]))
+    is_complete = not any(map(count_lost, logs))
+    return Touches(
+        tuple(work.values()),
+        frozenset(path for path in watched if is_complete and watched[path]),
+    )
 
 
 def _touched(

@@ -7,8 +7,8 @@
  * these for system calls without a signal: they come from the spare as always, and no log has them.
  *
  * Overwritten libraries have no note: the file that NEGATIVA_PAGES_ARMED names has a row for each,
- * with a note behind it (verifying/tripwire.py). Their holes are armed: inaccessible from
- * la_objopen on. Only whoever needs what was removed touches them.
+ * with a note behind it if it has holes (verifying/tripwire.py). Their holes are armed:
+ * inaccessible from la_objopen on. Only whoever needs what was removed touches them.
  */
 #pragma once
 

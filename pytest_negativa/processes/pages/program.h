@@ -44,10 +44,11 @@ static void before_prctl(int option) {
     without_guards = true;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
         Library *library = &libraries[i];
-        if (!atomic_load(&library->watched) || !(only_holes || atomic_load(&library->guarded)))
-            continue;
+        if (!atomic_load(&library->watched)) continue;
+        bool of_holes = library->record->kind == HOLES;
+        if (!of_holes && !atomic_load(&library->guarded)) continue;
         atomic_store(&library->switched, true);
-        if (atomic_load(&library->kept) || only_holes)
+        if (atomic_load(&library->kept) || of_holes)
             give_up(library); /* the program chose its protection */
         else
             hide_by_mprotect(library);
