@@ -408,6 +408,12 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_round(tmp_path: Path) -> None:
     copied = str(project.folder / "lib.so")
     (row,) = (one for one in pages["libraries"] if one["path"] == copied)
     assert row["detail"] is None
+    # The library is the same, though its file is newer than the trace.
+    os.utime(copied)
+    project.pytest("-q", "--negativa-verify", "--negativa-cpu", "-k", "uses")
+    pages = project.latest("cpu-verdict.json")
+    (row,) = (one for one in pages["libraries"] if one["path"] == copied)
+    assert pages["proved"] and row["detail"] is None
 
     # What the tests need on the copies alone is seen there.
     done = project.pytest(*options, status=1)
