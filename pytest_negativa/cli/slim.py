@@ -381,7 +381,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--remove goes with --cpu-pages, whose run tells which libraries any process opened",
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
-        (flags.target, flags.keep_originals is None, "--target leaves the package as it is"),
+        (flags.target, flags.keep_originals is None, "--target does not change the package"),
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     aside = flags.keep_originals

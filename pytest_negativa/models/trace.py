@@ -591,7 +591,7 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
                 yield None, self.context_of(first)
 
     def why_incomplete(self, code: str | None = None) -> str | None:
-        """Why any file may have been used more than is known; None if it wasn't.
+        """Why the trace may lack uses of files; None if it is complete.
 
         Args:
             code: of the lacks to look at; None: all.

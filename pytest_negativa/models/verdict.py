@@ -222,7 +222,7 @@ class RoundFacts(Record, frozen=True, kw_only=True):
 
 
 class NeededSpan(Record, frozen=True, kw_only=True):
-    """What healing gave back: an element or frame, or all code of a cubin that lost a part.
+    """What healing gave back: an element, a frame, or a trimmed cubin as a whole.
 
     Attributes:
         library: real path.

@@ -127,7 +127,7 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
             )
     if request.target is not None:
         raise OptionError(
-            "--target takes a wheel or conda package; to leave a folder as it is, copy it "
+            "--target takes a wheel or conda package; to keep a folder unchanged, copy it "
             "(cp -a PATH COPY) and slim the copy"
         )
     for root in roots:

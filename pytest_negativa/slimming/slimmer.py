@@ -247,7 +247,7 @@ class Slimmer:
         """Slim in threads, and finish the libraries one by one in this thread.
 
         Args:
-            finish: what follows if the library is not left as it is.
+            finish: called for each library that gets smaller.
             on_done: told of each task.
         """
         # The largest first, so that none is left to run alone at the end.

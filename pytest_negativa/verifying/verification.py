@@ -118,7 +118,6 @@ class Verification:
         self._copy_files: Mapping[str, str] = {}
         # See ``arm``.
         self._armed: Mapping[str, tuple[Span, ...]] = {}
-        self._has_rows = False
         self._lingering: tuple[str, ...] = ()
 
     def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
@@ -238,9 +237,10 @@ class Verification:
         self._runner.say(_written_line(reconstruction))
         self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
         rows, self._armed = arm(planned, reconstruction, self.traced.usage)
-        self._has_rows = bool(rows)
         if rows:
             write_atomically(self.folder.armed_file, rows)
+        else:
+            remove_file(self.folder.armed_file)  # of an earlier attempt
         return reconstruction
 
     def _remove_tables(self) -> None:
@@ -262,8 +262,8 @@ class Verification:
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
-        if self._has_rows or self._cpu:
-            armed = self.folder.armed_file if self._has_rows else None
+        armed = self.folder.armed_file if self.folder.armed_file.exists() else None
+        if armed is not None or self._cpu:
             logs = begin_logs(run, runs, cpu=self._cpu)
             added = watch_environment(environ, logs, only_gpu=not self._cpu, armed=armed)
             environ = {**environ, **added}

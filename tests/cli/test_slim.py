@@ -263,7 +263,7 @@ class TestSlim:
             (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
             (
                 ("--lock", "LOCK", "--target", "x", "--keep-originals", "y"),
-                "leaves the package as it is",
+                "does not change the package",
             ),
             (("undo", "--lock", "LOCK"), "No such option"),
             (("undo", "--check"), "No such option"),

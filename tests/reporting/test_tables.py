@@ -102,7 +102,7 @@ def test_a_long_path_keeps_its_place_in_a_list(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_folded_cells_break_no_path(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    path = "/home/somebody/projects/of-last-year/" + "a-folder-with-a-long-name/" * 4 + "python3.13"
+    path = "projects/of-last-year/" + "a-folder-with-a-long-name/" * 4 + "python3.13"
     words = "a sentence of words that take more than a line of any of these terminals, as they are"
     rows = [("Python", f"3.13.7, {path}"), ("GPU", words)]
     monkeypatch.setenv("COLUMNS", str(width))

@@ -28,7 +28,7 @@ from tests.support.compacting import build, needs_compiler
 from tests.support.libraries import MULTIARCH, PLAIN, make_large
 from tests.support.sites import lock_of, make_wheel, pip_install
 
-PLACEHOLDER = "/opt/placehold" + "_placehold" * 20
+PLACEHOLDER = "/placehold" + "_placehold" * 20
 SITE = "lib/python3.12/site-packages"
 LIBRARY, LINK, TWIN = "lib/libone.so.1", "lib/libone.so", "lib/twin/libone.so.1"
 CUBIN, NOTICE = "share/ours/old.cubin", "info/NEGATIVA-NOTICE.txt"
