@@ -424,6 +424,25 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_round(tmp_path: Path) -> None:
     assert len(set(rows)) == len(rows) and not any("reconstructed" in path for path in rows)
 
 
+HEALS = """
+def test_use():
+    use(LIB, 0)
+
+def test_needs():
+    if ROUND == "verify":
+        need(LIB, USED[2])
+"""
+
+
+@pytest.mark.slow
+def test_a_healed_session_ends_as_its_last_round(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", HEALS)
+    project.pytest("-q", "--negativa", "--negativa-heal", "--negativa-cpu")
+    verdict, pages = map(project.latest, ("verdict.json", "cpu-verdict.json"))
+    assert verdict["proved"] and verdict["healed"] and pages["proved"]
+    assert [r["status"] for r in pages["rounds"]] == [1, 0]
+
+
 SHARDS = """
 import ctypes, os
 
