@@ -161,3 +161,20 @@ def test_a_process_that_watched_nothing_is_no_witness(tmp_path: Path) -> None:
     assert library["touched"] and "untouched" not in library
     assert "the traced run did not watch GPU code" in project.verify(status=1)
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
+
+
+DROPS_PRIVILEGES = """
+import ctypes
+
+def test_use():
+    use(LIB, 0)
+    assert ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+"""
+
+
+@pytest.mark.slow
+def test_removed_code_is_not_watched_behind_a_filter_of_system_calls(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", DROPS_PRIVILEGES).trace()
+    assert "\nPROVED" in project.verify()
+    [row] = project.verdict["libraries"]
+    assert row["watched_bytes"] == 0
