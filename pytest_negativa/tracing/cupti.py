@@ -35,6 +35,7 @@ from pytest_negativa.tracing.gpu_images import (
     ImageResolver,
     identify_file_image,
 )
+from pytest_negativa.tracing.kineto import before_first_profile
 from pytest_negativa.tracing.launches import LaunchCounter
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.ranges import Ranges
@@ -83,6 +84,7 @@ class CuptiDetector:
         self._stopped = False
         self._pid = os.getpid()
         self._child_can_use_cuda = False
+        self._profiler_known = False
         # Slots to read and what to do with them, by callback id.
         self._handlers: dict[int, tuple[int, Handler]] = {
             call.cbid: (_SLOT * _slots(call), partial(self._ACTIONS[call.action], self, call))
@@ -118,6 +120,8 @@ class CuptiDetector:
         if self._launches is not None:
             self._count_launches()
         self._recorder.set_context(context)
+        if not self._profiler_known:
+            self._profiler_known = before_first_profile(self._step_aside)
 
     def drain(self) -> None:
         self._recorder.libraries(self._mappings.new_libraries())
@@ -130,23 +134,35 @@ class CuptiDetector:
             self._unsubscribe()
 
     def resume(self) -> None:
-        if self._subscriber is not None or self._stopped:
-            return
-        try:
-            self._subscribe_again()
-        except TraceError as e:
-            self._recorder.warn("cupti-taken", f"after a pause: {e}", incomplete=True)
-        else:
+        if self._subscriber is None and not self._stopped and self._take_again("a pause"):
             self._recorder.gap_ends()
 
-    def _subscribe_again(self) -> None:
+    def _step_aside(self, act: Callable[[], None]) -> None:
+        """Release CUPTI for ``act``, which uses no code of a library."""
+        if self._subscriber is None:
+            return
+        self._unsubscribe()
         try:
-            self._subscribe()
-        except TracerBusy:
-            # Kineto (torch.profiler) never gives CUPTI back once it has had it. The pause was
-            # for its sake and is over, so it is detached.
-            self._cupti.finalize()
-            self._subscribe()
+            act()
+        finally:
+            if self._launches is not None:
+                # Both receive the records of kernels by the one callback that CUPTI has for them.
+                self._launches, self._level = None, TraceLevel.LOOKUP
+                text = "torch.profiler receives the records of launches from its first use on"
+                self._recorder.warn("launches-unavailable", text)
+            self._take_again("torch.profiler began")
+
+    def _take_again(self, after: str) -> bool:
+        try:
+            try:
+                self._subscribe()
+            except TracerBusy:
+                # Kineto (torch.profiler) never gives CUPTI back. Detached, it still works.
+                self._cupti.finalize()
+                self._subscribe()
+        except TraceError as e:
+            self._recorder.warn("cupti-taken", f"after {after}: {e}", incomplete=True)
+        return self._subscriber is not None
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
         self._recorder.warn(code, text, incomplete=incomplete)

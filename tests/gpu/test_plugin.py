@@ -260,6 +260,18 @@ def test_profiler_in_a_marked_test(tmp_path: Path) -> None:
 
 
 def test_profiler_without_the_mark(tmp_path: Path) -> None:
+    marked = '@pytest.mark.negativa_off(reason="profiles itself")\n'
+    (tmp_path / "test_profile.py").write_text(PROFILED.replace(marked, ""))
+
+    done = run_pytest(tmp_path, "--negativa", "--negativa-verify")
+
+    assert "\nPROVED" in done.stdout
+    usage = latest(tmp_path, "usage.json")
+    assert not usage["incomplete"]
+    assert "test_profile.py::test_profiled" in first_uses(usage).values()
+
+
+def test_profiler_that_began_before_the_tracer(tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text(OPERATIONS)
     (tmp_path / "holder.py").write_text(
         "import torch\n"

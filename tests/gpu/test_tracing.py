@@ -128,6 +128,17 @@ def test_the_profiler_works_in_a_pause_and_tracing_goes_on(tmp_path: Path, detec
     assert any("cosh" in name for name in kernels(usage))
 
 
+@pytest.mark.parametrize("level", ["lookup", "launch"])
+def test_the_profiler_and_the_tracer_share_cupti(tmp_path: Path, level: str) -> None:
+    pytest.importorskip("torch")
+    usage, out = play(tmp_path, level, "profiler-without-pause")
+    assert len(out.split("events ")) == 3 and "events 0" not in out
+    assert not usage.incomplete
+    assert all(any(name in kernel for kernel in kernels(usage)) for name in ("cos", "sin", "cosh"))
+    codes = {warning.code for warning in usage.warnings}
+    assert codes == ({"launches-unavailable"} if level == "launch" else set())
+
+
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_a_killed_process_loses_nothing(tmp_path: Path, detector: str) -> None:
     pytest.importorskip("torch")

@@ -75,6 +75,18 @@ def profiler_in_pause(tracing: Tracing) -> None:
         torch.ones(8, device="cuda").cosh()
 
 
+def profiler_without_pause(tracing: Tracing) -> None:
+    torch, profiler = load("torch"), load("torch.profiler")
+
+    for name in ("cos", "sin"):
+        tracing.detector.set_context(Context(phase=Phase.CALL, nodeid=name))
+        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
+            getattr(torch.ones(8, device="cuda"), name)()
+            torch.cuda.synchronize()
+        sys.stdout.write(f"events {len(found.events())}\n")
+        torch.ones(8, device="cuda").cosh()
+
+
 def ranges(tracing: Tracing) -> None:
     torch = load("torch")
 
@@ -138,6 +150,7 @@ SCENES = {
     "operations": operations,
     "fork": fork,
     "profiler-in-pause": profiler_in_pause,
+    "profiler-without-pause": profiler_without_pause,
     "killed": killed,
     "ranges": ranges,
 }
