@@ -108,9 +108,11 @@ static Library *watch_all(const struct link_map *map) {
     /* Who opens an original while the tests run on the copies is not proved. */
     const ArmedRow *row = armed.data == NULL ? NULL : find_row(map);
     const char *name = row == NULL ? map->l_name : (const char *)row + row->path;
-    if (realpath(name, path) == NULL) path[0] = 0;
+    bool found = realpath(name, path) != NULL;
+    /* Its name, for the message. */
+    if (!found) snprintf(path, sizeof path, "%s", name);
     bool needed = !only_gpu || armed.data == NULL;
-    int fd = needed && path[0] ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
+    int fd = needed && found ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
     bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
     Library *gpu = armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map);
