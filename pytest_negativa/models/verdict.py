@@ -10,7 +10,7 @@ from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.library import LibraryFile
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.spans import Span
+from pytest_negativa.models.spans import PAGE_SIZE, Span, size
 from pytest_negativa.models.trace import Device
 
 VERDICT_VERSION = 8
@@ -340,6 +340,10 @@ class ProvedPages(Record, frozen=True, kw_only=True):
     missed: tuple[Span, ...]
     detail: str | None
     left_out: bool = False
+
+    @property
+    def missed_pages(self) -> int:
+        return size(self.missed) // PAGE_SIZE
 
 
 class PageVerdict(Versioned, Record, frozen=True, kw_only=True):

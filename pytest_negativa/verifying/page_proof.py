@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -27,7 +28,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.spans import PAGE_SIZE, minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import format_items, format_names
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
@@ -86,7 +87,7 @@ def judge_pages(
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
     reasons += reasons_of_outcomes(evidence, tests)
-    pages = sum(span.size for row in rows for span in row.missed) // PAGE_SIZE
+    pages = sum(row.missed_pages for row in rows)
     if pages:
         reasons.append(
             f"{format_items(pages, 'page was', 'pages were')} touched that the traced run did not "
@@ -156,9 +157,12 @@ def prove_pages(
         proof = _PageProof(run, settings, runner, status)
         attempt = attempt or proof.attempt(())
         verdict = proof.judge(attempt)
-        if not healings or not any(row.missed for row in verdict.libraries):
+        missed = [row for row in verdict.libraries if row.missed]
+        if not healings or not missed:
             return verdict
-        runner.say("negativa: the trace of CPU code gets what the tests needed, too")
+        pages = format_items(sum(row.missed_pages for row in missed), "page", "pages")
+        names = format_names(Path(row.path).name for row in missed)
+        runner.say(f"negativa: the trace of CPU code gets {pages} of {names}")
         proof.add_to_trace(attempt)
         attempt, healings = None, healings - 1
 
