@@ -29,6 +29,7 @@
 #include "pages/holes.h"
 #include "pages/constants.h"
 #include "pages/known.h"
+#include "../native/maps.h"
 
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -108,9 +109,13 @@ static Library *watch_all(const struct link_map *map) {
     /* Who opens an original while the tests run on the copies is not proved. */
     const ArmedRow *row = armed.data == NULL ? NULL : find_row(map);
     const char *name = row == NULL ? map->l_name : (const char *)row + row->path;
+    Mapping mapping;
     bool found = realpath(name, path) != NULL;
-    /* Its name, for the message. */
-    if (!found) snprintf(path, sizeof path, "%s", name);
+    /* A neighbour of a copy has a name in the folder of copies; see redirect.c. */
+    if (!found && find_mapping((uintptr_t)map->l_ld, &mapping)) {
+        snprintf(path, sizeof path, "%s", mapping.path);
+        found = path[0] == '/';
+    }
     bool needed = !only_gpu || armed.data == NULL;
     int fd = needed && found ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
     bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);

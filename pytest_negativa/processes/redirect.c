@@ -24,7 +24,7 @@
  * lock, so static buffers suffice.
  */
 #define _GNU_SOURCE
-#include "../native/files.h"
+#include "../native/maps.h"
 
 #include <limits.h>
 #include <link.h>
@@ -41,10 +41,6 @@ static const char LOG_HEAD[] = "negativa-redirect-log 1";
 enum { MAX_TABLE = 16 << 20 };
 
 /* ---- System calls ---- */
-
-typedef struct {
-    uint64_t major, minor, inode;
-} FileId;
 
 static bool same_file(FileId a, FileId b) {
     return a.inode == b.inode && a.major == b.major && a.minor == b.minor;
@@ -65,23 +61,6 @@ static bool identify_open(int fd, FileId *id) { return identify_at(fd, "", AT_EM
 static bool is_folder(const char *path) {
     struct statx status;
     return statx(AT_FDCWD, path, 0, STATX_TYPE, &status) == 0 && S_ISDIR(status.stx_mode);
-}
-
-/* Digits up to `end`, which is stepped over; strtoul would bind to the newest glibc's. */
-static bool parse_number(const char **text, unsigned base, char end, uint64_t *number) {
-    const char *p = *text;
-    uint64_t value = 0;
-    for (; *p != end; p++) {
-        unsigned digit = *p >= '0' && *p <= '9'   ? (unsigned)(*p - '0')
-                         : *p >= 'a' && *p <= 'f' ? (unsigned)(*p - 'a') + 10
-                                                  : UINT_MAX;
-        if (digit >= base || value > (UINT64_MAX - digit) / base) return false;
-        value = value * base + digit;
-    }
-    if (p == *text) return false;
-    *text = p + 1;
-    *number = value;
-    return true;
 }
 
 /* ---- The table ---- */
@@ -396,57 +375,6 @@ static const char *search(const char *name, const uintptr_t *cookie, unsigned in
 }
 
 /* ---- Looking at what was mapped ---- */
-
-typedef struct {
-    FileId id; /* as the kernel's mapping has it: of a layer of an overlay file system, say */
-    const char *path;
-} Mapping;
-
-static bool parse_mapping(const char *text, uintptr_t address, Mapping *mapping) {
-    uint64_t start, end, offset;
-    if (!parse_number(&text, 16, '-', &start) || !parse_number(&text, 16, ' ', &end) ||
-        address < start || address >= end)
-        return false;
-    text = strchr(text, ' '); /* permissions */
-    if (text == NULL) return false;
-    text++;
-    if (!parse_number(&text, 16, ' ', &offset) ||
-        !parse_number(&text, 16, ':', &mapping->id.major) ||
-        !parse_number(&text, 16, ' ', &mapping->id.minor) ||
-        !parse_number(&text, 10, ' ', &mapping->id.inode))
-        return false;
-    mapping->path = text + strspn(text, " ");
-    return true;
-}
-
-/* The mapping at an address. The list is in order of addresses and is read as far as needed;
- * what was mapped last comes first among the libraries. */
-static bool find_mapping(uintptr_t address, Mapping *mapping) {
-    static char data[5 * PATH_MAX];
-    /* /proc/self is empty once the first thread has ended. */
-    int fd = open_file("/proc/thread-self/maps", O_RDONLY, 0);
-    if (fd < 0) return false;
-    bool found = false;
-    size_t length = 0;
-    ssize_t count;
-    while (!found && length < sizeof data - 1 &&
-           (count = read_file(fd, data + length, sizeof data - 1 - length)) > 0) {
-        length += (size_t)count;
-        data[length] = 0;
-        char *text = data, *newline;
-        while (!found && (newline = strchr(text, '\n')) != NULL) {
-            *newline = 0;
-            found = parse_mapping(text, address, mapping);
-            text = newline + 1;
-        }
-        if (!found) {
-            length -= (size_t)(text - data);
-            memmove(data, text, length);
-        }
-    }
-    close_file(fd);
-    return found;
-}
 
 static bool log_if_known(FileId id, const char *name) {
     Row *copy = row_of_copy(id);

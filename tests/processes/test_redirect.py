@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.processes.auditors import MACHINES
+from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
     copy_path,
@@ -273,6 +275,17 @@ def test_the_copy_finds_the_neighbours_of_the_original(stage: Stage) -> None:
         "No such file or directory",
     ]
     assert_copy(stage)
+
+
+def test_a_trace_of_cpu_code_knows_the_neighbours_by_their_files(stage: Stage) -> None:
+    """The loader knows them by names in the mirror, where there are no such files."""
+    logs = stage.folder / "pages"
+    logs.mkdir()
+    watched = watch_environment(stage.environment, logs)
+    stage.load("open", stage.lib, "token", "$ORIGIN/../far/libfar.so", **watched)
+    (process,) = read_page_logs(logs)
+    paths = {library.file.path for library in process.libraries}
+    assert {str(stage.near), str(stage.far)} <= paths
 
 
 def test_the_copy_finds_data_beside_the_original(stage: Stage) -> None:
