@@ -281,8 +281,8 @@ def test_a_trace_of_cpu_code_knows_the_neighbours_by_their_files(stage: Stage) -
     """The loader knows them by names in the mirror, where there are no such files."""
     logs = stage.folder / "pages"
     logs.mkdir()
-    watched = watch_environment(stage.environment, logs)
-    stage.load("open", stage.lib, "token", "$ORIGIN/../far/libfar.so", **watched)
+    stage.environment |= watch_environment(stage.environment, logs)
+    stage.load("open", stage.lib, "token", "$ORIGIN/../far/libfar.so")
     (process,) = read_page_logs(logs)
     paths = {library.file.path for library in process.libraries}
     assert {str(stage.near), str(stage.far)} <= paths
