@@ -30,14 +30,13 @@ from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.atomic_replacement import take_out
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import NOTICE, slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.slimming.wheel import NOTICE
 from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.builders import (
     CubinSpec,
