@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -29,7 +29,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
 from pytest_negativa.gpucode.source import ByteSource, open_source, unpack_stream
 from pytest_negativa.images.archive_kinds import (
-    CONDA_SUFFIXES,
+    CONDA_SUFFIX,
     WHEEL_SUFFIX,
     ArchiveKind,
     archive_kind,
@@ -57,6 +57,12 @@ _MAX_GLOBAL_HEADERS = 1000
 # No name has more digits in a row. tarfile takes hours for a million of them (CVE-2024-6232).
 _DIGITS = re.compile(rb"\d{256}")
 _BUFFER = 128 << 10
+
+_OPENERS: Mapping[ArchiveKind | None, Callable[[Any], Any]] = {
+    ArchiveKind.GZIP: gzip.open,
+    ArchiveKind.BZIP2: bz2.open,
+    ArchiveKind.XZ: lzma.open,
+}
 
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -113,29 +119,24 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """
     with ByteSource(path) as source:
         kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
-        if kind is ArchiveKind.DEB:
-            yield from _iter_deb(source, on_problem)
+        is_zip = kind is ArchiveKind.ZIP or path.suffix == WHEEL_SUFFIX
+        if is_zip and path.suffix != CONDA_SUFFIX:
+            for head, member in _iter_zip(source, on_problem):
+                yield member.name, File(member.size, head, member)
             return
-        if kind is not ArchiveKind.ZIP and path.suffix != WHEEL_SUFFIX:
-            yield from iter_tar(Part(source), source.path, on_problem)
-            return
-        entries = _iter_zip(source, on_problem)
-        if path.suffix not in CONDA_SUFFIXES:
-            yield from entries
-            return
-        for name, file in entries:
-            if CONDA_FILES.fullmatch(name) and isinstance(file.place, Member):
-                part = Part(source, file.place.start, file.place.packed_size)
-                yield from iter_tar(part, f"{source.path}/{name}", on_problem)
-
-
-def _iter_deb(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
-    for member in iter_members(source):
-        if member.name.startswith("data.tar"):
-            part = Part(source, member.start, member.size)
-            yield from iter_tar(part, f"{source.path}/{member.name}", on_problem)
-            return
-    raise FormatError(source.path, None, "a Debian package without data.tar; is it damaged?")
+        parts: Iterable[tuple[str, int, int]] = [("", 0, source.size)]
+        if is_zip:
+            found = (m for _, m in _iter_zip(source, on_problem) if CONDA_FILES.fullmatch(m.name))
+            parts = ((m.name, m.start, m.packed_size) for m in found)
+        elif kind is ArchiveKind.DEB:
+            data = [m for m in iter_members(source) if m.name.startswith("data.tar")]
+            parts = [(m.name, m.start, m.size) for m in data[:1]]
+            if not parts:
+                problem = "a Debian package without data.tar; is it damaged?"
+                raise FormatError(source.path, None, problem)
+        for name, start, size in parts:
+            label = str(Path(source.path, name))
+            yield from iter_tar(Part(source, start, size), label, on_problem)
 
 
 class Part(io.RawIOBase):
@@ -231,7 +232,8 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         return zipfile.ZipFile(_Tables(Part(source), source.path))
 
 
-def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[str, File]]:
+def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes, Member]]:
+    """The first bytes of each file, and the file."""
     archive = open_zip(source)
     if sum(info.compress_size for info in archive.infolist()) > source.size:
         raise FormatError(source.path, None, "files in it overlap; crafted or damaged")
@@ -247,7 +249,7 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[str, 
         except FormatError as e:
             on_problem(e)
             continue
-        yield name, File(info.file_size, head, member)
+        yield head, member
 
 
 def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
@@ -445,15 +447,11 @@ def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterato
 def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
     if kind is ArchiveKind.TAR:
         return stream
-    if kind is ArchiveKind.GZIP:
-        return gzip.GzipFile(fileobj=stream)
-    if kind is ArchiveKind.BZIP2:
-        return bz2.BZ2File(stream)
     if kind is ArchiveKind.ZSTD:
         unpacker = zstandard.ZstdDecompressor()
         return unpacker.stream_reader(stream, read_across_frames=True)
-    if kind is ArchiveKind.XZ:
-        return lzma.LZMAFile(stream)
+    if kind in _OPENERS:
+        return _OPENERS[kind](stream)
     found = "not a tar archive" if kind is None else f"a {kind.value} file"
     raise FormatError(
         label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, xz, zstd"

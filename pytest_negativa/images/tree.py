@@ -39,7 +39,7 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.archive_kinds import CONDA_SUFFIXES
+from pytest_negativa.images.archive_kinds import CONDA_SUFFIX, OLD_CONDA_SUFFIX
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
@@ -135,7 +135,7 @@ class Tree:
     @property
     def conda_package(self) -> tuple[str, str] | None:
         """Name and version if the tree is a conda package; None for others."""
-        if not self.root.name.endswith(CONDA_SUFFIXES):
+        if not self.root.name.endswith((CONDA_SUFFIX, OLD_CONDA_SUFFIX)):
             return None
         try:
             index = json.loads(self.lists.get(_CONDA_INDEX, b"{}"))

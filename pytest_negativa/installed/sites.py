@@ -1,13 +1,17 @@
 """Folders with installed distributions, and which of these a file belongs to.
 
-The distributions may be installed for another interpreter than the one that runs.
+The distributions may be installed for another interpreter than the one that runs. One with a
+``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
+installer's name (PyPA, "Recording installed projects").
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +39,7 @@ from pytest_negativa.installed.record import (
 )
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.lock import Place
+from pytest_negativa.storage.system import read_regular
 
 SITE_NAMES = ("site-packages", "dist-packages")
 """Folders that distributions are installed in."""
@@ -67,6 +72,21 @@ class Installed:
         folder = self.record.parents[1]
         update = update_entries if self.is_conda else update_rows
         return update_record(self.record, lambda text: update(text, folder, changes), hidden)
+
+    def reinstall_command(self) -> str | None:
+        """The command that installs it again, if one is known."""
+        if self.is_conda:
+            wanted = shlex.quote(f"{self.name}={self.version}")
+            return f"conda install --force-reinstall --no-deps {wanted}"
+        # An index may have another distribution of that name.
+        if (self.record.parent / "direct_url.json").exists():
+            return None
+        wanted = shlex.quote(f"{self.name}=={self.version}")
+        # An environment that uv made has no pip.
+        with contextlib.suppress(OSError):
+            if read_regular(self.record.parent / "INSTALLER").strip() == b"uv":
+                return f"uv pip install --reinstall --no-deps {wanted}"
+        return f"pip install --force-reinstall --no-deps {wanted}"
 
 
 @dataclass

@@ -15,13 +15,12 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.manifest import (
-    Records,
     how_to_reinstall,
     is_uninstalled,
     manifest_of,
 )
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import Records, Tree
 
 _Judgement = tuple[SlimStatus, str | None]
 
@@ -71,7 +70,7 @@ def check_tree(
             on_done(done, total)
     rows += check_files(tree, manifest)
     for group in others:
-        lines = {line for name in group.names for line in tree.records.get(name, {})}
+        lines = {line for name in group.names for line in tree.records(name)}
         if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
             rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
@@ -80,7 +79,7 @@ def check_tree(
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
     group = tree.group_of(name)
     if group is not None:
-        judged = _judge(tree.root, name, entry, tree.records.get(name, {}))
+        judged = _judge(tree.root, name, entry, tree.records(name))
     elif is_uninstalled(tree.root, entry):
         detail = "it was slimmed; its distribution is no longer installed"
         judged = SlimStatus.DIFFERENT, detail

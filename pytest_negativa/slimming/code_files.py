@@ -20,7 +20,6 @@ from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -39,6 +38,7 @@ from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
+from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
@@ -171,9 +171,7 @@ def packages_by_lock(
     manifest: SlimManifest,
     locked: LockedLibrary,
     source: str,
-    jobs: int,
-    *,
-    is_checked: bool,
+    options: SlimOptions,
 ) -> Iterator[Package]:
     """The files of a lock's distribution, for each folder that it is installed in.
 
@@ -181,8 +179,7 @@ def packages_by_lock(
         tree, manifest: of the folder.
         locked: what stays.
         source: the lock in words.
-        jobs: files to read at a time.
-        is_checked: whether files stay if their content is not that of RECORD.
+        options: without a spare, files stay if their content is not that of RECORD.
     """
     if tree.partial:
         return
@@ -195,9 +192,10 @@ def packages_by_lock(
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
         package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
                                    names, kept)  # fmt: skip
+        checked = package.unused if options.spare is None else ()
         changed = {
             group: None
-            for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items()
+            for group, sha256 in tree.digests(checked, options.jobs).items()
             if sha256 is None
             or {one.rows[names[name]].digest for name in group.names} != {record_digest(sha256)}
         }
@@ -282,7 +280,7 @@ def remove_files(
                 original=None if aside is None else str(aside),
             )
             for name in group.names:
-                record = tree.records.get(name, {}).get(record_digest(sha256))
+                record = tree.records(name).get(record_digest(sha256))
                 relative = None if record is None else os.path.relpath(record, root)
                 removed[name] = replace(entry, record=relative)
         if keep_originals is not None:
@@ -355,8 +353,7 @@ def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, dict[str, Re
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
     """Advice for getting files back that were not kept."""
-    commands = ReinstallCommands(tree.sites)
-    found = dict.fromkeys(commands.of(tree.root / name) for name in names)
+    found = dict.fromkeys(map(tree.reinstall_command, names))
     return "; ".join(map(how_to_reinstall, found))
 
 

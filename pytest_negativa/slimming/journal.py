@@ -150,16 +150,6 @@ class Journal:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""
         self._back[key] = entry
 
-    def records_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The RECORD files that have a line for a library, for its entry."""
-        paths = {os.path.join(self.root, name) for name in names}
-        return tuple(
-            os.path.relpath(installed.record, self.root)
-            for site in self.tree.sites
-            for installed in site.installed
-            if not paths.isdisjoint(installed.libraries)
-        )
-
     def finish(self) -> None:
         """Bring RECORD and conda's files in line with the libraries, and forget what is back.
 

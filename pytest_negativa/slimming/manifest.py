@@ -22,7 +22,7 @@ from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
@@ -148,9 +148,6 @@ def how_to_reinstall(command: str | None) -> str:
 
 UNREADABLE = "it cannot be read"
 
-Records = Mapping[str, Path]
-"""The digests that RECORD files have for a library now, and which RECORD has each."""
-
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
@@ -191,7 +188,7 @@ def judge(tree: Tree, entry: SlimmedFile) -> Fates:
     """
     found: dict[Fate, dict[str, str | None]] = {fate: {} for fate in Fate}
     for name in entry.names:
-        fate, reason = _judge(tree, name, entry, tree.records.get(name, {}))
+        fate, reason = _judge(tree, name, entry, tree.records(name))
         found[fate][name] = reason
     return found
 

@@ -128,7 +128,7 @@ def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedF
     sha256 = tree.digest(group)
     assert sha256 is not None, "its note was read"
     line = record_digest(sha256)
-    found = (tree.records.get(name, {}).get(line) for name in group.names)
+    found = (tree.records(name).get(line) for name in group.names)
     return SlimmedFile(
         names=group.names,
         original_sha256=note.original.hex(),

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,13 @@ from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import METADATA_SUFFIXES, Site, find_prefix, find_site
+from pytest_negativa.installed.sites import (
+    METADATA_SUFFIXES,
+    Installed,
+    Site,
+    find_prefix,
+    find_site,
+)
 from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
@@ -36,6 +42,9 @@ ORIGINALS_MARK = ".negativa-originals"
 
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
+
+Records = Mapping[str, Path]
+"""The digests that RECORD files have for a library now, and which RECORD has each."""
 
 _TEMPORARY = re.compile(
     rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
@@ -165,15 +174,27 @@ class Tree:
         return not self.partial or any(name in self._by_name for name in names)
 
     @functools.cached_property
-    def records(self) -> dict[str, dict[str, Path]]:
-        """By name: the digests that RECORD files have for it, and which RECORD has each."""
-        found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-        for site in self.sites:
-            for installed in site.installed:
-                for path, line in installed.libraries.items():
-                    if line.digest and path.startswith(below := os.path.join(self.root, "")):
-                        found[path.removeprefix(below)][line.digest] = installed.record
-        return dict(found)
+    def _installers(self) -> dict[str, list[Installed]]:
+        found: defaultdict[str, list[Installed]] = defaultdict(list)
+        for one in (one for site in self.sites for one in site.installed):
+            for path in one.libraries:
+                found[path].append(one)
+        return found
+
+    def installers(self, name: str) -> Sequence[Installed]:
+        """What installed a file: packages of conda before distributions in their environment."""
+        return self._installers.get(os.path.join(self.root, name), ())
+
+    def records(self, name: str) -> Records:
+        """The digests that RECORD files have for a file."""
+        path = os.path.join(self.root, name)
+        found = ((one.libraries[path].digest, one.record) for one in self.installers(name))
+        return {digest: record for digest, record in found if digest}
+
+    def reinstall_command(self, name: str) -> str | None:
+        """The command that installs the distribution of a file again, if one is known."""
+        installers = self.installers(name)
+        return installers[-1].reinstall_command() if installers else None
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""

@@ -139,7 +139,7 @@ def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
     """The reason to leave a deleted library away; None: its package is there."""
     if is_uninstalled(tree.root, entry):
         return "it is no longer there, and its distribution is no longer installed"
-    if any(is_reinstalled(entry, tree.records.get(name, {})) for name in entry.names):
+    if any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
         return "it is no longer there, and RECORD has the digest of another file"
     folders = {(tree.root / name).parent for name in entry.names}
     ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)

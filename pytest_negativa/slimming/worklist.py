@@ -337,44 +337,33 @@ def find_work(
         largest_first = sorted(tree.groups, key=lambda group: -group.size)
         tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
+    unmet = [] if lock is None else _match_lock(folders, lock, request.options)
+    for folder in folders:
+        rules = _Others(folder, lock, recipes, spare)
+        for group, library in folder.libraries():
+            if (answer := rules.answer(group, library)) is not None:
+                folder.add(library, answer)
     if lock is not None:
-        return folders, _match_lock(folders, lock, request.options, recipes)
+        return folders, [*unmet, *_add_packages(folders, lock, request.options)]
     [others, *_] = recipes
     assert others is not None
     for folder in folders:
-        rules = _Others(folder, None, recipes, request.options.spare)
-        for group, library in folder.libraries():
-            folder.add(library, rules.answer(group, library) or others)
         folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
     return folders, []
 
 
-def _match_lock(
-    folders: Sequence[WorkList],
-    lock: Lock,
-    options: SlimOptions,
-    others: ForOthers,
-) -> list[SlimRow]:
-    """Give the files of folders to the libraries of a lock, and the rest to ``_Others``."""
+def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -> list[SlimRow]:
+    """Give the files of folders to the libraries of a lock; a row for each that is in none."""
     source = lock_in_words(lock)
-    recipes = [
-        by_lock(one, lock.proof.fill, source, strip=options.strip, spare=options.spare)
-        for one in lock.libraries
-    ]
     sizes = {library.size for library in lock.libraries}
     digests = [(folder, folder.by_digest(sizes)) for folder in folders]
     missing = []
-    for locked, recipe in zip(lock.libraries, recipes, strict=True):
+    for locked in lock.libraries:
+        recipe = by_lock(locked, lock.proof.fill, source, strip=options.strip, spare=options.spare)
         found = [folder.add_locked(locked, recipe, by_digest) for folder, by_digest in digests]
         if not any(found):
             missing.append(locked)
-    unmet = [_unmet(library, folders) for library in missing]
-    for folder in folders:
-        rules = _Others(folder, lock, others, options.spare)
-        for group, library in folder.libraries():
-            if (answer := rules.answer(group, library)) is not None:
-                folder.add(library, answer)
-    return [*unmet, *_add_packages(folders, lock, source, options)]
+    return [_unmet(library, folders) for library in missing]
 
 
 class _Others:
@@ -410,7 +399,6 @@ class _Others:
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
         self._never: dict[str, Recipe | None] = {}
-        self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
             found = tuple(site.with_requirements(versions)) if self._others or never else ()
             are_same = all(
@@ -418,8 +406,6 @@ class _Others:
             )
             for one in found:
                 self._never |= dict.fromkeys(one.libraries, never if are_same else None)
-            for one in site.installed:
-                self._owners |= dict.fromkeys(one.libraries, one.name)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
@@ -437,32 +423,27 @@ class _Others:
 
         The first rule that applies counts.
         """
-        sha256 = self._digests.get(group)
+        sha256, spare = self._digests.get(group), self._spare
         if isinstance(library, Slimmed):
             sha256 = library.entry.original_sha256
             if self._is_left_out(library):
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
-        spare = self._spare
-        if self._is_listed(group, library, paths):
-            came_back = (
-                spare is not None and (sha256 or self._tree.digest(group)) in spare.came_back
-            )
-            is_unknown = not came_back and self._is_unknown(group, library, sha256)
-            is_unknown &= not self._matching(() if spare is None else spare.keep, group, paths)
-            if is_unknown and not self._may_be_loaded(group, paths):
-                reason = self._runs_below(group)
-                return self._moves if reason is None else _stays(group, library, reason)
+        may_be_loaded = self._may_be_loaded(group, paths)
+        is_unknown = self._is_unknown(group, library, sha256)
+        if spare is not None and self._is_listed(group, library, paths):
+            is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
+            if is_unknown and not is_needed and not self._matching(spare.keep, group, paths):
+                return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
         if self._lock is None:
-            return None
-        is_unknown = self._whole is not None and self._is_unknown(group, library, sha256)
+            return self._others
+        is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
-        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(group, paths)
+        is_never = (is_unknown or any(owned)) and not may_be_loaded
         is_kept = is_never and not self._is_selected(group, paths)
         if is_unknown and is_never and not is_kept:
-            reason = self._runs_below(group)
-            return self._whole if reason is None else _stays(group, library, reason)
+            return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
             return recipe
@@ -470,15 +451,18 @@ class _Others:
             return self._pages
         if self._was_moved(library):
             return keep_whole(_NOT_MOVED)
-        if not is_kept:
-            return None
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
-        has_code = takes_cpu_code or self._tree.has_gpu_code(group)
-        return _stays(group, library, _KEPT) if has_code else None
+        if is_kept and (takes_cpu_code or self._tree.has_gpu_code(group)):
+            return _stays(group, library, _KEPT)
+        return None
 
-    def _runs_below(self, group: FileGroup) -> str | None:
+    def _unless_it_runs(
+        self, recipe: Recipe | None, group: FileGroup, library: Library
+    ) -> Recipe | SlimRow | None:
+        """A recipe for a library that no test loaded, unless processes run by it."""
         names = (*group.names, self._tree.facts(group).soname or "")
-        return runs_below(self._tree.root / group.name, names)
+        reason = runs_below(self._tree.root / group.name, names)
+        return recipe if reason is None else _stays(group, library, reason)
 
     def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
         """Whether the run of the lock loaded a library, or it may stand for one that was.
@@ -516,8 +500,8 @@ class _Others:
         )
 
     def _library_names(self, group: FileGroup, paths: Sequence[str]) -> LibraryNames:
-        owner = next(filter(None, map(self._owners.get, paths)), None)
-        return LibraryNames(paths[0], self._tree.facts(group).soname, owner)
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        return LibraryNames(paths[0], self._tree.facts(group).soname, next(owners, None))
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
@@ -546,21 +530,18 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
 
 
 def _add_packages(
-    folders: Sequence[WorkList], lock: Lock, source: str, options: SlimOptions
+    folders: Sequence[WorkList], lock: Lock, options: SlimOptions
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
-    spare = options.spare is not None
+    is_spared, source = options.spare is not None, lock_in_words(lock)
     for files in lock.files:
-        found = False
-        for folder in folders:
-            packages = list(
-                packages_by_lock(
-                    folder.tree, folder.manifest, files, source, options.jobs, is_checked=not spare
-                )
-            )
-            folder.add_packages(packages)
-            found |= bool(packages)
-        if not found and not spare:
+        packages = [
+            list(packages_by_lock(folder.tree, folder.manifest, files, source, options))
+            for folder in folders
+        ]
+        for folder, found in zip(folders, packages, strict=True):
+            folder.add_packages(found)
+        if not any(packages) and not is_spared:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)

@@ -32,7 +32,7 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.slimming import slimmer as engine
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import load_manifest
