@@ -1,4 +1,7 @@
-"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``."""
+"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``.
+
+The needs of a suite in libraries come from a traced run or a lock.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import csv
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, is_for_any
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
-from pytest_negativa.images.suite import KnownLibrary, Suite
 from pytest_negativa.images.tree import CodeFile, Tree, read_tree
 from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
@@ -40,8 +44,14 @@ from pytest_negativa.models.library import (
     Scope,
     add_foreign,
 )
+from pytest_negativa.models.located import may_be
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.results import load_plans, load_usage
+from pytest_negativa.storage.runs import Run
 
 
 def report_image(
@@ -330,3 +340,149 @@ def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[s
             f"files that the suite may have loaded: {unknown:,}; it loaded libraries without a "
             "build id or digest, which can't be recognised"
         )
+
+
+# The run had loaded code that a plan keeps for one of these reasons.
+_LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLibrary:
+    """A library that the suite loaded.
+
+    Attributes:
+        size: bytes, if known.
+        used: whether the suite loaded GPU code from it.
+        unused_bytes: of the content ``sha256``; None if there is no plan for it, or no proof.
+    """
+
+    sha256: str | None
+    build_id: str | None
+    size: int | None
+    used: bool
+    unused_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Facts about a suite.
+
+    Attributes:
+        run_id: of the traced run.
+        slimmable_by: the source of ``unused_bytes``.
+        devices: compute capabilities that it ran on.
+        nameless: base names of libraries that it loaded, if nothing else is known of them.
+        notes: what a reader of the report should know.
+        files: the files that are GPU code themselves and that stay, by digest of their
+            distribution's rows in RECORD. All others of the distribution may go.
+    """
+
+    run_id: str
+    slimmable_by: SlimmableBy
+    devices: tuple[ComputeCapability, ...]
+    libraries: tuple[KnownLibrary, ...]
+    nameless: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+
+
+def load_suite(run: Run) -> Suite:
+    """Read the suite from the files of a traced run.
+
+    Raises:
+        StoreError: it is no traced run, is not located yet, or a file can't be read.
+    """
+    usage = load_usage(run)
+    if usage is None:
+        run.require_gpu_trace()
+        raise StoreError(
+            f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
+        )
+    # A run that failed has no plans.
+    plans = load_plans(run) if run.plan_files() else ()
+    return suite_of_run(run.run_id, usage, plans)
+
+
+def suite_of_run(
+    run_id: str,
+    usage: Usage,
+    plans: Sequence[LibraryPlan],
+) -> Suite:
+    """Make the suite from the records of a traced run.
+
+    Args:
+        plans: of its libraries; empty if the run planned nothing.
+    """
+    files: defaultdict[str, set[str]] = defaultdict(set)
+    for one in plans:
+        # Several folders may have the same distribution.
+        if one.is_files and one.library.sha256 is not None:
+            files[one.library.sha256].update(str(d.detail) for d in one.decisions if d.kept)
+    by_path = {plan.library.path: plan for plan in plans}
+    libraries = []
+    for loaded in usage.libraries:
+        plan = by_path.get(loaded.library.path)
+        if plan is not None and not may_be(loaded.library, plan.library):
+            plan = None
+        libraries.append(
+            KnownLibrary(
+                sha256=loaded.library.sha256 if plan is None else plan.library.sha256,
+                build_id=loaded.library.build_id,
+                size=loaded.library.size,
+                used=bool(loaded.images),
+                unused_bytes=None if plan is None else plan.unused_bytes,
+            )
+        )
+    return Suite(
+        run_id=run_id,
+        slimmable_by=SlimmableBy.PLAN,
+        devices=_devices(device.compute_capability for device in usage.devices),
+        libraries=tuple(libraries),
+        notes=tuple(_notes_of_run(run_id, usage, plans)),
+        files=files,
+    )
+
+
+def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Iterator[str]:
+    if not plans:
+        yield f"run {run_id} planned nothing, so no bytes are slimmable by plan"
+    if usage.incomplete:
+        yield (
+            f"the trace of run {run_id} is incomplete, so it may have loaded libraries that are "
+            f"reported as never loaded: {usage.incomplete[0].text}"
+        )
+    if usage.replay is not None:
+        yield f"run {run_id} replays a trace that was recorded on another machine"
+
+
+def suite_of_lock(lock: Lock) -> Suite:
+    """Read the suite from a lock file; libraries without a proof are not slimmable by it."""
+    notes = []
+    if not lock.proof.proved:
+        notes.append("nothing in the lock was proved")
+    return Suite(
+        run_id=lock.proof.run,
+        slimmable_by=SlimmableBy.LOCK,
+        devices=_devices(device.compute_capability for device in lock.proof.devices),
+        libraries=tuple(
+            KnownLibrary(
+                sha256=library.sha256,
+                build_id=library.build_id,
+                size=library.size,
+                used=any(code.reason in _LOADED for code in library.kept),
+                unused_bytes=library.unused_bytes if library.not_proved is None else None,
+            )
+            for library in lock.libraries
+        ),
+        nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
+        notes=tuple(notes),
+        files={
+            one.sha256: frozenset(str(code.detail) for code in one.kept)
+            for one in lock.files
+            if one.not_proved is None
+        },
+    )
+
+
+def _devices(found: Iterator[str]) -> tuple[ComputeCapability, ...]:
+    return tuple(map(ComputeCapability.parse, dict.fromkeys(found)))

@@ -1,4 +1,4 @@
-"""Folders with installed distributions, and which of these a file belongs to.
+"""Folders with installed distributions, which of these a file belongs to, and a project's own.
 
 The distributions may be installed for another interpreter than the one that runs. One with a
 ``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import itertools
+import json
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.conda import CONDA_META, read_conda, update_entries
 from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
     find_distributions,
@@ -29,11 +31,14 @@ from pytest_negativa.installed.distributions import (
 )
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import (
+    CONDA_META,
     RECORD,
     RecordLine,
     is_code,
     path_of,
+    read_conda,
     read_rows,
+    update_entries,
     update_record,
     update_rows,
 )
@@ -202,3 +207,50 @@ def find_site(path: Path, known: Collection[Path] = ()) -> Path | None:
 def find_prefix(path: Path) -> Path | None:
     """The conda environment that a path lies below; None if there is none."""
     return next((folder for folder in path.parents if (folder / CONDA_META).is_dir()), None)
+
+
+_DIRECT_URL = "direct_url.json"
+
+
+class OwnLibraries:
+    """Tells the project's own libraries from installed ones.
+
+    Args:
+        roots: folders of the project.
+    """
+
+    def __init__(self, roots: Iterable[str]) -> None:
+        self._places = Places()
+        self._names: set[str] = set()
+        self._folders = [Path(os.path.realpath(root)) for root in roots if root]
+        for distribution in find_distributions():
+            folder = _editable_folder(distribution)
+            if folder is not None and has_name(distribution):
+                self._folders.append(folder)
+                self._names.add(normalized(distribution.metadata["Name"]))
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the library of a real path is the project's own."""
+        # A virtual environment often lies in the project's folder.
+        if find_site(Path(path)) is None:
+            return any(Path(path).is_relative_to(folder) for folder in self._folders)
+        name = self._places.of(path).distribution if self._names else None
+        return name is not None and normalized(name) in self._names
+
+
+def _editable_folder(distribution: importlib.metadata.Distribution) -> Path | None:
+    """The project's folder of an editable install; None for any other.
+
+    Source: "Recording the Direct URL Origin of installed distributions" of packaging.python.org.
+    """
+    text = distribution.read_text(_DIRECT_URL)
+    if text is None:
+        return None
+    try:
+        origin = json.loads(text)
+        is_editable = origin["dir_info"]["editable"] is True
+        return (
+            Path(os.path.realpath(unquote(urlparse(origin["url"]).path))) if is_editable else None
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -240,28 +240,23 @@ def _package_by_lock(
     return package
 
 
-def remove_files(
-    journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
-) -> Iterator[SlimRow]:
+def remove_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
         journal: the notes of the run.
         package: what goes.
-        keep_originals: the folder for the files; None: they are lost.
-        jobs: files to read at a time.
+        options: as it has them.
 
     Yields:
-        A row for the package, if a file went.
-
-    Raises:
-        NegativaError: a file can't be read, kept or removed. It and those behind it stay.
+        A row for the package if a file went, and one if a file can't be read, kept or removed. It
+        and those behind it stay.
     """
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     gone: list[FileGroup] = []
-    problem: NegativaError | None = None
+    keep_originals, problem = options.keep_originals, None
     try:
-        for group, sha256 in tree.digests(package.unused, jobs).items():
+        for group, sha256 in tree.digests(package.unused, options.jobs).items():
             path, aside = root / group.name, None
             if sha256 is None:
                 raise ReconstructError(f"{path}: {UNREADABLE}")
@@ -291,18 +286,18 @@ def remove_files(
             for name in group.names:
                 take_out(root / name, group.state)
             gone.append(group)
+        for folder in {(root / name).parent for group in gone for name in group.names}:
+            with refusing(folder, "written", ReconstructError):
+                sync_folder(folder)
     except NegativaError as e:
-        problem = e
+        problem = str(e)
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
     if gone:
         yield package.row(SlimStatus.SLIMMED, gone)
-    for folder in {(root / name).parent for group in gone for name in group.names}:
-        with refusing(folder, "written", ReconstructError):
-            sync_folder(folder)
     if problem is not None:
-        raise problem
+        yield SlimRow.unchanged(package.name, SlimStatus.FAILED, _size_of(package.kept), problem)
 
 
 def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:

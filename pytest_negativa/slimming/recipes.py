@@ -285,7 +285,7 @@ def for_others(request: SlimRequest) -> ForOthers:
         if request.spare_never_loaded and spare is not None:
             whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     if spare is not None and spare.loaded is not None:
-        pages = by_pages(spare)
+        pages = Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
         going = spare.for_unneeded(whole=True)
         moves = never_loaded("the trace of CPU code", strip=True, spare=going)
     return others, never, whole, pages, moves
@@ -295,11 +295,6 @@ def strip_only() -> Recipe:
     """Only drop symbol tables and debug information."""
     source = "stripping, which removes no GPU code"
     return Recipe(Kind.STRIP, source, ("strip",), _plan_nothing, strips_others=True)
-
-
-def by_pages(spare: SpareTarget) -> Recipe:
-    """Keep all GPU code, and the CPU code that a run touched."""
-    return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
 
 
 def keep_whole(reason: str) -> Recipe:

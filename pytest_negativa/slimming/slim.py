@@ -132,19 +132,17 @@ def _apply(
         on_progress(done, total)
 
     count(0)
-    rows = list(unmet)
     holes = min_hole = 0
     if (spare := options.spare) is not None:
         holes = sum(slimmer.count_holes(without_tasks=True) for slimmer in slimmers)
         sizes = [size for slimmer in slimmers for size in slimmer.foresee_holes()]
         min_hole = least_hole(sizes, spare.most_holes - holes)
         holes += sum(size >= min_hole for size in sizes)
-    for slimmer in slimmers:
-        rows += slimmer.run(count, min_hole)
+    rows = [row for slimmer in slimmers for row in slimmer.run(count, min_hole)]
     if not options.dry_run:
         holes = sum(slimmer.count_holes() for slimmer in slimmers)
     return SlimReport(
-        tuple(sorted(rows, key=lambda row: row.path)),
+        tuple(sorted((*unmet, *rows), key=lambda row: row.path)),
         holes=holes,
         min_hole=min_hole,
         listed=frozenset(glob for folder in folders for glob in folder.listed),
@@ -170,7 +168,7 @@ class Slimmer:
         self.journal = work.journal
         self.work = work
         self.options = options
-        self.rows = [*work.rows]
+        self.rows = work.rows
         self._min_hole = LEAST_HOLE
         self._begun = begun
         # Of slimmed libraries.
@@ -237,14 +235,13 @@ class Slimmer:
             return self.rows
         journal, spare, work = self.journal, self.options.spare, self.work
         self._spares = clear_abandoned(journal.manifest)
-        begun = bool(work.tasks or work.packages or work.past or journal.manifest.run)
         folders = []
         with contextlib.ExitStack() as held:
             # Nothing to cut: the folder of spares may not be mounted.
             if spare is not None and any(task.recipe.spare for task in work.tasks):
                 held.enter_context(hold_folder(spare.folder, journal.root))
                 folders.append(spare.folder)
-            if begun:
+            if work.tasks or work.packages or work.past or journal.manifest.run:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             self._apply(on_done)
             for folder in folders:
@@ -257,16 +254,8 @@ class Slimmer:
         journal = self.journal
         try:
             self._process(self._publish, on_done)
-            aside, jobs = self.options.keep_originals, self.options.jobs
             for package in self.work.packages:
-                try:
-                    for row in remove_files(journal, package, keep_originals=aside, jobs=jobs):
-                        self.rows.append(row)
-                except NegativaError as e:
-                    kept = sum(group.size for group in package.kept)
-                    self.rows.append(
-                        SlimRow.unchanged(package.name, SlimStatus.FAILED, kept, str(e))
-                    )
+                self.rows += remove_files(journal, package, self.options)
                 on_done(package.size)
         finally:
             # Also when interrupted: what was replaced must be in order.
@@ -410,19 +399,18 @@ class Slimmer:
             links = format_items(task.outside, "hard link", "hard links")
             outside = f"the original still takes its space: it has {links} outside of the folder"
             notes = (*notes, outside)
-        spare = (
-            self.options.spare.folder / file.spare.name
-            if self.options.spare is not None and isinstance(file, Cut)
-            else None
-        )
+        spare = None
+        if self.options.spare is not None and isinstance(file, Cut):
+            spare = self.options.spare.folder / file.spare.name
         places = journal.places(task.names)
         before = journal.manifest.slimmed
         # A killed run may have noted it, and kept its original, before it replaced it.
-        noted = (before[name] for name in task.names if name in before)
-        noted = (one for one in noted if one.original_sha256 == file.original_sha256)
-        old = next(noted, None) if task.slimmed is None else task.slimmed.entry
-        replaced = None if task.slimmed is None else task.slimmed.sha256
-        original = None if old is None else old.original
+        noted = [before[name] for name in task.names if name in before]
+        old = [one.original for one in noted if one.original_sha256 == file.original_sha256]
+        replaced = None
+        if task.slimmed is not None:
+            old, replaced = [task.slimmed.entry.original], task.slimmed.sha256
+        original = next(iter(old), None)
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             state = next(iter(places.values()))
