@@ -132,8 +132,9 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
             data = [m for m in iter_members(source) if m.name.startswith("data.tar")]
             parts = [(m.name, m.start, m.size) for m in data[:1]]
             if not parts:
-                problem = "a Debian package without data.tar; is it damaged?"
-                raise FormatError(source.path, None, problem)
+                raise FormatError(
+                    source.path, None, "a Debian package without data.tar; is it damaged?"
+                )
         for name, start, size in parts:
             label = str(Path(source.path, name))
             yield from iter_tar(Part(source, start, size), label, on_problem)
@@ -193,8 +194,12 @@ class _Tables(io.BufferedReader):
 
 
 def _too_large(label: str, size: int, limit: int) -> FormatError:
-    problem = f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}"
-    return FormatError(label, None, f"{problem}; damaged")
+    return FormatError(
+        label,
+        None,
+        f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}; "
+        "damaged",
+    )
 
 
 @contextlib.contextmanager
@@ -218,8 +223,7 @@ def damage(label: str) -> Iterator[None]:
         zlib.error,
         zstandard.ZstdError,
     ) as e:
-        problem = f"{e or type(e).__name__}; is the archive damaged?"
-        raise FormatError(label, None, problem) from e
+        raise FormatError(label, None, f"{e or type(e).__name__}; is the archive damaged?") from e
 
 
 def open_zip(source: ByteSource) -> zipfile.ZipFile:
@@ -264,8 +268,11 @@ def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
             "the archive and name the folder",
         )
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        problem = f"has {info.compress_size:,} bytes, the archive says {info.file_size:,}; damaged"
-        raise FormatError(label, info.header_offset, problem)
+        raise FormatError(
+            label,
+            info.header_offset,
+            f"has {info.compress_size:,} bytes, the archive says {info.file_size:,}; damaged",
+        )
     magic, *lengths = _LOCAL_HEADER.unpack(source.read(info.header_offset, _LOCAL_HEADER.size))
     if magic != _LOCAL_MAGIC:
         raise FormatError(
@@ -344,8 +351,9 @@ class _TarStream:
             raise _too_large(self._label, size, _MAX_TAR_TABLE)
         self.header = self._stream.read(size)
         if _DIGITS.search(self.header):
-            problem = "a header has 256 digits in a row; crafted or damaged"
-            raise FormatError(self._label, None, problem)
+            raise FormatError(
+                self._label, None, "a header has 256 digits in a row; crafted or damaged"
+            )
         return self.header
 
 
@@ -404,8 +412,9 @@ def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, Arch
         except tarfile.ReadError as e:
             if kind is ArchiveKind.TAR:
                 raise
-            problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
-            raise FormatError(label, None, problem) from e
+            raise FormatError(
+                label, None, f"holds no tar archive ({e}); unpack it, and name what it holds"
+            ) from e
     return tar, stream, kind
 
 
@@ -448,8 +457,7 @@ def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
     if kind is ArchiveKind.TAR:
         return stream
     if kind is ArchiveKind.ZSTD:
-        unpacker = zstandard.ZstdDecompressor()
-        return unpacker.stream_reader(stream, read_across_frames=True)
+        return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     if kind in _OPENERS:
         return _OPENERS[kind](stream)
     found = "not a tar archive" if kind is None else f"a {kind.value} file"

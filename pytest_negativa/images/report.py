@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
-from pytest_negativa.images.tree import CodeFile, Tree, read_tree
+from pytest_negativa.images.tree import Tree, read_tree
 from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
 from pytest_negativa.models.code_files import name_of_files
@@ -37,7 +37,6 @@ from pytest_negativa.models.image import (
     SuiteUse,
 )
 from pytest_negativa.models.library import (
-    ForeignCode,
     LibraryIdentity,
     LibraryMap,
     Removed,
@@ -76,9 +75,6 @@ def report_image(
     """
     devices = tuple(devices) or (() if suite is None else suite.devices)
     matcher = _Matcher(suite, devices)
-    with_code: list[tuple[str, LibraryMap, Removed | None]] = []
-    slimmed: list[str] = []
-    removed: list[Removed] = []
     if not (folder.is_dir() or is_container(folder)):
         raise OptionError(
             f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
@@ -92,24 +88,16 @@ def report_image(
         slimmed=True,
     )
     tree = read_tree(folder, request, cache, workers, on_done, by_package=True)
-    unreadable = list(map(str, tree.problems))
-    foreign: list[ForeignCode] = []
-    without = 0
-    for path, mapped in tree.libraries.items():
-        if mapped.removed is not None:
-            slimmed.append(path)
-            removed.append(mapped.removed)
-        if mapped.library_map is not None:
-            foreign += mapped.library_map.foreign
-        if mapped.error is not None:
-            unreadable.append(str(mapped.error))
-        elif mapped.library_map is not None and mapped.library_map.sections:
-            with_code.append((path, mapped.library_map, mapped.removed))
-        else:
-            without += tree.sizes[path]
-    owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
-    rows = [matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code]
-    rows += _code_file_rows(tree, suite, devices, owners)
+    errors = {path: one.error for path, one in tree.libraries.items() if one.error is not None}
+    removed = {path: one.removed for path, one in tree.libraries.items() if one.removed is not None}
+    maps = {p: one.library_map for p, one in tree.libraries.items() if one.library_map is not None}
+    with_code = {path: one for path, one in maps.items() if one.sections and path not in errors}
+    without = tree.sizes.keys() - with_code.keys() - errors.keys()
+    owners = find_owners(tree, (*with_code, *tree.code_files))
+    rows = [
+        *(matcher.row(m, p, owners.get(p), removed.get(p)) for p, m in with_code.items()),
+        *_code_file_rows(tree, suite, devices, owners),
+    ]
     libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
         format_version=IMAGE_REPORT_VERSION,
@@ -118,14 +106,14 @@ def report_image(
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
         packages=tuple(_package_rows(libraries)),
-        without_code=len(tree.sizes) - len(with_code) - (len(unreadable) - len(tree.problems)),
-        without_code_bytes=without,
-        unreadable=tuple(map(utf8, unreadable)),
-        notes=(*_notes(suite, libraries), *_spare_notes(removed)),
-        slimmed=tuple(sorted(slimmed)),
+        without_code=len(without),
+        without_code_bytes=sum(tree.sizes[path] for path in without),
+        unreadable=tuple(utf8(str(one)) for one in (*tree.problems, *errors.values())),
+        notes=(*_notes(suite, libraries), *_spare_notes(removed.values())),
+        slimmed=tuple(sorted(removed)),
         hidden=len(tree.hidden),
         hidden_bytes=sum(size for _, size in tree.hidden),
-        foreign=add_foreign(foreign),
+        foreign=add_foreign([code for one in maps.values() for code in one.foreign]),
     )
 
 
@@ -137,7 +125,14 @@ def _code_file_rows(
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
     planned = dict(_unused_files(tree, {} if suite is None else suite.files))
-    others = frozenset(_for_other_devices(tree.code_files, devices))
+    # Those that ``slim --arch`` would remove.
+    others = {
+        path
+        for path, file in (tree.code_files.items() if devices else ())
+        if file.arch is not None
+        and path.endswith(CODE_SUFFIXES)
+        and not is_for_any(file.arch, devices, is_ptx=file.kind is FileKind.PTX)
+    }
     groups: defaultdict[Package | None, list[str]] = defaultdict(list)
     for path in tree.code_files:
         groups[owners.get(path)].append(path)
@@ -162,17 +157,6 @@ def _code_file_rows(
             problems=0,
             files=len(paths),
         )
-
-
-def _for_other_devices(
-    files: Mapping[str, CodeFile], devices: Sequence[ComputeCapability]
-) -> Iterator[str]:
-    """The files that ``slim --arch`` would remove for these devices; without devices, none."""
-    for path, file in files.items() if devices else ():
-        is_ptx = file.kind is FileKind.PTX
-        is_other = file.arch is not None and not is_for_any(file.arch, devices, is_ptx=is_ptx)
-        if is_other and path.endswith(CODE_SUFFIXES):
-            yield path
 
 
 def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
@@ -206,21 +190,15 @@ class _Matcher:
         self._suite = suite
         self._devices = devices
         known = () if suite is None else suite.libraries
-        self._by_digest: dict[str, KnownLibrary] = {}
-        self._by_build_id: dict[str, list[KnownLibrary]] = defaultdict(list)
-        # Of libraries with neither build id nor digest, at most the size is known.
-        self._nameless_sizes: set[int | None] = set()
+        # The suite may have used one of two copies with the same content.
+        self._by_digest = {one.sha256: one for one in sorted(known, key=lambda one: one.used)}
+        self._by_build_id: dict[str | None, list[KnownLibrary]] = defaultdict(list)
         for library in known:
-            # The suite may have used one of two copies with the same content.
-            if library.sha256 is not None and (
-                library.used or library.sha256 not in self._by_digest
-            ):
-                self._by_digest[library.sha256] = library
-            if library.build_id is not None:
-                self._by_build_id[library.build_id].append(library)
-            elif library.sha256 is None:
-                self._nameless_sizes.add(library.size)
-        sizes = (library.size for library in self._by_digest.values())
+            self._by_build_id[library.build_id].append(library)
+        # Of libraries with neither build id nor digest, at most the size is known.
+        nameless = self._by_build_id.pop(None, [])
+        self._nameless_sizes = {one.size for one in nameless if one.sha256 is None}
+        sizes = (one.size for sha256, one in self._by_digest.items() if sha256 is not None)
         self.digest_sizes = frozenset(size for size in sizes if size is not None)
 
     def row(
@@ -256,7 +234,7 @@ class _Matcher:
             return None, None
         if (known := self._known(library)) is not None:
             return _use_of([known]), MatchedBy.SHA256
-        if library.build_id is not None and library.build_id in self._by_build_id:
+        if library.build_id in self._by_build_id:
             return _use_of(self._by_build_id[library.build_id]), MatchedBy.BUILD_ID
         # This may be a library that the suite loaded and that can't be recognised.
         nameless = library.size in self._nameless_sizes or None in self._nameless_sizes
@@ -457,9 +435,6 @@ def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> It
 
 def suite_of_lock(lock: Lock) -> Suite:
     """Read the suite from a lock file; libraries without a proof are not slimmable by it."""
-    notes = []
-    if not lock.proof.proved:
-        notes.append("nothing in the lock was proved")
     return Suite(
         run_id=lock.proof.run,
         slimmable_by=SlimmableBy.LOCK,
@@ -475,7 +450,7 @@ def suite_of_lock(lock: Lock) -> Suite:
             for library in lock.libraries
         ),
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
-        notes=tuple(notes),
+        notes=() if lock.proof.proved else ("nothing in the lock was proved",),
         files={
             one.sha256: frozenset(str(code.detail) for code in one.kept)
             for one in lock.files

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.installed.distribution import Distribution
-from pytest_negativa.installed.distributions import named_metadata
+from pytest_negativa.installed.distributions import Distribution, named_metadata
 from pytest_negativa.installed.record import RECORD, RecordLine, iter_rows
 from pytest_negativa.models.code_files import map_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from importlib.metadata import (
+    DistributionFinder,
+    MetadataPathFinder,
+    PackageMetadata,
+    PathDistribution,
+)
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from importlib.metadata import PackageMetadata
+from pytest_negativa.storage.system import read_regular
 
-    from pytest_negativa.installed.distribution import Distribution
+_MAX_BYTES = 64 << 20
+
+
+class Distribution(PathDistribution):
+    """Python's own would wait for a pipe in place of a file, and read a file of any size."""
+
+    def read_text(self, filename: str | os.PathLike[str]) -> str | None:
+        """The text of one of its files; None if that can't be read.
+
+        Raises:
+            UnicodeDecodeError: it is not UTF-8.
+        """
+        # No public attribute has the folder. For an egg it is a place in a ZIP archive.
+        if not isinstance(path := self._path.joinpath(filename), Path):
+            return super().read_text(filename)
+        try:
+            return read_regular(path, limit=_MAX_BYTES).decode("utf-8")
+        except OSError:
+            return None
 
 
 def find_distributions(
@@ -25,11 +49,6 @@ def find_distributions(
         folders: where to look; by default ``sys.path``.
         name: yields those of this name alone.
     """
-    # Imported late: it takes 20 ms.
-    from importlib.metadata import DistributionFinder, MetadataPathFinder
-
-    from pytest_negativa.installed.distribution import Distribution
-
     path = list(sys.path if folders is None else folders)
     found = MetadataPathFinder.find_distributions(DistributionFinder.Context(path=path, name=name))
     return (Distribution(one._path) for one in found)
@@ -46,14 +65,6 @@ def named_metadata(distribution: Distribution) -> PackageMetadata | None:
         metadata = distribution.metadata
         return metadata if metadata and metadata["Name"] else None
     return None
-
-
-def normalized(name: str) -> str:
-    """A name of a distribution as PyPA normalizes it."""
-    # Imported late: it takes 25 ms, and installed files have no need of it.
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(name)
 
 
 def find_distribution(name: str) -> Distribution | None:

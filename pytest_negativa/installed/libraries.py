@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_negativa.errors import OptionError, did_you_mean
 from pytest_negativa.installed.distributions import (
+    Distribution,
     find_distribution,
     find_distributions,
     has_name,
 )
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_spare, kind_of
+from pytest_negativa.settings.globs import normalized
 from pytest_negativa.storage.system import read_head
-
-if TYPE_CHECKING:
-    from pytest_negativa.installed.distribution import Distribution
 
 # The first bytes of their programs don't count: pip has some in each environment.
 _WINDOWS_SUFFIXES = (".dll", ".pyd")
@@ -117,7 +117,6 @@ def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
     """
     found: dict[tuple[int, int], Path] = {}
     windows = 0
-    folders: dict[str, str] = {}
     for path in paths:
         try:
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
@@ -129,18 +128,8 @@ def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
                 continue
         except (OSError, ValueError):
             continue
-        found[status.st_dev, status.st_ino] = Path(_real_path(path, folders))
+        found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
     return tuple(found.values()), windows
-
-
-def _real_path(path: str, folders: dict[str, str]) -> str:
-    """The real path; that of a folder is found once, since each of its parts takes a call."""
-    folder, name = os.path.split(path)
-    if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114
-        return os.path.realpath(path)
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return os.path.join(folders[folder], name)
 
 
 def _may_hold_gpu_code(path: str) -> bool:
@@ -163,20 +152,17 @@ def with_requirements(
         find: finds a distribution by name; by default, among those of this interpreter.
     """
     from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
 
-    yielded = set()
-    seen = set()
+    seen: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
     while waiting:
         distribution, extras = waiting.pop()
-        name = canonicalize_name(distribution.metadata["Name"])
-        if (name, extras) in seen:
+        name = normalized(distribution.metadata["Name"])
+        if extras in seen[name]:
             continue
-        seen.add((name, extras))
-        if name not in yielded:
-            yielded.add(name)
+        if not seen[name]:
             yield distribution
+        seen[name].add(extras)
         for text in distribution.requires or ():
             try:
                 requirement = Requirement(text)

@@ -22,12 +22,11 @@ from urllib.parse import unquote, urlparse
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
+    Distribution,
     find_distributions,
     has_name,
     named_metadata,
-    normalized,
 )
 from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import (
@@ -44,6 +43,7 @@ from pytest_negativa.installed.record import (
 )
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.lock import Place
+from pytest_negativa.settings.globs import normalized
 from pytest_negativa.storage.system import read_regular
 
 SITE_NAMES = ("site-packages", "dist-packages")

@@ -86,13 +86,17 @@ def link(path: Path, place: Path, state: FileState | None, token: str) -> None:
     if is_same_file(_state_at(place), _state_at(path)):
         return  # A bind mount shows one name in two folders.
     new = staged_name(place, token)
+    _link_or_copy(path, new)
+    take(new, place, state)
+
+
+def _link_or_copy(original: Path, target: Path, hidden: Path | None = None) -> None:
     try:
-        os.link(path, new)
+        os.link(original, target)
     except OSError as e:
         if e.errno not in _OTHER_FILE_SYSTEM:
             raise
-        copy_file(path, new)
-    take(new, place, state)
+        copy_file(original, target, hidden)
 
 
 def take_out(place: Path, state: FileState) -> None:
@@ -166,9 +170,11 @@ def _content(state: FileState | None) -> FileState | None:
 
 def is_same_file(one: FileState | None, other: FileState | None) -> bool:
     """Whether two states are of one file."""
-    if one is None or other is None:
-        return False
-    return (one.device, one.inode) == (other.device, other.inode)
+    return (
+        one is not None
+        and other is not None
+        and (one.device, one.inode) == (other.device, other.inode)
+    )
 
 
 def keep_original(
@@ -202,12 +208,7 @@ def keep_original(
                 if kept.sha256() == target.name:
                     return
         target.unlink(missing_ok=True)
-        try:
-            os.link(original, target)
-        except OSError as e:
-            if e.errno not in _OTHER_FILE_SYSTEM:
-                raise
-            copy_file(original, target, staged_name(target, token))
+        _link_or_copy(original, target, staged_name(target, token))
         # Another file may have taken the place since, and a copy may have read two.
         is_known = known is not None and _content(_state_at(target)) == _content(known)
         if not is_known and digest_of(target) != target.name:

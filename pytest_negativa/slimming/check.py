@@ -22,6 +22,11 @@ from pytest_negativa.slimming.manifest import (
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import Records, Tree
 
+_INTERRUPTED = (
+    "a run is at work here, or was killed: check again when it has ended, or let the next negativa "
+    "slim or undo of this folder finish it"
+)
+
 _Judgement = tuple[SlimStatus, str | None]
 
 
@@ -53,11 +58,7 @@ def check_tree(
     ]
     rows = []
     if manifest.run is not None:
-        detail = (
-            "a run is at work here, or was killed: check again when it has ended, or let the next "
-            "negativa slim or undo of this folder finish it"
-        )
-        rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
+        rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         names = sorted(known)
@@ -81,11 +82,12 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
     if group is not None:
         judged = _judge(tree.root, name, entry, tree.records(name))
     elif is_uninstalled(tree.root, entry):
-        detail = "it was slimmed; its distribution is no longer installed"
-        judged = SlimStatus.DIFFERENT, detail
+        judged = SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
     else:
-        remedy = _remedy(tree.root, entry)
-        judged = SlimStatus.GONE, f"it was slimmed, and is no longer there; {remedy}"
+        judged = (
+            SlimStatus.GONE,
+            f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}",
+        )
     return SlimRow.unchanged(name, judged[0], 0 if group is None else group.size, judged[1])
 
 

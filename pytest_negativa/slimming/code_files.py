@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
@@ -34,6 +33,7 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.settings.globs import normalized
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
@@ -155,9 +155,9 @@ def packages_by_archs(
         name = package_of(group.name)
         package = packages.setdefault(name, Package(name, source))
         # Under another name the file may be anything to a program, or a backup.
-        others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
-        needed = others or recipe.keeps_file(path, head)
-        (package.kept if needed else package.unused).append(group)
+        has_others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
+        is_kept = has_others or recipe.keeps_file(path, head)
+        (package.kept if is_kept else package.unused).append(group)
     for name, entry in manifest.removed.items() if not tree.partial else ():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
@@ -276,8 +276,7 @@ def remove_files(journal: Journal, package: Package, options: SlimOptions) -> It
             )
             for name in group.names:
                 record = tree.records(name).get(record_digest(sha256))
-                relative = None if record is None else os.path.relpath(record, root)
-                removed[name] = replace(entry, record=relative)
+                removed[name] = replace(entry, record=record and os.path.relpath(record, root))
         if keep_originals is not None:
             # One call is faster than one for each of thousands.
             os.sync()

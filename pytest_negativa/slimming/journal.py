@@ -185,9 +185,9 @@ class Journal:
 
 def _line_of(record: Path) -> dict[str, RecordLine]:
     """The line of a RECORD in ``conda-meta``, by its path; none if it is not there."""
-    digest = digest_of(record)
-    line = None if digest is None else RecordLine(record_digest(digest), str(record.stat().st_size))
-    return {} if line is None else {str(record): line}
+    if (digest := digest_of(record)) is None:
+        return {}
+    return {str(record): RecordLine(record_digest(digest), str(record.stat().st_size))}
 
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:

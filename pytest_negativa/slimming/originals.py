@@ -24,11 +24,9 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     judge,
     may_be_kept,
-    other_manifest,
 )
 from pytest_negativa.slimming.spares import find_spare, note_of
-from pytest_negativa.slimming.tree import FileGroup, Tree
-from pytest_negativa.spare.note import Note
+from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def _slimmed(tree: Tree, key: str, entry: SlimmedFile) -> Slimmed | None:
     results, originals = tuple(found[Fate.RESULT]), tuple(found[Fate.ORIGINAL])
     if not results:
         return None
-    groups = [group for name in results if (group := tree.group_of(name)) is not None]
+    groups = filter(None, map(tree.group_of, results))
     digests = [tree.digest(group) for group in groups]
     is_whole = set(digests) == {entry.sha256} and not originals
     return Slimmed(key, entry, results, digests[0], originals, is_whole)
@@ -112,23 +110,21 @@ def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
     """
     path = tree.root / group.name
     detail = "was slimmed, and no manifest here has its original; install it again"
-    if (folder := other_manifest(tree.root, path)) is not None:
-        undo = f"negativa slim undo {shlex.quote(str(folder))}"
-        raise ReconstructError(f"{detail}, or slim {folder}, which has its manifest, or run {undo}")
+    # Another manifest is that of a folder around the file.
+    for folder in path.parents:
+        if folder != tree.root and (folder / MANIFEST_NAME).is_file():
+            undo = f"negativa slim undo {shlex.quote(str(folder))}"
+            raise ReconstructError(
+                f"{detail}, or slim {folder}, which has its manifest, or run {undo}"
+            )
     try:
-        if (note := note_of(path)) is None:
-            raise ReconstructError(detail)
-        return _entry_of(tree, group, note, find_spare(path))
+        note, sha256 = note_of(path), tree.digest(group)
+        spare = None if note is None else find_spare(path)
     except NegativaError as e:
-        reason = str(e).removeprefix(f"{path}: ")
-        raise ReconstructError(detail if reason == detail else f"{detail}: {reason}") from e
-
-
-def _entry_of(tree: Tree, group: FileGroup, note: Note, spare: Path) -> SlimmedFile:
-    sha256 = tree.digest(group)
-    assert sha256 is not None, "its note was read"
-    line = record_digest(sha256)
-    found = (tree.records(name).get(line) for name in group.names)
+        raise ReconstructError(f"{detail}: {str(e).removeprefix(f'{path}: ')}") from e
+    if note is None or sha256 is None:
+        raise ReconstructError(detail)
+    found = (tree.records(name).get(record_digest(sha256)) for name in group.names)
     return SlimmedFile(
         names=group.names,
         original_sha256=note.original.hex(),
@@ -156,8 +152,9 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
     if entry.spare is not None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
-    again = how_to_reinstall(entry.reinstall)
-    raise ReconstructError(f"was slimmed, and its original {why}; {again}")
+    raise ReconstructError(
+        f"was slimmed, and its original {why}; {how_to_reinstall(entry.reinstall)}"
+    )
 
 
 def is_past(tree: Tree, entry: SlimmedFile) -> bool:

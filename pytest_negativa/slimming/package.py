@@ -167,9 +167,10 @@ def _write(target: Path, package: Path, pack: Pack, slimmed: Sequence[SlimRow]) 
 
 
 def _notice(slimmed: Sequence[SlimRow]) -> bytes:
-    lines = (f"{row.path}: {row.detail}" if row.detail else row.path for row in slimmed)
-    files = "\n".join(f"    {line}" for line in lines)
-    return _NOTICE_TEXT.format(files=files).encode()
+    lines = (
+        f"    {row.path}: {row.detail}" if row.detail else f"    {row.path}" for row in slimmed
+    )
+    return _NOTICE_TEXT.format(files="\n".join(lines)).encode()
 
 
 # ---- Wheels ----

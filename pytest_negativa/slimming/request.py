@@ -146,12 +146,12 @@ def _refuse_aside(options: SlimOptions, root: Path) -> None:
             )
         refuse_shared(aside)
         real = Path(os.path.realpath(aside))
-        if real == root or root in real.parents:
+        if real.is_relative_to(root):
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"
             )
         # No scan enters such a folder, so check and undo would not find what was slimmed.
-        if real in root.parents:
+        if root.is_relative_to(real):
             raise OptionError(
                 f"{aside}: {root} is in it, and is to be slimmed; name a folder for {what} alone"
             )

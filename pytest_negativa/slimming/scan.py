@@ -27,11 +27,8 @@ def refuse_other_files(paths: Sequence[Path]) -> None:
     """
     for path in paths:
         head = head_of(path)
-        if (
-            head is not None
-            and not head.startswith(ELF_MAGIC)
-            and not path.resolve().with_name(MANIFEST_NAME).exists()
-        ):
+        is_elf = head is None or head.startswith(ELF_MAGIC)
+        if not is_elf and not path.resolve().with_name(MANIFEST_NAME).exists():
             raise OptionError(f"{path}: {_NO_LIBRARY}")
 
 

@@ -365,31 +365,26 @@ class Slimmer:
         elif reason != NO_GPU_CODE:
             self._add_unchanged(task, SlimStatus.LEFT, reason)
 
-    @contextlib.contextmanager
-    def _letting_go(self, task: Task) -> Iterator[None]:
-        """Note that a library needs its spare no more, once another file has its place."""
-        before = [find_spare(task.source)] if task.is_cut else []
-        yield
-        self._spares.update(before)
-
     def _put_back(self, task: Task, slimmed: Slimmed, reason: str) -> None:
         """Put the original of a library back that lacks code, and of which nothing may go now."""
         entry, status, journal = slimmed.entry, SlimStatus.WOULD_UNDO, self.journal
         if not self.options.dry_run:
             status, like = SlimStatus.UNDONE, journal.root / slimmed.results[0]
             aside = None if task.is_cut else task.source
-            with self._letting_go(task):
-                journal.put_back(task.names, entry, aside, like)
+            before = [find_spare(task.source)] if task.is_cut else []
+            journal.put_back(task.names, entry, aside, like)
+            self._spares.update(before)
             journal.note_back(slimmed.key, entry)
-        row = SlimRow(
-            path=task.name,
-            status=status,
-            before=entry.size,
-            after=entry.original_size,
-            detail=reason,
-            others=len(task.names) - 1,
+        self.rows.append(
+            SlimRow(
+                path=task.name,
+                status=status,
+                before=entry.size,
+                after=entry.original_size,
+                detail=reason,
+                others=len(task.names) - 1,
+            )
         )
-        self.rows.append(row)
 
     def _publish(self, task: Task, made: Removal) -> None:
         journal, file, staged = self.journal, made.made, self._staged(task)
@@ -397,8 +392,7 @@ class Slimmer:
         notes = (*made.notes, *file.notes)
         if task.outside:
             links = format_items(task.outside, "hard link", "hard links")
-            outside = f"the original still takes its space: it has {links} outside of the folder"
-            notes = (*notes, outside)
+            notes += (f"the original still takes its space: it has {links} outside of the folder",)
         spare = None
         if self.options.spare is not None and isinstance(file, Cut):
             spare = self.options.spare.folder / file.spare.name
@@ -447,8 +441,10 @@ class Slimmer:
             if spare is not None and isinstance(file, Cut):
                 publish(file.spare, spare)
                 self._holes[entry] = file.mapped
-            with self._letting_go(task):
-                replace_all(staged, places, journal.token)
+            # Once another file has its place, the library needs its spare no more.
+            let_go = [find_spare(task.source)] if task.is_cut else []
+            replace_all(staged, places, journal.token)
+            self._spares.update(let_go)
         except ReconstructError:
             now = FileState.of(status)
             if not any(is_same_file(state_at(place), now) for place in places):
@@ -463,18 +459,19 @@ class Slimmer:
         detail = task.recipe.why(has_gpu_code=made.plan is not None)
         if useless_for := made.useless_for:
             detail = f"keeps no code for {names_of(useless_for)}"
-        row = SlimRow(
-            path=task.name,
-            status=status,
-            before=task.size,
-            after=made.size_after,
-            detail=detail,
-            others=len(task.names) - 1,
-            useless=bool(useless_for),
-            notes=notes,
-            moved=task.recipe.is_moving,
+        self.rows.append(
+            SlimRow(
+                path=task.name,
+                status=status,
+                before=task.size,
+                after=made.size_after,
+                detail=detail,
+                others=len(task.names) - 1,
+                useless=bool(useless_for),
+                notes=notes,
+                moved=task.recipe.is_moving,
+            )
         )
-        self.rows.append(row)
 
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.

@@ -562,8 +562,8 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     error = ReconstructError if problem else SpareAwayError
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): "
-        f"{problem or 'it is in none of these folders'}; bring it back, or set {SPARE_FOLDER} to its "
-        "folder"
+        f"{problem or 'it is in none of these folders'}; bring it back, or set {SPARE_FOLDER} to "
+        "its folder"
     )
 
 

@@ -85,6 +85,10 @@ class FileGroup:
         return self.names[0]
 
     @property
+    def base_names(self) -> set[str]:
+        return {name.rpartition("/")[2] for name in self.names}
+
+    @property
     def size(self) -> int:
         """Bytes."""
         return self.state.size
@@ -161,8 +165,7 @@ class Tree:
             status = paths[0][1]
             if names := sorted(name for name, _ in paths if utf8(name) == name):
                 self.groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
-        for group in self.groups:
-            self._by_name.update(dict.fromkeys(group.names, group))
+        self._by_name |= {name: group for group in self.groups for name in group.names}
         self.groups.sort(key=lambda group: group.names)
 
     def group_of(self, name: str) -> FileGroup | None:
@@ -197,10 +200,10 @@ class Tree:
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""
-        if group.size in self.hashed:
-            return self.facts(group).sha256
         if group not in self._digests:
-            self._digests[group] = digest_of(self.root / group.name)
+            is_hashed = group.size in self.hashed
+            found = self.facts(group).sha256 if is_hashed else digest_of(self.root / group.name)
+            self._digests[group] = found
         return self._digests[group]
 
     def digests(self, groups: Iterable[FileGroup], jobs: int) -> dict[FileGroup, str | None]:
@@ -288,7 +291,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
-    above = (find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME))
+    above = find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME)
     sites.update(filter(None, above))
     tree.add(found.values())
     tree.sites = [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)]

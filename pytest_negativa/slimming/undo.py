@@ -69,10 +69,9 @@ def _undo_tree(
     tree, manifest = journal.tree, journal.manifest
     entries = {k: e for k, e in sorted(manifest.slimmed.items()) if tree.covers(e.names)}
     lost: dict[FileGroup, str] = {}
-    unlisted = {group.name: entry for group, entry in by_spare(tree, manifest, lost)}
+    entries |= (unlisted := {group.name: one for group, one in by_spare(tree, manifest, lost)})
     rows = [SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, problem)
             for group, problem in lost.items()]  # fmt: skip
-    entries |= unlisted
     if dry_run or not (entries or (tree.root / MANIFEST_NAME).is_file()):
         return [*rows, *_undo_entries(journal, entries, on_done, dry_run=True)]
     before = clear_abandoned(manifest)
@@ -141,10 +140,10 @@ def _why_gone(tree: Tree, entry: SlimmedFile) -> str | None:
         return "it is no longer there, and its distribution is no longer installed"
     if any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
         return "it is no longer there, and RECORD has the digest of another file"
-    folders = {(tree.root / name).parent for name in entry.names}
-    ours = all(folder.is_dir() and folder.resolve() == folder for folder in folders)
-    ours &= not any(os.path.lexists(tree.root / name) for name in entry.names)
-    return None if entry.original is not None and ours else "it is no longer there"
+    places = [tree.root / name for name in entry.names]
+    ours = all(one.parent.is_dir() and one.parent.resolve() == one.parent for one in places)
+    is_back = not ours or any(map(os.path.lexists, places)) or entry.original is None
+    return "it is no longer there" if is_back else None
 
 
 def _row(

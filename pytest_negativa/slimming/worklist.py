@@ -19,11 +19,10 @@ from typing import TypeAlias
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
+from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library, normalized
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
@@ -171,12 +170,10 @@ def _classify_slimmed(
             raise ReconstructError(library.problem)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
-        source = None
-        if library.originals:
-            source = tree.root / library.originals[0]
-        elif (source := kept_original(tree.root, entry)) is None:
-            return Task(recipe, path, library.names, entry.original_size, library, is_cut=True)
-        return Task(recipe, source, library.names, entry.original_size, library)
+        found = [tree.root / name for name in library.originals[:1]]
+        source = found[0] if found else kept_original(tree.root, entry)
+        is_cut, size = source is None, entry.original_size
+        return Task(recipe, source or path, library.names, size, library, is_cut=is_cut)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
         keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
@@ -267,8 +264,9 @@ class WorkList:
         paths = {str(self.tree.root / name) for name in library.names}
         if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
             if self.tree.has_gpu_code(library):
-                row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                self.rows.append(row)
+                self.rows.append(
+                    SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
+                )
             return
         keeps = self._options.keep_originals is not None
         outcome = (
@@ -310,8 +308,9 @@ class WorkList:
             else:
                 self._unread.add(group.size)
                 self.take(group)
-                row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                self.rows.append(row)
+                self.rows.append(
+                    SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+                )
         return found
 
 
@@ -385,13 +384,15 @@ class _Others:
     ) -> None:
         self._folder, self._tree, self._spare = folder, folder.tree, spare
         self._others, never, self._whole, self._pages, self._moves = recipes
-        left_out = () if lock is None else lock.left_out
-        locked = () if lock is None else lock.libraries
-        rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
+        rows: tuple[LockedLibrary | LeftOut, ...] = ()
+        # What the project lets lose its code.
+        self._selected: Libraries | None = None
+        if lock is not None:
+            rows = (*lock.libraries, *lock.left_out)
+            self._selected = Libraries(include=lock.include, exclude=lock.exclude)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(f"/{row.path}" for row in left_out)
-        self._lock = lock
+        self._left_out = tuple(f"/{row.path}" for row in rows if isinstance(row, LeftOut))
         versions: defaultdict[str, set[str | None]] = defaultdict(set)
         for row in rows:
             if row.distribution is not None:
@@ -414,9 +415,10 @@ class _Others:
             for sha256, groups in folder.by_digest({one.size for one in loaded_then}).items()
             for group in groups
         }
-        here = (name.rpartition("/")[2] for group in folder.tree.groups for name in group.names)
+        here = (name for group in folder.tree.groups for name in group.base_names)
         if not self._digests and self._names.isdisjoint(here):
             self._moves = None  # The trace is that of another environment.
+        self._remove = () if spare is None or self._moves is None else spare.remove
 
     def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The recipe for a library, or a row that tells why it stays; None: it is no concern.
@@ -429,19 +431,26 @@ class _Others:
             if self._is_left_out(library):
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
-        may_be_loaded = self._may_be_loaded(group, paths)
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        names = LibraryNames(paths[0], self._tree.facts(group).soname, next(owners, None))
+        # A library in any folder may be loaded in place of one that the run of the lock loaded, if
+        # they share the base name or the soname.
+        may_be_loaded = not self._loaded.isdisjoint({names.soname, *group.base_names})
         is_unknown = self._is_unknown(group, library, sha256)
-        if spare is not None and self._is_listed(group, library, paths):
+        listed = {glob for glob in self._remove if matches_library(glob, names)}
+        if spare is not None and listed and self._may_go(group, library):
+            self._folder.listed |= listed
             is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
-            if is_unknown and not is_needed and not self._matching(spare.keep, group, paths):
+            is_needed |= any(matches_library(glob, names) for glob in spare.keep)
+            if is_unknown and not is_needed:
                 return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
-        if self._lock is None:
+        if self._selected is None:
             return self._others
         is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
         is_never = (is_unknown or any(owned)) and not may_be_loaded
-        is_kept = is_never and not self._is_selected(group, paths)
+        is_kept = is_never and not is_selected(self._selected, names)
         if is_unknown and is_never and not is_kept:
             return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
@@ -449,7 +458,8 @@ class _Others:
             return recipe
         if spare is not None and sha256 in spare.traced:
             return self._pages
-        if self._was_moved(library):
+        is_slimmed = self._moves is not None and isinstance(library, Slimmed)
+        if is_slimmed and is_moved(self._tree.root / library.names[0]):
             return keep_whole(_NOT_MOVED)
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
         if is_kept and (takes_cpu_code or self._tree.has_gpu_code(group)):
@@ -464,45 +474,6 @@ class _Others:
         reason = runs_below(self._tree.root / group.name, names)
         return recipe if reason is None else _stays(group, library, reason)
 
-    def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
-        """Whether the run of the lock loaded a library, or it may stand for one that was.
-
-        A library in any folder may be loaded in place of one that the run loaded, if they share the
-        base name or the soname.
-        """
-        names = {path.rpartition("/")[2] for path in paths}
-        return not self._loaded.isdisjoint({self._tree.facts(group).soname, *names})
-
-    def _is_selected(self, group: FileGroup, paths: Sequence[str]) -> bool:
-        """Whether the project lets a library lose its code."""
-        assert self._lock is not None
-        selected = Libraries(include=self._lock.include, exclude=self._lock.exclude)
-        return is_selected(selected, self._library_names(group, paths))
-
-    def _is_listed(self, group: FileGroup, library: Library, paths: Sequence[str]) -> bool:
-        """Whether the project lets a library go whole, and it is large enough."""
-        globs = () if self._moves is None or self._spare is None else self._spare.remove
-        matching = self._matching(globs, group, paths)
-        if not matching or not self._may_go(group, library):
-            return False
-        self._folder.listed |= matching
-        return True
-
-    def _matching(self, globs: Sequence[str], group: FileGroup, paths: Sequence[str]) -> set[str]:
-        return {one for one in globs if matches_library(one, self._library_names(group, paths))}
-
-    def _was_moved(self, library: Library) -> bool:
-        """Whether an earlier run moved a library whole, and this one could do so."""
-        return (
-            self._moves is not None
-            and isinstance(library, Slimmed)
-            and is_moved(self._tree.root / library.results[0])
-        )
-
-    def _library_names(self, group: FileGroup, paths: Sequence[str]) -> LibraryNames:
-        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
-        return LibraryNames(paths[0], self._tree.facts(group).soname, next(owners, None))
-
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
         if self._others is not None and self._others.kind is Kind.ARCHS:
@@ -512,8 +483,7 @@ class _Others:
 
     def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
         """Whether neither run knows a library by content, nor the trace by name."""
-        names = (name.rpartition("/")[2] for name in group.names)
-        is_known = sha256 in self._contents or not self._names.isdisjoint(names)
+        is_known = sha256 in self._contents or not self._names.isdisjoint(group.base_names)
         return not is_known and self._may_go(group, library)
 
     def _may_go(self, group: FileGroup, library: Library) -> bool:
