@@ -49,11 +49,9 @@ def archive_kind(head: bytes) -> ArchiveKind | None:
         if skipped >= len(head):
             return ArchiveKind.ZSTD
         head = head[skipped:]
-    for magic, kind in _MAGICS.items():
-        if head.startswith(magic):
-            return kind
+    found = (kind for magic, kind in _MAGICS.items() if head.startswith(magic))
     is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-    return ArchiveKind.TAR if is_tar else None
+    return next(found, ArchiveKind.TAR if is_tar else None)
 
 
 def kind_at(path: Path) -> ArchiveKind | None:

@@ -136,8 +136,7 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
                     source.path, None, "a Debian package without data.tar; is it damaged?"
                 )
         for name, start, size in parts:
-            label = str(Path(source.path, name))
-            yield from iter_tar(Part(source, start, size), label, on_problem)
+            yield from iter_tar(Part(source, start, size), str(Path(source.path, name)), on_problem)
 
 
 class Part(io.RawIOBase):
@@ -170,9 +169,6 @@ class Part(io.RawIOBase):
         self._position = (0, self._position, self._size)[whence] + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         length = max(0, min(len(buffer), self._size - self._position))
         buffer[:length] = self.source.read(self.start + self._position, length)
@@ -183,13 +179,9 @@ class Part(io.RawIOBase):
 class _Tables(io.BufferedReader):
     """A stream for ``zipfile``, which reads tables of any size in one go."""
 
-    def __init__(self, part: Part, label: str) -> None:
-        super().__init__(part)
-        self._label = label
-
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_TABLE:
-            raise _too_large(self._label, size, _MAX_TABLE)
+            raise _too_large(cast("Part", self.raw).source.path, size, _MAX_TABLE)
         return super().read(size)
 
 
@@ -233,7 +225,7 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         FormatError: it is damaged, or none.
     """
     with damage(source.path):
-        return zipfile.ZipFile(_Tables(Part(source), source.path))
+        return zipfile.ZipFile(_Tables(Part(source)))
 
 
 def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes, Member]]:
@@ -242,9 +234,8 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes
     if sum(info.compress_size for info in archive.infolist()) > source.size:
         raise FormatError(source.path, None, "files in it overlap; crafted or damaged")
     # A name may be there twice; the last one counts.
-    for info in {info.filename: info for info in archive.infolist()}.values():
-        if info.is_dir():
-            continue
+    infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+    for info in infos.values():
         try:
             if (name := clean_name(info.filename)) is None:
                 raise _bad_name(source.path, info.header_offset, info.filename)
@@ -252,8 +243,8 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes
             head = _head(source, member)
         except FormatError as e:
             on_problem(e)
-            continue
-        yield head, member
+        else:
+            yield head, member
 
 
 def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
@@ -306,8 +297,11 @@ def clean_name(name: str) -> str | None:
 
 def _bad_name(label: str, offset: int, name: str) -> FormatError:
     shown = name if len(name) < 100 else f"{name[:100]}..."
-    problem = f"{shown!r} leads out of the archive, or is longer than {_MAX_NAME:,} characters"
-    return FormatError(label, offset, problem)
+    return FormatError(
+        label,
+        offset,
+        f"{shown!r} leads out of the archive, or is longer than {_MAX_NAME:,} characters",
+    )
 
 
 class _TarStream:

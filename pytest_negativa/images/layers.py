@@ -98,9 +98,7 @@ def find_image(path: Path) -> Image | None:
     image, left = Image(path.resolve()), _MAX_JSONS
     entries = _iter_folder(path) if path.is_dir() else iter_archive(path, lambda problem: None)
     for name, node in entries:
-        if not _IMAGE_FILES.fullmatch(name):
-            if node is None:
-                continue
+        if node is not None and not _IMAGE_FILES.fullmatch(name):
             return None
         if isinstance(node, Link):
             image.links[name] = node.target

@@ -59,15 +59,12 @@ def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
         fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
         versions[fields.get("Package", "")] = fields.get("Version", "")
     lists = sorted(tree.lists)
-    for path in lists:
-        if path.startswith(f"{dpkg}/") and path.endswith(".list"):
-            yield from _iter_dpkg(tree, path, versions)
-    for path in lists:
-        if "conda-meta/" in path:
-            yield from _iter_conda(tree, path)
-    for path in lists:
-        if path.endswith(f"/{RECORD}"):
-            yield from _iter_wheel(tree, path)
+    for path in (p for p in lists if p.startswith(f"{dpkg}/") and p.endswith(".list")):
+        yield from _iter_dpkg(tree, path, versions)
+    for path in (p for p in lists if "conda-meta/" in p):
+        yield from _iter_conda(tree, path)
+    for path in (p for p in lists if p.endswith(f"/{RECORD}")):
+        yield from _iter_wheel(tree, path)
 
 
 def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:

@@ -22,8 +22,8 @@ from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.tree import Tree, read_tree
-from pytest_negativa.installed.code_files import code_rows, digest_of_rows
 from pytest_negativa.installed.record import RECORD
+from pytest_negativa.installed.sites import code_rows, digest_of_rows
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
@@ -105,7 +105,7 @@ def report_image(
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
-        packages=tuple(_package_rows(libraries)),
+        packages=tuple(sorted(_package_rows(libraries), key=lambda row: -row.code_bytes)),
         without_code=len(without),
         without_code_bytes=sum(tree.sizes[path] for path in without),
         unreadable=tuple(utf8(str(one)) for one in (*tree.problems, *errors.values())),
@@ -269,27 +269,23 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     )
 
 
-def _package_rows(found: Iterable[ImageLibrary]) -> list[PackageRow]:
+def _package_rows(found: Iterable[ImageLibrary]) -> Iterator[PackageRow]:
     groups: defaultdict[Package | None, list[ImageLibrary]] = defaultdict(list)
     for one in found:
         groups[one.package].append(one)
-    rows = []
     for package, group in groups.items():
         never = [row for row in group if row.suite is SuiteUse.NEVER_LOADED]
         known = [row.slimmable_bytes for row in group if row.slimmable_bytes is not None]
-        rows.append(
-            PackageRow(
-                package=package,
-                libraries=sum(not row.files for row in group),
-                code_files=sum(row.files for row in group),
-                size=sum(row.size for row in group),
-                code_bytes=sum(row.code_bytes for row in group),
-                slimmable_bytes=sum(known) if known else None,
-                never_loaded=len(never),
-                never_loaded_bytes=sum(row.size for row in never),
-            )
+        yield PackageRow(
+            package=package,
+            libraries=sum(not row.files for row in group),
+            code_files=sum(row.files for row in group),
+            size=sum(row.size for row in group),
+            code_bytes=sum(row.code_bytes for row in group),
+            slimmable_bytes=sum(known) if known else None,
+            never_loaded=len(never),
+            never_loaded_bytes=sum(row.size for row in never),
         )
-    return sorted(rows, key=lambda row: -row.code_bytes)
 
 
 def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
@@ -319,6 +315,8 @@ def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[s
             "build id or digest, which can't be recognised"
         )
 
+
+# ---- The needs of a suite in libraries ----
 
 # The run had loaded code that a plan keeps for one of these reasons.
 _LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
@@ -377,8 +375,7 @@ def load_suite(run: Run) -> Suite:
             f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
         )
     # A run that failed has no plans.
-    plans = load_plans(run) if run.plan_files() else ()
-    return suite_of_run(run.run_id, usage, plans)
+    return suite_of_run(run.run_id, usage, load_plans(run) if run.plan_files() else ())
 
 
 def suite_of_run(

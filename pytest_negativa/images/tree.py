@@ -146,9 +146,7 @@ class Tree:
         """Name and version if the tree is a wheel (PEP 427) or a conda package."""
         # Those in folders are of packages that it brings along.
         own = [folder for folder in self.dist_infos if "/" not in folder]
-        if len(own) != 1:
-            return self.conda_package
-        return name_and_version(own[0])
+        return name_and_version(own[0]) if len(own) == 1 else self.conda_package
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
@@ -302,9 +300,8 @@ def _look_at(
 def _show_all(tree: Tree) -> Iterator[Path | Member]:
     """Fill the tree with what is visible; yields the files that are still to be mapped."""
     shown: dict[_Found, str] = {}
-    for name, file in tree.overlay.walk():
-        if isinstance(file, Link):
-            continue
+    walked = tree.overlay.walk()
+    for name, file in ((name, node) for name, node in walked if not isinstance(node, Link)):
         if file.text is not None:
             tree.lists[name] = file.text
         elif file in shown:

@@ -50,8 +50,8 @@ def find_distributions(
         name: yields those of this name alone.
     """
     path = list(sys.path if folders is None else folders)
-    found = MetadataPathFinder.find_distributions(DistributionFinder.Context(path=path, name=name))
-    return (Distribution(one._path) for one in found)
+    where = DistributionFinder.Context(path=path, name=name)
+    return (Distribution(one._path) for one in MetadataPathFinder.find_distributions(where))
 
 
 def has_name(distribution: Distribution) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -78,9 +79,7 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     distribution = find_distribution(argument)
     if distribution is None:
         raise OptionError(_not_found(argument))
-    distributions = [distribution]
-    if with_dependencies:
-        distributions = list(with_requirements(distribution))
+    distributions = list(with_requirements(distribution)) if with_dependencies else [distribution]
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
@@ -118,17 +117,14 @@ def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
     found: dict[tuple[int, int], Path] = {}
     windows = 0
     for path in paths:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in found:
-                continue
-            if not _may_hold_gpu_code(path):
-                windows += path.lower().endswith(_WINDOWS_SUFFIXES)
-                continue
-        except (OSError, ValueError):
-            continue
-        found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
+            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in found:
+                if _may_hold_gpu_code(path):
+                    found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
+                else:
+                    windows += path.lower().endswith(_WINDOWS_SUFFIXES)
     return tuple(found.values()), windows
 
 
@@ -169,18 +165,16 @@ def with_requirements(
             except InvalidRequirement:
                 # Old distributions have metadata that the rules of today forbid.
                 continue
-            if requirement.marker and not any(
+            is_required = requirement.marker is None or any(
                 requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
-            ):
-                continue
-            if (required := find(requirement.name)) is not None:
+            )
+            if is_required and (required := find(requirement.name)) is not None:
                 waiting.append((required, frozenset(requirement.extras)))
 
 
 def _not_found(argument: str) -> str:
     names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
-    hint = did_you_mean(argument, names, at_least=0.75)
     return (
         f"{argument}: neither a file or folder nor a distribution that is installed for "
-        f"{sys.executable}{hint}"
+        f"{sys.executable}{did_you_mean(argument, names, at_least=0.75)}"
     )

@@ -93,8 +93,9 @@ def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str
     Raises:
         csv.Error: it is not CSV.
     """
-    rows = iter_rows(text)
-    return "".join(_update(part, row, changes.get(path_of(row, site))) for part, row in rows)
+    return "".join(
+        _update(part, row, changes.get(path_of(row, site))) for part, row in iter_rows(text)
+    )
 
 
 def update_record(record: Path, update: Callable[[str], str], hidden: Path | None = None) -> bool:
@@ -145,6 +146,8 @@ def _update(text: str, row: list[str], line: RecordLine | None) -> str:
     csv.writer(buffer, lineterminator=line_break).writerow([row[0], *line, *row[3:]])
     return buffer.getvalue()
 
+
+# ---- conda-meta ----
 
 CONDA_META = "conda-meta"
 
@@ -202,10 +205,8 @@ def _is_listed(name: str) -> bool:
 def read_conda(prefix: Path) -> Iterator[tuple[Path, CondaPackage]]:
     """The packages of an environment, each with its file; one that can't be read is left out."""
     for path in sorted((prefix / CONDA_META).glob("*.json")):
-        try:
+        with contextlib.suppress(OSError, *UNDECODABLE):
             yield path, msgspec.json.decode(read_regular(path), type=CondaPackage)
-        except (OSError, *UNDECODABLE):
-            continue
 
 
 def update_entries(text: str, prefix: Path, changes: Mapping[str, RecordLine]) -> str:

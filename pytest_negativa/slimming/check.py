@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import shlex
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
@@ -20,7 +20,7 @@ from pytest_negativa.slimming.manifest import (
     manifest_of,
 )
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
-from pytest_negativa.slimming.tree import Records, Tree
+from pytest_negativa.slimming.tree import FileGroup, Records, Tree
 
 _INTERRUPTED = (
     "a run is at work here, or was killed: check again when it has ended, or let the next negativa "
@@ -69,12 +69,9 @@ def check_tree(
             rows.append(row)
             done += known[name].size
             on_done(done, total)
-    rows += check_files(tree, manifest)
-    for group in others:
-        lines = {line for name in group.names for line in tree.records(name)}
-        if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
-            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
-    return rows
+    judged = ((group, _judge_unknown(tree, group)) for group in others)
+    unknown = (SlimRow.unchanged(one.name, why[0], one.size, why[1]) for one, why in judged if why)
+    return [*rows, *check_files(tree, manifest), *unknown]
 
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
@@ -117,8 +114,10 @@ def _remedy(root: Path, entry: SlimmedFile) -> str:
     return undo + how_to_reinstall(entry.reinstall)
 
 
-def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
+def _judge_unknown(tree: Tree, group: FileGroup) -> _Judgement | None:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
+    path = tree.root / group.name
+    lines = {line for name in group.names for line in tree.records(name)}
     try:
         with ByteSource(path) as source:
             if not has_marker(source):

@@ -173,21 +173,20 @@ def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iter
             f"{format_items(len(slimmed), 'library was', 'libraries were')} slimmed here, and none "
             "has lost GPU code: slimming is not the cause."
         )
-        return
-    if error and verdict is None:
+    elif error and verdict is None:
         here = format_items(len(lacking), "slimmed library", "slimmed libraries")
         yield (
             f"Removed GPU code is not known to cause this error ({here} here; ask without an error "
             "to list them)."
         )
-        return
-    if error:
-        yield str(verdict)
-    # If a library without any code is loaded, none of its kernels can be.
-    yield from _libraries(
-        sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
-    )
-    yield from _remedies(lacking, folders)
+    else:
+        if error:
+            yield str(verdict)
+        # If a library without any code is loaded, none of its kernels can be.
+        yield from _libraries(
+            sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
+        )
+        yield from _remedies(lacking, folders)
 
 
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:

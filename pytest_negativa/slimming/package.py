@@ -300,11 +300,11 @@ def _pack_conda(
             with old.open(info) as part, _open_member(new, info.filename, info) as into:
                 if CONDA_FILES.fullmatch(info.filename) is None:
                     shutil.copyfileobj(part, into)
-                    continue
-                # With threads, for as many as there are processors.
-                compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=-1)
-                with compressor.stream_writer(into, closefd=False) as stream:
-                    _pack_tar(part, f"{source.path}/{info.filename}", stream, folder, notice)
+                else:
+                    # With threads, for as many as there are processors.
+                    compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=-1)
+                    with compressor.stream_writer(into, closefd=False) as stream:
+                        _pack_tar(part, f"{source.path}/{info.filename}", stream, folder, notice)
 
 
 def _update_lists(folder: Path, states: Mapping[str, FileState], listed: dict[str, Any]) -> None:
@@ -324,8 +324,8 @@ def _update_lists(folder: Path, states: Mapping[str, FileState], listed: dict[st
     listed["paths"] = [one for name, one in entries.items() if name not in gone]
     (folder / _PATHS).write_bytes(msgspec.json.format(msgspec.json.encode(listed)))
     if gone and (names := folder / _FILES).is_file():
-        lines = names.read_text().splitlines()
-        names.write_text("".join(f"{line}\n" for line in lines if line not in gone))
+        kept = (line for line in names.read_text().splitlines() if line not in gone)
+        names.write_text("".join(f"{line}\n" for line in kept))
 
 
 def _pack_tar(part: IO[bytes] | Part, label: str, new: Any, folder: Path, notice: bytes) -> None:

@@ -65,7 +65,6 @@ class Removal:
         edits: what changes within the cubins that stay.
         trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
             smaller they get, others by the code that is taken out.
-        strips: nothing goes but what is never loaded, for which there is no spare.
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
         needed, containers: for a library with a spare, see ``plan_cut``.
@@ -79,7 +78,6 @@ class Removal:
     plan: LibraryPlan | None = None
     edits: Edits | None = None
     trimmed: int = 0
-    strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
     needed: tuple[Range, ...] | None = None
@@ -296,8 +294,13 @@ def for_others(request: SlimRequest) -> ForOthers:
 
 def strip_only() -> Recipe:
     """Only drop symbol tables and debug information."""
-    words = "stripping, which removes no GPU code"
-    return Recipe(Kind.STRIP, words, ("strip",), _plan_nothing, strips_others=True)
+    return Recipe(
+        Kind.STRIP,
+        "stripping, which removes no GPU code",
+        ("strip",),
+        _plan_nothing,
+        strips_others=True,
+    )
 
 
 def keep_whole(reason: str) -> Recipe:
@@ -321,10 +324,12 @@ def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
         NegativaError: it can't be done.
     """
     removal = recipe.plan(recipe, source)
-    if recipe.spare is None or removal.strips:
+    spare = recipe.spare
+    # Of what is only stripped, nothing goes into a spare.
+    if spare is None or (removal.library_map is None and not spare.may_know(source.size)):
         return removal
-    needed, containers = plan_cut(source, removal.library_map, removal.plan, recipe.spare)
-    options = recipe.spare.options_for(Path(source.path).name, recipe.source)
+    needed, containers = plan_cut(source, removal.library_map, removal.plan, spare)
+    options = spare.options_for(Path(source.path).name, recipe.source)
     return replace(
         removal,
         needed=needed,
@@ -390,7 +395,7 @@ def _plan_by_headers(
         return Removal(library_map, plan_for(library_map))
     if not recipe.takes_others(source.size):
         raise CannotCompactError(source.path, NO_GPU_CODE)
-    return Removal(strips=recipe.spare is None or not recipe.spare.may_know(source.size))
+    return Removal()
 
 
 def names_of(devices: Iterable[ComputeCapability]) -> str:

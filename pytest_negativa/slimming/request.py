@@ -136,9 +136,8 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
 
 def _refuse_aside(options: SlimOptions, root: Path) -> None:
     spares = None if options.spare is None else options.spare.folder
-    for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
-        if aside is None:
-            continue
+    given = ((options.keep_originals, "originals"), (spares, "spares"))
+    for aside, what in ((path, what) for path, what in given if path is not None):
         if utf8(str(aside)) != str(aside):
             raise OptionError(
                 f"{aside}: its path is not UTF-8, and {MANIFEST_NAME} can't hold it; name another "

@@ -29,16 +29,16 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
-from pytest_negativa.rewriting.copies import state_at
 from pytest_negativa.slimming.atomic_replacement import (
     is_same_file,
     keep_original,
     look,
     replace_all,
+    state_at,
 )
 from pytest_negativa.slimming.code_files import remove_files
+from pytest_negativa.slimming.journal import open_journals
 from pytest_negativa.slimming.manifest import spares_of
-from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import (
     NO_GPU_CODE,
     Kind,
@@ -54,7 +54,6 @@ from pytest_negativa.slimming.request import (
     SlimRequest,
     refuse_contradictions,
 )
-from pytest_negativa.slimming.scan import open_journals, roots_of
 from pytest_negativa.slimming.spares import (
     LEAST_HOLE,
     clear_abandoned,
@@ -66,7 +65,8 @@ from pytest_negativa.slimming.spares import (
     release,
     remove_unchecked,
 )
-from pytest_negativa.slimming.tree import staged_name
+from pytest_negativa.slimming.tree import roots_of, staged_name
+from pytest_negativa.slimming.undo import Slimmed
 from pytest_negativa.slimming.worklist import Task, WorkList, find_work
 from pytest_negativa.storage.atomic import remove_abandoned
 
@@ -407,7 +407,7 @@ class Slimmer:
         original = next(iter(old), None)
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
-            state = next(iter(places.values()))
+            [state, *_] = places.values()
             keep_original(self._original_of(task), aside, journal.token, state)
             # A link to a file changes the file's time of change.
             places = {place: look(place, places[place], by_ctime=False) for place in places}
@@ -446,8 +446,7 @@ class Slimmer:
             replace_all(staged, places, journal.token)
             self._spares.update(let_go)
         except ReconstructError:
-            now = FileState.of(status)
-            if not any(is_same_file(state_at(place), now) for place in places):
+            if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):
                 self._spares |= spares_of([entry])
                 journal.change(before)
             raise
@@ -476,5 +475,6 @@ class Slimmer:
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.
         size = task.size if task.slimmed is None else task.slimmed.entry.size
-        others = len(task.names) - 1
-        self.rows.append(SlimRow.unchanged(task.name, status, size, detail, others))
+        self.rows.append(
+            SlimRow.unchanged(task.name, status, size, detail, others=len(task.names) - 1)
+        )

@@ -555,10 +555,10 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         except (FormatError, OSError) as e:
             if not isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
                 problem = str(e)
-            continue
-        if reason is None:
-            return spare
-        problem = f"{reason}, so it is not used"
+        else:
+            if reason is None:
+                return spare
+            problem = f"{reason}, so it is not used"
     error = ReconstructError if problem else SpareAwayError
     raise error(
         f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): "

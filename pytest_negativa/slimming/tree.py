@@ -1,4 +1,4 @@
-"""The files of a folder by inode with all their names, its sites, and what killed runs left."""
+"""The folders and files that a command names: their files by inode with all names, and sites."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import FormatError, OptionError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
@@ -45,6 +45,10 @@ STAGED_SUFFIX = ".negativa-slim"
 Records = Mapping[str, Path]
 """The digests that RECORD files have for a library now, and which RECORD has each."""
 
+_NO_LIBRARY = (
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel or "
+    "conda package with --target; of an image, slim the folder of its packages while it is built"
+)
 _TEMPORARY = re.compile(
     rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
@@ -248,13 +252,59 @@ def soname_of(path: Path) -> str | None:
     return read_fact(path, lambda source: read_host_elf(source).soname)
 
 
-def scan_folder(folder: Path) -> Tree:
-    """List all regular files below a folder, without following links to folders.
+# ---- The folders and files of a command ----
+
+
+def refuse_other_files(paths: Sequence[Path]) -> None:
+    """Refuse named files that can't be libraries, such as images.
 
     Raises:
-        StoreError: it can't be listed.
+        OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
-    return _scan(folder.resolve())
+    for path in paths:
+        head = head_of(path)
+        is_elf = head is None or head.startswith(ELF_MAGIC)
+        if not is_elf and not path.resolve().with_name(MANIFEST_NAME).exists():
+            raise OptionError(f"{path}: {_NO_LIBRARY}")
+
+
+def roots_of(paths: Sequence[Path]) -> list[Path]:
+    """The roots of the trees that ``scan`` lists.
+
+    Raises:
+        OptionError: see ``scan``.
+    """
+    folders, files = _folders_and_files(paths)
+    return sorted({*folders, *(file.resolve().parent for file in files)})
+
+
+def scan(paths: Sequence[Path]) -> list[Tree]:
+    """List the folders and files of these paths.
+
+    Raises:
+        OptionError: a path does not exist, or lies in another one.
+        StoreError: one can't be listed.
+    """
+    folders, files = _folders_and_files(paths)
+    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+
+
+def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    for path in paths:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            is_name = len(path.parts) == 1 and not path.suffix
+            hint = "; slim takes paths, not names of distributions" if is_name else ""
+            raise OptionError(f"{path}: no such file or folder{hint}") from None
+        except OSError as e:
+            raise OptionError(f"{path}: cannot be read: {e.strerror}") from e
+    folders = sorted({path.resolve() for path in paths if path.is_dir()})
+    files = [path for path in paths if not path.is_dir()]
+    for inner in (*folders, *(file.resolve() for file in files)):
+        if outer := next((f for f in folders if f in inner.parents), None):
+            raise OptionError(f"{inner} is in {outer}; give one of them")
+    return folders, files
 
 
 def scan_files(files: Sequence[Path]) -> list[Tree]:
@@ -272,11 +322,20 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
         with refusing(file, "read"):
             status = real.stat()
         by_folder[real.parent].add((status.st_dev, status.st_ino))
-    return [_scan(folder, wanted) for folder, wanted in sorted(by_folder.items())]
+    return [scan_folder(folder, wanted) for folder, wanted in sorted(by_folder.items())]
 
 
-def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
-    """List a folder; with ``wanted``, device and inode of files, only these and not below it."""
+def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
+    """List all regular files below a folder, without following links to folders.
+
+    Args:
+        folder: the folder.
+        wanted: device and inode of files; only these are listed, and not below the folder.
+
+    Raises:
+        StoreError: it can't be listed.
+    """
+    root = folder.resolve()
     tree = Tree(root, partial=wanted is not None)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()

@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 import sysconfig
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,6 @@ from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_li
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
-from pytest_negativa.slimming.originals import (
-    Slimmed,
-    find_slimmed,
-    is_past,
-    kept_original,
-)
 from pytest_negativa.slimming.recipes import (
     ForOthers,
     Kind,
@@ -49,6 +42,12 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.slimming.undo import (
+    Slimmed,
+    find_slimmed,
+    is_past,
+    kept_original,
+)
 from pytest_negativa.tracing.mappings import parse_maps
 
 _OWN_DISTRIBUTION = "pytest_negativa"
@@ -166,8 +165,8 @@ def _classify_slimmed(
         return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        if library.problem is not None:
-            raise ReconstructError(library.problem)
+        if library.sha256 is None:
+            raise ReconstructError(UNREADABLE)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
         found = [tree.root / name for name in library.originals[:1]]
@@ -207,7 +206,7 @@ class WorkList:
     Attributes:
         tasks: libraries to slim.
         rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
+        past: entries of the manifest that are of no use any more, see ``undo.is_past``.
         packages: the files that are GPU code themselves.
         listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
@@ -261,18 +260,22 @@ class WorkList:
         if not self.is_free(library.names):
             return
         self.take(library)
-        paths = {str(self.tree.root / name) for name in library.names}
-        if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
+        is_own = any(str(self.tree.root / name) in self._own for name in library.names)
+        if is_own and isinstance(library, FileGroup):
             if self.tree.has_gpu_code(library):
                 self.rows.append(
                     SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
                 )
             return
-        keeps = self._options.keep_originals is not None
         outcome = (
             recipe
             if isinstance(recipe, SlimRow)
-            else classify(self.tree, library, recipe, keeps_original=keeps)
+            else classify(
+                self.tree,
+                library,
+                recipe,
+                keeps_original=self._options.keep_originals is not None,
+            )
         )
         if isinstance(outcome, Task):
             self.tasks.append(outcome)
@@ -289,28 +292,27 @@ class WorkList:
                 yield group, library
 
     def add_locked(
-        self, locked: LockedLibrary, recipe: Recipe, by_digest: Mapping[str, Sequence[FileGroup]]
+        self, locked: LockedLibrary, recipe: Recipe, digests: Mapping[FileGroup, str | None]
     ) -> bool:
         """Give a library of a lock to its recipe; whether it is here, or may be."""
         results = (one for one in self.slimmed if one.entry.original_sha256 == locked.sha256)
-        libraries: list[Library] = [*results, *by_digest.get(locked.sha256, ())]
+        same = (group for group, digest in digests.items() if digest == locked.sha256)
+        libraries: list[Library] = [*results, *same]
         for library in libraries:
             self.add(library, recipe)
         return bool(libraries) or locked.size in self._unread
 
-    def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
-        """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
+    def digests(self, sizes: Set[int]) -> dict[FileGroup, str | None]:
+        """Digests of the files that have one of these sizes in bytes, and no recipe yet."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
-        found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        for group in sorted(candidates, key=lambda group: -group.size):
-            if (digest := self.tree.digest(group)) is not None:
-                found[digest].append(group)
-            else:
-                self._unread.add(group.size)
-                self.take(group)
-                self.rows.append(
-                    SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                )
+        candidates.sort(key=lambda group: -group.size)
+        found = {group: self.tree.digest(group) for group in candidates}
+        for group in [group for group, digest in found.items() if digest is None]:
+            self._unread.add(group.size)
+            self.take(group)
+            self.rows.append(
+                SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+            )
         return found
 
 
@@ -355,11 +357,11 @@ def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -
     """Give the files of folders to the libraries of a lock; a row for each that is in none."""
     source = lock_in_words(lock)
     sizes = {library.size for library in lock.libraries}
-    digests = [(folder, folder.by_digest(sizes)) for folder in folders]
+    digests = [(folder, folder.digests(sizes)) for folder in folders]
     missing = []
     for locked in lock.libraries:
         recipe = by_lock(locked, lock.proof.fill, source, strip=options.strip, spare=options.spare)
-        found = [folder.add_locked(locked, recipe, by_digest) for folder, by_digest in digests]
+        found = [folder.add_locked(locked, recipe, here) for folder, here in digests]
         if not any(found):
             missing.append(locked)
     return [_unmet(library, folders) for library in missing]
@@ -393,30 +395,23 @@ class _Others:
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
         self._left_out = tuple(f"/{row.path}" for row in rows if isinstance(row, LeftOut))
-        versions: defaultdict[str, set[str | None]] = defaultdict(set)
-        for row in rows:
-            if row.distribution is not None:
-                versions[normalized(row.distribution)].add(row.version)
+        versions = {(normalized(row.distribution or ""), row.version) for row in rows}
+        locked = {name for name, _ in versions if name}
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
         self._never: dict[str, Recipe | None] = {}
         for site in folder.tree.sites:
-            found = tuple(site.with_requirements(versions)) if self._others or never else ()
-            are_same = all(
-                one.version in versions.get(normalized(one.name), {one.version}) for one in found
-            )
-            for one in found:
-                self._never |= dict.fromkeys(one.libraries, never if are_same else None)
+            found = tuple(site.with_requirements(locked)) if self._others or never else ()
+            here = {(normalized(one.name), one.version) for one in found}
+            are_same = all(one in versions or one[0] not in locked for one in here)
+            owned = (path for one in found for path in one.libraries)
+            self._never |= dict.fromkeys(owned, never if are_same else None)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        self._digests = {
-            group: sha256
-            for sha256, groups in folder.by_digest({one.size for one in loaded_then}).items()
-            for group in groups
-        }
-        here = (name for group in folder.tree.groups for name in group.base_names)
-        if not self._digests and self._names.isdisjoint(here):
+        self._digests = folder.digests({one.size for one in loaded_then})
+        base_names = (name for group in folder.tree.groups for name in group.base_names)
+        if not any(self._digests.values()) and self._names.isdisjoint(base_names):
             self._moves = None  # The trace is that of another environment.
         self._remove = () if spare is None or self._moves is None else spare.remove
 
@@ -436,9 +431,14 @@ class _Others:
         # A library in any folder may be loaded in place of one that the run of the lock loaded, if
         # they share the base name or the soname.
         may_be_loaded = not self._loaded.isdisjoint({names.soname, *group.base_names})
-        is_unknown = self._is_unknown(group, library, sha256)
+        # All code may go of a library that is no small one.
+        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
+        may_go = is_large and self._tree.is_library(group)
+        # Neither run knows it by content, nor the trace by name.
+        is_known = sha256 in self._contents or not self._names.isdisjoint(group.base_names)
+        is_unknown = may_go and not is_known
         listed = {glob for glob in self._remove if matches_library(glob, names)}
-        if spare is not None and listed and self._may_go(group, library):
+        if spare is not None and listed and may_go:
             self._folder.listed |= listed
             is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
             is_needed |= any(matches_library(glob, names) for glob in spare.keep)
@@ -481,16 +481,6 @@ class _Others:
         here = (f"/{(self._tree.root / name).as_posix()}" for name in library.names)
         return library.entry.gpu_code_removed > 0 and any(p.endswith(self._left_out) for p in here)
 
-    def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
-        """Whether neither run knows a library by content, nor the trace by name."""
-        is_known = sha256 in self._contents or not self._names.isdisjoint(group.base_names)
-        return not is_known and self._may_go(group, library)
-
-    def _may_go(self, group: FileGroup, library: Library) -> bool:
-        """Whether all code of a file may go: it is a library, and no small one."""
-        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
-        return is_large and self._tree.is_library(group)
-
 
 def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
     """A row for a library that stays as it is; the original of a slimmed one comes back."""
@@ -531,7 +521,6 @@ def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     with contextlib.suppress(OSError):
         mapped = parse_maps(Path("/proc/self/maps").read_bytes())
         own |= {os.fsdecode(one.file.path) for one in mapped if one.file is not None}
-    with contextlib.suppress(OSError):
         modules = Path(os.path.realpath(sysconfig.get_config_var("DESTSHARED") or "/dev/null"))
         own.update(map(str, modules.glob("*.so")))
     return frozenset(own)

@@ -67,10 +67,16 @@ class Misses:
                 pages[page] = miss
             else:
                 pages[page] = before._replace(times=before.times + miss.times)
-        unwatched = self.unwatched or other.unwatched
-        ordered = dict(sorted(pages.items()))
-        return Misses(self.name, self.original, self.original_size, ordered, unwatched)
+        return Misses(
+            self.name,
+            self.original,
+            self.original_size,
+            dict(sorted(pages.items())),
+            unwatched=self.unwatched or other.unwatched,
+        )
 
+
+# ---- Those of a running process ----
 
 _SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare")
 _DELETED = " (deleted)"
