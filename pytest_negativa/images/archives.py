@@ -129,12 +129,12 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
             found = (m for _, m in _iter_zip(source, on_problem) if CONDA_FILES.fullmatch(m.name))
             parts = ((m.name, m.start, m.packed_size) for m in found)
         elif kind is ArchiveKind.DEB:
-            data = [m for m in iter_members(source) if m.name.startswith("data.tar")]
-            parts = [(m.name, m.start, m.size) for m in data[:1]]
-            if not parts:
+            data = next((m for m in iter_members(source) if m.name.startswith("data.tar")), None)
+            if data is None:
                 raise FormatError(
                     source.path, None, "a Debian package without data.tar; is it damaged?"
                 )
+            parts = [(data.name, data.start, data.size)]
         for name, start, size in parts:
             yield from iter_tar(Part(source, start, size), str(Path(source.path, name)), on_problem)
 

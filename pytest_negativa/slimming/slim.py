@@ -1,9 +1,8 @@
-"""``negativa slim``: a process that is killed leaves every library whole. The package's entry.
+"""``negativa slim``: slims the libraries of folders. A killed process leaves every library whole.
 
 For each library, the slimmer writes and checks the new file under a hidden name. It keeps the
 original if asked to, writes the manifest, and then renames the new file. It updates RECORD files at
-the end.
-The next run finishes what a killed run left undone.
+the end. The next run finishes what a killed run left undone.
 """
 
 from __future__ import annotations
