@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import (
     DistributionFinder,
     MetadataPathFinder,
@@ -14,6 +15,7 @@ from importlib.metadata import (
 )
 from pathlib import Path
 
+from pytest_negativa.settings.globs import normalized
 from pytest_negativa.storage.system import read_regular
 
 _MAX_BYTES = 64 << 20
@@ -70,3 +72,39 @@ def named_metadata(distribution: Distribution) -> PackageMetadata | None:
 def find_distribution(name: str) -> Distribution | None:
     """Find the distribution of a name among those of this interpreter."""
     return next(filter(has_name, find_distributions(name=name)), None)
+
+
+def with_requirements(
+    root: Distribution, find: Callable[[str], Distribution | None] = find_distribution
+) -> Iterator[Distribution]:
+    """Yield ``root`` and the installed distributions that it requires, directly or not.
+
+    Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
+
+    Args:
+        root: the distribution to begin with.
+        find: finds a distribution by name; by default, among those of this interpreter.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    seen: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
+    while waiting:
+        distribution, extras = waiting.pop()
+        name = normalized(distribution.metadata["Name"])
+        if extras in seen[name]:
+            continue
+        if not seen[name]:
+            yield distribution
+        seen[name].add(extras)
+        for text in distribution.requires or ():
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                # Old distributions have metadata that the rules of today forbid.
+                continue
+            is_required = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
+            )
+            if is_required and (required := find(requirement.name)) is not None:
+                waiting.append((required, frozenset(requirement.extras)))

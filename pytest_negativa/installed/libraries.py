@@ -6,20 +6,12 @@ import contextlib
 import os
 import stat
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import OptionError, did_you_mean
-from pytest_negativa.installed.distributions import (
-    Distribution,
-    find_distribution,
-    find_distributions,
-    has_name,
-)
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_spare, kind_of
-from pytest_negativa.settings.globs import normalized
 from pytest_negativa.storage.system import read_head
 
 # The first bytes of their programs don't count: pip has some in each environment.
@@ -76,9 +68,25 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
                 argument, paths, explicit=False, unlisted=tuple(unlisted), windows=windows
             )
         return LibrarySet(argument, (path,), explicit=True)
+    return _of_distribution(argument, with_dependencies=with_dependencies)
+
+
+def _of_distribution(argument: str, *, with_dependencies: bool) -> LibrarySet:
+    # Imported late: importlib.metadata takes 20 ms.
+    from pytest_negativa.installed.distributions import (
+        find_distribution,
+        find_distributions,
+        has_name,
+        with_requirements,
+    )
+
     distribution = find_distribution(argument)
     if distribution is None:
-        raise OptionError(_not_found(argument))
+        names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
+        raise OptionError(
+            f"{argument}: neither a file or folder nor a distribution that is installed for "
+            f"{sys.executable}{did_you_mean(argument, names, at_least=0.75)}"
+        )
     distributions = list(with_requirements(distribution)) if with_dependencies else [distribution]
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
@@ -134,47 +142,3 @@ def _may_hold_gpu_code(path: str) -> bool:
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
         return ".so" in path.rpartition("/")[2] or path.endswith(CODE_SUFFIXES)
-
-
-def with_requirements(
-    root: Distribution, find: Callable[[str], Distribution | None] = find_distribution
-) -> Iterator[Distribution]:
-    """Yield ``root`` and the installed distributions that it requires, directly or not.
-
-    Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
-
-    Args:
-        root: the distribution to begin with.
-        find: finds a distribution by name; by default, among those of this interpreter.
-    """
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    seen: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
-    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
-    while waiting:
-        distribution, extras = waiting.pop()
-        name = normalized(distribution.metadata["Name"])
-        if extras in seen[name]:
-            continue
-        if not seen[name]:
-            yield distribution
-        seen[name].add(extras)
-        for text in distribution.requires or ():
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:
-                # Old distributions have metadata that the rules of today forbid.
-                continue
-            is_required = requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
-            )
-            if is_required and (required := find(requirement.name)) is not None:
-                waiting.append((required, frozenset(requirement.extras)))
-
-
-def _not_found(argument: str) -> str:
-    names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
-    return (
-        f"{argument}: neither a file or folder nor a distribution that is installed for "
-        f"{sys.executable}{did_you_mean(argument, names, at_least=0.75)}"
-    )

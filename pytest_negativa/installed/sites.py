@@ -29,8 +29,8 @@ from pytest_negativa.installed.distributions import (
     find_distributions,
     has_name,
     named_metadata,
+    with_requirements,
 )
-from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import (
     CONDA_META,
     RECORD,
