@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap, Scope
 from pytest_negativa.models.located import may_be

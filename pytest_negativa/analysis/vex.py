@@ -37,9 +37,8 @@ from pytest_negativa.models.vex import (
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.spares import note_of, spare_folders
-from pytest_negativa.slimming.tree import soname_of
+from pytest_negativa.slimming.tree import scan, soname_of
 from pytest_negativa.spare.note import Note
 from pytest_negativa.storage.urls import read_input
 from pytest_negativa.storage.yaml_records import decode_yaml

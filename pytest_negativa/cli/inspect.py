@@ -48,8 +48,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.images.report import report_image
-from pytest_negativa.images.suite import load_suite, suite_of_lock
+from pytest_negativa.images.report import load_suite, report_image, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.values import read_percent, read_size

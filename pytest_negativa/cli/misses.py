@@ -24,7 +24,7 @@ from pytest_negativa.processes.page_watch import misses_environment
 from pytest_negativa.reporting.pages import render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.spare.process_pages import pages_of_process
+from pytest_negativa.spare.misses import pages_of_process
 from pytest_negativa.storage.atomic import write_atomically
 
 _LOGS = "NEGATIVA_SPARE_LOG"

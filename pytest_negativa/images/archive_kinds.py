@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_negativa.storage.system import read_head
 
 WHEEL_SUFFIX = ".whl"
-CONDA_SUFFIXES = (".conda", ".tar.bz2")
+CONDA_SUFFIX, OLD_CONDA_SUFFIX = ".conda", ".tar.bz2"
 DOCKER_LIST, OCI_INDEX = "manifest.json", "index.json"
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5F
 _NAMED_AS_ARCHIVE = re.compile(r".*\.(whl|conda|deb|tar(\.\w+)?)")
@@ -49,11 +49,9 @@ def archive_kind(head: bytes) -> ArchiveKind | None:
         if skipped >= len(head):
             return ArchiveKind.ZSTD
         head = head[skipped:]
-    for magic, kind in _MAGICS.items():
-        if head.startswith(magic):
-            return kind
+    found = (kind for magic, kind in _MAGICS.items() if head.startswith(magic))
     is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-    return ArchiveKind.TAR if is_tar else None
+    return next(found, ArchiveKind.TAR if is_tar else None)
 
 
 def kind_at(path: Path) -> ArchiveKind | None:
@@ -69,7 +67,7 @@ def kind_at(path: Path) -> ArchiveKind | None:
 
 def is_package(path: Path) -> bool:
     """Whether a path has the name of a wheel or of a conda package."""
-    return path.name.endswith((WHEEL_SUFFIX, *CONDA_SUFFIXES))
+    return path.name.endswith((WHEEL_SUFFIX, CONDA_SUFFIX, OLD_CONDA_SUFFIX))
 
 
 def count_archives(folder: Path) -> int:

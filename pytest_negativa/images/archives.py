@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -29,7 +29,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.files import iter_members
 from pytest_negativa.gpucode.source import ByteSource, open_source, unpack_stream
 from pytest_negativa.images.archive_kinds import (
-    CONDA_SUFFIXES,
+    CONDA_SUFFIX,
     WHEEL_SUFFIX,
     ArchiveKind,
     archive_kind,
@@ -57,6 +57,12 @@ _MAX_GLOBAL_HEADERS = 1000
 # No name has more digits in a row. tarfile takes hours for a million of them (CVE-2024-6232).
 _DIGITS = re.compile(rb"\d{256}")
 _BUFFER = 128 << 10
+
+_OPENERS: Mapping[ArchiveKind | None, Callable[[Any], Any]] = {
+    ArchiveKind.GZIP: gzip.open,
+    ArchiveKind.BZIP2: bz2.open,
+    ArchiveKind.XZ: lzma.open,
+}
 
 # Of a local file header in a ZIP archive: the sizes of name and extra field stand at its end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -113,29 +119,24 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
     """
     with ByteSource(path) as source:
         kind = archive_kind(source.read(0, min(HEAD_SIZE, source.size)))
-        if kind is ArchiveKind.DEB:
-            yield from _iter_deb(source, on_problem)
+        is_zip = kind is ArchiveKind.ZIP or path.suffix == WHEEL_SUFFIX
+        if is_zip and path.suffix != CONDA_SUFFIX:
+            for head, member in _iter_zip(source, on_problem):
+                yield member.name, File(member.size, head, member)
             return
-        if kind is not ArchiveKind.ZIP and path.suffix != WHEEL_SUFFIX:
-            yield from iter_tar(Part(source), source.path, on_problem)
-            return
-        entries = _iter_zip(source, on_problem)
-        if path.suffix not in CONDA_SUFFIXES:
-            yield from entries
-            return
-        for name, file in entries:
-            if CONDA_FILES.fullmatch(name) and isinstance(file.place, Member):
-                part = Part(source, file.place.start, file.place.packed_size)
-                yield from iter_tar(part, f"{source.path}/{name}", on_problem)
-
-
-def _iter_deb(source: ByteSource, on_problem: OnProblem) -> Iterator[Entry]:
-    for member in iter_members(source):
-        if member.name.startswith("data.tar"):
-            part = Part(source, member.start, member.size)
-            yield from iter_tar(part, f"{source.path}/{member.name}", on_problem)
-            return
-    raise FormatError(source.path, None, "a Debian package without data.tar; is it damaged?")
+        parts: Iterable[tuple[str, int, int]] = [("", 0, source.size)]
+        if is_zip:
+            found = (m for _, m in _iter_zip(source, on_problem) if CONDA_FILES.fullmatch(m.name))
+            parts = ((m.name, m.start, m.packed_size) for m in found)
+        elif kind is ArchiveKind.DEB:
+            data = next((m for m in iter_members(source) if m.name.startswith("data.tar")), None)
+            if data is None:
+                raise FormatError(
+                    source.path, None, "a Debian package without data.tar; is it damaged?"
+                )
+            parts = [(data.name, data.start, data.size)]
+        for name, start, size in parts:
+            yield from iter_tar(Part(source, start, size), str(Path(source.path, name)), on_problem)
 
 
 class Part(io.RawIOBase):
@@ -168,9 +169,6 @@ class Part(io.RawIOBase):
         self._position = (0, self._position, self._size)[whence] + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         length = max(0, min(len(buffer), self._size - self._position))
         buffer[:length] = self.source.read(self.start + self._position, length)
@@ -181,19 +179,19 @@ class Part(io.RawIOBase):
 class _Tables(io.BufferedReader):
     """A stream for ``zipfile``, which reads tables of any size in one go."""
 
-    def __init__(self, part: Part, label: str) -> None:
-        super().__init__(part)
-        self._label = label
-
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_TABLE:
-            raise _too_large(self._label, size, _MAX_TABLE)
+            raise _too_large(cast("Part", self.raw).source.path, size, _MAX_TABLE)
         return super().read(size)
 
 
 def _too_large(label: str, size: int, limit: int) -> FormatError:
-    problem = f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}"
-    return FormatError(label, None, f"{problem}; damaged")
+    return FormatError(
+        label,
+        None,
+        f"a table of {format_bytes(size)} in it is over the limit of {format_bytes(limit)}; "
+        "damaged",
+    )
 
 
 @contextlib.contextmanager
@@ -217,8 +215,7 @@ def damage(label: str) -> Iterator[None]:
         zlib.error,
         zstandard.ZstdError,
     ) as e:
-        problem = f"{e or type(e).__name__}; is the archive damaged?"
-        raise FormatError(label, None, problem) from e
+        raise FormatError(label, None, f"{e or type(e).__name__}; is the archive damaged?") from e
 
 
 def open_zip(source: ByteSource) -> zipfile.ZipFile:
@@ -228,17 +225,17 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         FormatError: it is damaged, or none.
     """
     with damage(source.path):
-        return zipfile.ZipFile(_Tables(Part(source), source.path))
+        return zipfile.ZipFile(_Tables(Part(source)))
 
 
-def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[str, File]]:
+def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes, Member]]:
+    """The first bytes of each file, and the file."""
     archive = open_zip(source)
     if sum(info.compress_size for info in archive.infolist()) > source.size:
         raise FormatError(source.path, None, "files in it overlap; crafted or damaged")
     # A name may be there twice; the last one counts.
-    for info in {info.filename: info for info in archive.infolist()}.values():
-        if info.is_dir():
-            continue
+    infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+    for info in infos.values():
         try:
             if (name := clean_name(info.filename)) is None:
                 raise _bad_name(source.path, info.header_offset, info.filename)
@@ -246,8 +243,8 @@ def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[str, 
             head = _head(source, member)
         except FormatError as e:
             on_problem(e)
-            continue
-        yield name, File(info.file_size, head, member)
+        else:
+            yield head, member
 
 
 def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
@@ -262,8 +259,11 @@ def _zip_member(source: ByteSource, info: zipfile.ZipInfo, name: str) -> Member:
             "the archive and name the folder",
         )
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        problem = f"has {info.compress_size:,} bytes, the archive says {info.file_size:,}; damaged"
-        raise FormatError(label, info.header_offset, problem)
+        raise FormatError(
+            label,
+            info.header_offset,
+            f"has {info.compress_size:,} bytes, the archive says {info.file_size:,}; damaged",
+        )
     magic, *lengths = _LOCAL_HEADER.unpack(source.read(info.header_offset, _LOCAL_HEADER.size))
     if magic != _LOCAL_MAGIC:
         raise FormatError(
@@ -297,8 +297,11 @@ def clean_name(name: str) -> str | None:
 
 def _bad_name(label: str, offset: int, name: str) -> FormatError:
     shown = name if len(name) < 100 else f"{name[:100]}..."
-    problem = f"{shown!r} leads out of the archive, or is longer than {_MAX_NAME:,} characters"
-    return FormatError(label, offset, problem)
+    return FormatError(
+        label,
+        offset,
+        f"{shown!r} leads out of the archive, or is longer than {_MAX_NAME:,} characters",
+    )
 
 
 class _TarStream:
@@ -342,8 +345,9 @@ class _TarStream:
             raise _too_large(self._label, size, _MAX_TAR_TABLE)
         self.header = self._stream.read(size)
         if _DIGITS.search(self.header):
-            problem = "a header has 256 digits in a row; crafted or damaged"
-            raise FormatError(self._label, None, problem)
+            raise FormatError(
+                self._label, None, "a header has 256 digits in a row; crafted or damaged"
+            )
         return self.header
 
 
@@ -402,8 +406,9 @@ def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, Arch
         except tarfile.ReadError as e:
             if kind is ArchiveKind.TAR:
                 raise
-            problem = f"holds no tar archive ({e}); unpack it, and name what it holds"
-            raise FormatError(label, None, problem) from e
+            raise FormatError(
+                label, None, f"holds no tar archive ({e}); unpack it, and name what it holds"
+            ) from e
     return tar, stream, kind
 
 
@@ -445,15 +450,10 @@ def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterato
 def _unpacked(stream: Any, kind: ArchiveKind | None, label: str) -> Any:
     if kind is ArchiveKind.TAR:
         return stream
-    if kind is ArchiveKind.GZIP:
-        return gzip.GzipFile(fileobj=stream)
-    if kind is ArchiveKind.BZIP2:
-        return bz2.BZ2File(stream)
     if kind is ArchiveKind.ZSTD:
-        unpacker = zstandard.ZstdDecompressor()
-        return unpacker.stream_reader(stream, read_across_frames=True)
-    if kind is ArchiveKind.XZ:
-        return lzma.LZMAFile(stream)
+        return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    if kind in _OPENERS:
+        return _OPENERS[kind](stream)
     found = "not a tar archive" if kind is None else f"a {kind.value} file"
     raise FormatError(
         label, None, f"{found}; expected a tar archive, plain or as gzip, bzip2, xz, zstd"

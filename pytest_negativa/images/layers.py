@@ -1,7 +1,7 @@
-"""Layers of a container image that is saved in a folder or a tar archive.
+"""Saved container images, in a folder or a tar archive: the formats of OCI and of docker save.
 
-Formats: "Image Layout Specification" and "Image Layer Filesystem Changeset" of the OCI; the older
-format of ``docker save``, whose ``manifest.json`` names the layers.
+OCI: "Image Layout Specification" and "Image Layer Filesystem Changeset"; an ``index.json`` leads to
+the layers. The older format of ``docker save`` has a ``manifest.json`` that names the layers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,7 @@ def find_image(path: Path) -> Image | None:
     image, left = Image(path.resolve()), _MAX_JSONS
     entries = _iter_folder(path) if path.is_dir() else iter_archive(path, lambda problem: None)
     for name, node in entries:
-        if not _IMAGE_FILES.fullmatch(name):
-            if node is None:
-                continue
+        if node is not None and not _IMAGE_FILES.fullmatch(name):
             return None
         if isinstance(node, Link):
             image.links[name] = node.target
@@ -132,22 +130,25 @@ def _find_layers(image: Image, *, is_sure: bool) -> tuple[str, ...] | None:
     """
     is_oci = "oci-layout" in image.places
     try:
-        if (text := image.texts.get(DOCKER_LIST)) is not None:
-            saved = msgspec.json.decode(text, type=list[_Saved])
-            if not saved and not (is_sure or is_oci):
-                return None
-            names = [(one.repo_tags or ["without a tag"])[0] for one in saved]
-            layers = _only(image, [one.layers for one in saved], names)
+        if DOCKER_LIST in image.texts:
+            saved = msgspec.json.decode(image.texts[DOCKER_LIST], type=list[_Saved])
+            images = [((one.repo_tags or ["without a tag"])[0], one.layers) for one in saved]
         elif OCI_INDEX in image.texts and is_oci:
             index = msgspec.json.decode(image.texts[OCI_INDEX], type=_Manifest)
-            layers = _oci_layers(image, index)
+            images = _oci_images(image, index)
         else:
             return None
     except UNDECODABLE as e:
         if not (is_sure or is_oci):
             return None
-        problem = f"the description of the image is damaged: {e}"
-        raise FormatError(image.path, None, problem) from e
+        raise FormatError(image.path, None, f"the description of the image is damaged: {e}") from e
+    if not (images or is_sure or is_oci):
+        return None
+    if len(images) != 1:
+        shown = ", ".join(name for name, _ in images) or "none"
+        problem = f"holds {len(images)} images ({shown}), expected 1; save one image alone"
+        raise FormatError(image.path, None, problem)
+    [(_, layers)] = images
     # Docker saved a layer that several images have once, and links to it: ../ID/layer.tar.
     found = [image.links.get(name, name).removeprefix("../") for name in layers]
     for name, found_name in zip(layers, found, strict=True):
@@ -156,23 +157,19 @@ def _find_layers(image: Image, *, is_sure: bool) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def _only(image: Image, found: Sequence[list[str]], names: Sequence[str]) -> list[str]:
-    """The layers of the only image."""
-    if len(found) != 1:
-        shown = ", ".join(names) or "none"
-        problem = f"holds {len(found)} images ({shown}), expected 1; save one image alone"
-        raise FormatError(image.path, None, problem)
-    return found[0]
-
-
-def _oci_layers(image: Image, index: _Manifest) -> list[str]:
+def _oci_images(image: Image, index: _Manifest) -> list[tuple[str, list[str]]]:
+    """The images for this machine if there are any: the platform of each, and its layers."""
     found = list(_iter_manifests(image, index, set()))
     here = _OCI_MACHINES.get(platform.machine(), platform.machine())
     if len(found) > 1:
         found = [one for one in found if one[0] and one[0].get("architecture") == here] or found
-    names = [f"{p.get('os', '')}/{p.get('architecture', '')}" if p else "unknown" for p, _ in found]
-    layers = [[_blob(image, layer) for layer in manifest.layers] for _, manifest in found]
-    return _only(image, layers, names)
+    return [
+        (
+            f"{p.get('os', '')}/{p.get('architecture', '')}" if p else "unknown",
+            [_blob(image, layer) for layer in manifest.layers],
+        )
+        for p, manifest in found
+    ]
 
 
 def _iter_manifests(
@@ -200,8 +197,9 @@ def _iter_manifests(
 
 def _blob(image: Image, descriptor: _Descriptor) -> str:
     if not _DIGEST.fullmatch(descriptor.digest):
-        problem = f"{descriptor.digest!r} in the image's index is no digest"
-        raise FormatError(image.path, None, problem)
+        raise FormatError(
+            image.path, None, f"{descriptor.digest!r} in the image's index is no digest"
+        )
     return "blobs/" + descriptor.digest.replace(":", "/")
 
 
@@ -215,18 +213,15 @@ def iter_layers(image: Image, on_problem: OnProblem) -> Iterator[tuple[int, Iter
     """
     # The same layer twice: the upper one counts.
     last = {name: number for number, name in enumerate(image.layers)}
-    streamed = False
     for name, number in last.items():
-        place, label = image.places[name], f"{image.path}/{name}"
-        if place is None:
-            streamed = True
-        elif isinstance(place, Path):
-            with ByteSource(place) as source:
-                yield number, iter_tar(Part(source), label, on_problem)
-        else:
-            with ByteSource(place.archive) as source:
-                part = Part(source, place.start, place.packed_size)
-                yield number, iter_tar(part, label, on_problem)
-    for name, file in iter_archive(image.path, on_problem) if streamed else ():
+        if (place := image.places[name]) is not None:
+            start, size = 0, None
+            if isinstance(place, Member):
+                start, size = place.start, place.packed_size
+            with ByteSource(place.archive if isinstance(place, Member) else place) as source:
+                part = Part(source, start, size)
+                yield number, iter_tar(part, f"{image.path}/{name}", on_problem)
+    is_streamed = any(image.places[name] is None for name in last)
+    for name, file in iter_archive(image.path, on_problem) if is_streamed else ():
         if name in last and isinstance(file, File) and file.stream is not None:
             yield last[name], iter_tar(file.stream, f"{image.path}/{name}", on_problem)

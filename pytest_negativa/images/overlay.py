@@ -76,18 +76,17 @@ class Overlay(Generic[FileT]):
             if name.startswith(WHITEOUT):
                 continue
             here = self.folder(folder, make=True)
+            file = self._find(node.target) if isinstance(node, HardLink) else node
             if node is None:
                 _enter(here, name)
-                continue
-            file = self._find(node.target) if isinstance(node, HardLink) else node
-            if file is None:
+            elif file is None:
                 lost.append(path)
                 here.children.pop(name, None)
-                continue
-            here.children[name] = file
-            if not isinstance(file, Link):
-                place = here.path_of(name)
-                self.placed[file] = min(place, self.placed.get(file, place))
+            else:
+                here.children[name] = file
+                if not isinstance(file, Link):
+                    place = here.path_of(name)
+                    self.placed[file] = min(place, self.placed.get(file, place))
         return lost
 
     def walk(self) -> Iterator[tuple[str, Link | FileT]]:

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from pytest_negativa.images.tree import Tree, name_and_version
-from pytest_negativa.installed.conda import CondaPackage
-from pytest_negativa.installed.record import RECORD, iter_rows
+from pytest_negativa.installed.record import RECORD, CondaPackage, iter_rows
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.image import Manager, Package
 
@@ -54,17 +53,18 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
 def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
     """Paths and the packages that claim them; a later claim wins."""
     dpkg = tree.overlay.folder(_DPKG).path
-    versions = _dpkg_versions(tree.read_list(f"{dpkg}/status"))
+    # Paragraphs of ``Field: value``, see deb-control(5).
+    versions: dict[str, str] = {}
+    for paragraph in tree.read_list(f"{dpkg}/status").split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
+        versions[fields.get("Package", "")] = fields.get("Version", "")
     lists = sorted(tree.lists)
-    for path in lists:
-        if path.startswith(f"{dpkg}/") and path.endswith(".list"):
-            yield from _iter_dpkg(tree, path, versions)
-    for path in lists:
-        if "conda-meta/" in path:
-            yield from _iter_conda(tree, path)
-    for path in lists:
-        if path.endswith(f"/{RECORD}"):
-            yield from _iter_wheel(tree, path)
+    for path in (p for p in lists if p.startswith(f"{dpkg}/") and p.endswith(".list")):
+        yield from _iter_dpkg(tree, path, versions)
+    for path in (p for p in lists if "conda-meta/" in p):
+        yield from _iter_conda(tree, path)
+    for path in (p for p in lists if p.endswith(f"/{RECORD}")):
+        yield from _iter_wheel(tree, path)
 
 
 def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:
@@ -93,13 +93,3 @@ def _iter_dpkg(tree: Tree, path: str, versions: dict[str, str]) -> Iterator[tupl
     package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
     for line in tree.read_list(path).splitlines():
         yield line, package
-
-
-def _dpkg_versions(status: str) -> dict[str, str]:
-    """Versions by name, of the status file: paragraphs of ``Field: value``, see deb-control(5)."""
-    versions: dict[str, str] = {}
-    for paragraph in status.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version): (.*)$", paragraph, re.MULTILINE))
-        if "Package" in fields:
-            versions[fields["Package"]] = fields.get("Version", "")
-    return versions

@@ -1,4 +1,7 @@
-"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``."""
+"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``.
+
+The needs of a suite in libraries come from a traced run or a lock.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,20 @@ import csv
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability, is_for_any
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
-from pytest_negativa.images.suite import KnownLibrary, Suite
-from pytest_negativa.images.tree import CodeFile, Tree, read_tree
-from pytest_negativa.installed.code_files import code_rows, digest_of_rows
+from pytest_negativa.images.tree import Tree, read_tree
 from pytest_negativa.installed.record import RECORD
+from pytest_negativa.installed.sites import code_rows, digest_of_rows
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
@@ -33,15 +37,20 @@ from pytest_negativa.models.image import (
     SuiteUse,
 )
 from pytest_negativa.models.library import (
-    ForeignCode,
     LibraryIdentity,
     LibraryMap,
     Removed,
     Scope,
     add_foreign,
 )
+from pytest_negativa.models.located import may_be
+from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.results import load_plans, load_usage
+from pytest_negativa.storage.runs import Run
 
 
 def report_image(
@@ -66,9 +75,6 @@ def report_image(
     """
     devices = tuple(devices) or (() if suite is None else suite.devices)
     matcher = _Matcher(suite, devices)
-    with_code: list[tuple[str, LibraryMap, Removed | None]] = []
-    slimmed: list[str] = []
-    removed: list[Removed] = []
     if not (folder.is_dir() or is_container(folder)):
         raise OptionError(
             f"{folder}: is neither a folder nor an archive that is read; --packages, --run and "
@@ -82,24 +88,16 @@ def report_image(
         slimmed=True,
     )
     tree = read_tree(folder, request, cache, workers, on_done, by_package=True)
-    unreadable = list(map(str, tree.problems))
-    foreign: list[ForeignCode] = []
-    without = 0
-    for path, mapped in tree.libraries.items():
-        if mapped.removed is not None:
-            slimmed.append(path)
-            removed.append(mapped.removed)
-        if mapped.library_map is not None:
-            foreign += mapped.library_map.foreign
-        if mapped.error is not None:
-            unreadable.append(str(mapped.error))
-        elif mapped.library_map is not None and mapped.library_map.sections:
-            with_code.append((path, mapped.library_map, mapped.removed))
-        else:
-            without += tree.sizes[path]
-    owners = find_owners(tree, (*(path for path, _, _ in with_code), *tree.code_files))
-    rows = [matcher.row(m, path, owners.get(path), gone) for path, m, gone in with_code]
-    rows += _code_file_rows(tree, suite, devices, owners)
+    errors = {path: one.error for path, one in tree.libraries.items() if one.error is not None}
+    removed = {path: one.removed for path, one in tree.libraries.items() if one.removed is not None}
+    maps = {p: one.library_map for p, one in tree.libraries.items() if one.library_map is not None}
+    with_code = {path: one for path, one in maps.items() if one.sections and path not in errors}
+    without = tree.sizes.keys() - with_code.keys() - errors.keys()
+    owners = find_owners(tree, (*with_code, *tree.code_files))
+    rows = [
+        *(matcher.row(m, p, owners.get(p), removed.get(p)) for p, m in with_code.items()),
+        *_code_file_rows(tree, suite, devices, owners),
+    ]
     libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
         format_version=IMAGE_REPORT_VERSION,
@@ -107,15 +105,15 @@ def report_image(
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),
         libraries=tuple(libraries),
-        packages=tuple(_package_rows(libraries)),
-        without_code=len(tree.sizes) - len(with_code) - (len(unreadable) - len(tree.problems)),
-        without_code_bytes=without,
-        unreadable=tuple(map(utf8, unreadable)),
-        notes=(*_notes(suite, libraries), *_spare_notes(removed)),
-        slimmed=tuple(sorted(slimmed)),
+        packages=tuple(sorted(_package_rows(libraries), key=lambda row: -row.code_bytes)),
+        without_code=len(without),
+        without_code_bytes=sum(tree.sizes[path] for path in without),
+        unreadable=tuple(utf8(str(one)) for one in (*tree.problems, *errors.values())),
+        notes=(*_notes(suite, libraries), *_spare_notes(removed.values())),
+        slimmed=tuple(sorted(removed)),
         hidden=len(tree.hidden),
         hidden_bytes=sum(size for _, size in tree.hidden),
-        foreign=add_foreign(foreign),
+        foreign=add_foreign([code for one in maps.values() for code in one.foreign]),
     )
 
 
@@ -127,7 +125,14 @@ def _code_file_rows(
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
     planned = dict(_unused_files(tree, {} if suite is None else suite.files))
-    others = frozenset(_for_other_devices(tree.code_files, devices))
+    # Those that ``slim --arch`` would remove.
+    others = {
+        path
+        for path, file in (tree.code_files.items() if devices else ())
+        if file.arch is not None
+        and path.endswith(CODE_SUFFIXES)
+        and not is_for_any(file.arch, devices, is_ptx=file.kind is FileKind.PTX)
+    }
     groups: defaultdict[Package | None, list[str]] = defaultdict(list)
     for path in tree.code_files:
         groups[owners.get(path)].append(path)
@@ -152,17 +157,6 @@ def _code_file_rows(
             problems=0,
             files=len(paths),
         )
-
-
-def _for_other_devices(
-    files: Mapping[str, CodeFile], devices: Sequence[ComputeCapability]
-) -> Iterator[str]:
-    """The files that ``slim --arch`` would remove for these devices; without devices, none."""
-    for path, file in files.items() if devices else ():
-        is_ptx = file.kind is FileKind.PTX
-        is_other = file.arch is not None and not is_for_any(file.arch, devices, is_ptx=is_ptx)
-        if is_other and path.endswith(CODE_SUFFIXES):
-            yield path
 
 
 def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
@@ -196,21 +190,15 @@ class _Matcher:
         self._suite = suite
         self._devices = devices
         known = () if suite is None else suite.libraries
-        self._by_digest: dict[str, KnownLibrary] = {}
-        self._by_build_id: dict[str, list[KnownLibrary]] = defaultdict(list)
-        # Of libraries with neither build id nor digest, at most the size is known.
-        self._nameless_sizes: set[int | None] = set()
+        # The suite may have used one of two copies with the same content.
+        self._by_digest = {one.sha256: one for one in sorted(known, key=lambda one: one.used)}
+        self._by_build_id: dict[str | None, list[KnownLibrary]] = defaultdict(list)
         for library in known:
-            # The suite may have used one of two copies with the same content.
-            if library.sha256 is not None and (
-                library.used or library.sha256 not in self._by_digest
-            ):
-                self._by_digest[library.sha256] = library
-            if library.build_id is not None:
-                self._by_build_id[library.build_id].append(library)
-            elif library.sha256 is None:
-                self._nameless_sizes.add(library.size)
-        sizes = (library.size for library in self._by_digest.values())
+            self._by_build_id[library.build_id].append(library)
+        # Of libraries with neither build id nor digest, at most the size is known.
+        nameless = self._by_build_id.pop(None, [])
+        self._nameless_sizes = {one.size for one in nameless if one.sha256 is None}
+        sizes = (one.size for sha256, one in self._by_digest.items() if sha256 is not None)
         self.digest_sizes = frozenset(size for size in sizes if size is not None)
 
     def row(
@@ -246,7 +234,7 @@ class _Matcher:
             return None, None
         if (known := self._known(library)) is not None:
             return _use_of([known]), MatchedBy.SHA256
-        if library.build_id is not None and library.build_id in self._by_build_id:
+        if library.build_id in self._by_build_id:
             return _use_of(self._by_build_id[library.build_id]), MatchedBy.BUILD_ID
         # This may be a library that the suite loaded and that can't be recognised.
         nameless = library.size in self._nameless_sizes or None in self._nameless_sizes
@@ -281,27 +269,23 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
     )
 
 
-def _package_rows(found: Iterable[ImageLibrary]) -> list[PackageRow]:
+def _package_rows(found: Iterable[ImageLibrary]) -> Iterator[PackageRow]:
     groups: defaultdict[Package | None, list[ImageLibrary]] = defaultdict(list)
     for one in found:
         groups[one.package].append(one)
-    rows = []
     for package, group in groups.items():
         never = [row for row in group if row.suite is SuiteUse.NEVER_LOADED]
         known = [row.slimmable_bytes for row in group if row.slimmable_bytes is not None]
-        rows.append(
-            PackageRow(
-                package=package,
-                libraries=sum(not row.files for row in group),
-                code_files=sum(row.files for row in group),
-                size=sum(row.size for row in group),
-                code_bytes=sum(row.code_bytes for row in group),
-                slimmable_bytes=sum(known) if known else None,
-                never_loaded=len(never),
-                never_loaded_bytes=sum(row.size for row in never),
-            )
+        yield PackageRow(
+            package=package,
+            libraries=sum(not row.files for row in group),
+            code_files=sum(row.files for row in group),
+            size=sum(row.size for row in group),
+            code_bytes=sum(row.code_bytes for row in group),
+            slimmable_bytes=sum(known) if known else None,
+            never_loaded=len(never),
+            never_loaded_bytes=sum(row.size for row in never),
         )
-    return sorted(rows, key=lambda row: -row.code_bytes)
 
 
 def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
@@ -330,3 +314,147 @@ def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[s
             f"files that the suite may have loaded: {unknown:,}; it loaded libraries without a "
             "build id or digest, which can't be recognised"
         )
+
+
+# ---- The needs of a suite in libraries ----
+
+# The run had loaded code that a plan keeps for one of these reasons.
+_LOADED = (KeepReason.LOADED, KeepReason.MEMORY_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLibrary:
+    """A library that the suite loaded.
+
+    Attributes:
+        size: bytes, if known.
+        used: whether the suite loaded GPU code from it.
+        unused_bytes: of the content ``sha256``; None if there is no plan for it, or no proof.
+    """
+
+    sha256: str | None
+    build_id: str | None
+    size: int | None
+    used: bool
+    unused_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Facts about a suite.
+
+    Attributes:
+        run_id: of the traced run.
+        slimmable_by: the source of ``unused_bytes``.
+        devices: compute capabilities that it ran on.
+        nameless: base names of libraries that it loaded, if nothing else is known of them.
+        notes: what a reader of the report should know.
+        files: the files that are GPU code themselves and that stay, by digest of their
+            distribution's rows in RECORD. All others of the distribution may go.
+    """
+
+    run_id: str
+    slimmable_by: SlimmableBy
+    devices: tuple[ComputeCapability, ...]
+    libraries: tuple[KnownLibrary, ...]
+    nameless: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+
+
+def load_suite(run: Run) -> Suite:
+    """Read the suite from the files of a traced run.
+
+    Raises:
+        StoreError: it is no traced run, is not located yet, or a file can't be read.
+    """
+    usage = load_usage(run)
+    if usage is None:
+        run.require_gpu_trace()
+        raise StoreError(
+            f"{run}: no traced run here, or one that is not located yet: no {run.usage_file.name}"
+        )
+    # A run that failed has no plans.
+    return suite_of_run(run.run_id, usage, load_plans(run) if run.plan_files() else ())
+
+
+def suite_of_run(
+    run_id: str,
+    usage: Usage,
+    plans: Sequence[LibraryPlan],
+) -> Suite:
+    """Make the suite from the records of a traced run.
+
+    Args:
+        plans: of its libraries; empty if the run planned nothing.
+    """
+    files: defaultdict[str, set[str]] = defaultdict(set)
+    for one in plans:
+        # Several folders may have the same distribution.
+        if one.is_files and one.library.sha256 is not None:
+            files[one.library.sha256].update(str(d.detail) for d in one.decisions if d.kept)
+    by_path = {plan.library.path: plan for plan in plans}
+    libraries = []
+    for loaded in usage.libraries:
+        plan = by_path.get(loaded.library.path)
+        if plan is not None and not may_be(loaded.library, plan.library):
+            plan = None
+        libraries.append(
+            KnownLibrary(
+                sha256=loaded.library.sha256 if plan is None else plan.library.sha256,
+                build_id=loaded.library.build_id,
+                size=loaded.library.size,
+                used=bool(loaded.images),
+                unused_bytes=None if plan is None else plan.unused_bytes,
+            )
+        )
+    return Suite(
+        run_id=run_id,
+        slimmable_by=SlimmableBy.PLAN,
+        devices=_devices(device.compute_capability for device in usage.devices),
+        libraries=tuple(libraries),
+        notes=tuple(_notes_of_run(run_id, usage, plans)),
+        files=files,
+    )
+
+
+def _notes_of_run(run_id: str, usage: Usage, plans: Sequence[LibraryPlan]) -> Iterator[str]:
+    if not plans:
+        yield f"run {run_id} planned nothing, so no bytes are slimmable by plan"
+    if usage.incomplete:
+        yield (
+            f"the trace of run {run_id} is incomplete, so it may have loaded libraries that are "
+            f"reported as never loaded: {usage.incomplete[0].text}"
+        )
+    if usage.replay is not None:
+        yield f"run {run_id} replays a trace that was recorded on another machine"
+
+
+def suite_of_lock(lock: Lock) -> Suite:
+    """Read the suite from a lock file; libraries without a proof are not slimmable by it."""
+    return Suite(
+        run_id=lock.proof.run,
+        slimmable_by=SlimmableBy.LOCK,
+        devices=_devices(device.compute_capability for device in lock.proof.devices),
+        libraries=tuple(
+            KnownLibrary(
+                sha256=library.sha256,
+                build_id=library.build_id,
+                size=library.size,
+                used=any(code.reason in _LOADED for code in library.kept),
+                unused_bytes=library.unused_bytes if library.not_proved is None else None,
+            )
+            for library in lock.libraries
+        ),
+        nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
+        notes=() if lock.proof.proved else ("nothing in the lock was proved",),
+        files={
+            one.sha256: frozenset(str(code.detail) for code in one.kept)
+            for one in lock.files
+            if one.not_proved is None
+        },
+    )
+
+
+def _devices(found: Iterator[str]) -> tuple[ComputeCapability, ...]:
+    return tuple(map(ComputeCapability.parse, dict.fromkeys(found)))

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,10 +40,10 @@ from pytest_negativa.gpucode.mapping import (
     map_source,
 )
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.images.archive_kinds import CONDA_SUFFIXES
+from pytest_negativa.images.archive_kinds import CONDA_SUFFIX, OLD_CONDA_SUFFIX
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
-from pytest_negativa.images.overlay import HardLink, Layer, Link, Overlay
+from pytest_negativa.images.overlay import HardLink, Link, Overlay
 from pytest_negativa.models.archive import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
 from pytest_negativa.storage.system import read_head
@@ -95,9 +96,6 @@ class _Found:
         return (self.place or self.mapped) is not None
 
 
-_NOTHING = _Found()
-
-
 @dataclass(slots=True)
 class Tree:
     """Visible files of a folder, an archive or an image, with all its layers in place.
@@ -135,7 +133,7 @@ class Tree:
     @property
     def conda_package(self) -> tuple[str, str] | None:
         """Name and version if the tree is a conda package; None for others."""
-        if not self.root.name.endswith(CONDA_SUFFIXES):
+        if not self.root.name.endswith((CONDA_SUFFIX, OLD_CONDA_SUFFIX)):
             return None
         try:
             index = json.loads(self.lists.get(_CONDA_INDEX, b"{}"))
@@ -148,9 +146,7 @@ class Tree:
         """Name and version if the tree is a wheel (PEP 427) or a conda package."""
         # Those in folders are of packages that it brings along.
         own = [folder for folder in self.dist_infos if "/" not in folder]
-        if len(own) != 1:
-            return self.conda_package
-        return name_and_version(own[0])
+        return name_and_version(own[0]) if len(own) == 1 else self.conda_package
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
@@ -195,12 +191,11 @@ def read_tree(
     if _WINDOWS_WHEEL.search(path.name):
         problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
         tree.problems.append(FormatError(path, None, problem))
-    layers: dict[int, Layer[_Found]] = {}
+    layers: defaultdict[int, dict[str, _Found | Link | HardLink | None]] = defaultdict(dict)
     left = _MAX_LISTS
     try:
         for number, entries in _iter_layers(path, tree):
-            layer: dict[str, _Found | Link | HardLink | None] = {}
-            layers[number] = layer
+            layer = layers[number]
             for name, node in entries:
                 # A file of the same name before this one is gone when the archive is unpacked.
                 layer.pop(name, None)
@@ -279,7 +274,7 @@ def _look_at(
     if (folder := name.rpartition("/")[0]).endswith(_DIST_INFO):
         tree.dist_infos.add(folder)
     if is_spare(name):
-        return _NOTHING
+        return _Found()
     path, found = tree.root / name, _Found(file.size)
     try:
         if name == _CONDA_INDEX or (by_package and _PACKAGE_LISTS.fullmatch(name)):
@@ -291,11 +286,10 @@ def _look_at(
         if by_package and kind is not None and is_loadable(file.head):
             found.code_file = CodeFile(file.size, kind, bare_arch(file.head))
         if is_host(file.head) if by_package else kind is not None:
+            found.place = file.place
             if isinstance(file.place, Member):
                 found.place = replace(file.place, shown_in=str(tree.root))
-            elif file.place is not None:
-                found.place = file.place
-            else:
+            elif file.place is None:
                 with file.open(str(path)) as source:
                     found.mapped = map_source(path, source, request)
     except FormatError as e:
@@ -306,9 +300,8 @@ def _look_at(
 def _show_all(tree: Tree) -> Iterator[Path | Member]:
     """Fill the tree with what is visible; yields the files that are still to be mapped."""
     shown: dict[_Found, str] = {}
-    for name, file in tree.overlay.walk():
-        if isinstance(file, Link):
-            continue
+    walked = tree.overlay.walk()
+    for name, file in ((name, node) for name, node in walked if not isinstance(node, Link)):
         if file.text is not None:
             tree.lists[name] = file.text
         elif file in shown:
@@ -321,9 +314,7 @@ def _show_all(tree: Tree) -> Iterator[Path | Member]:
                 tree.sizes[name] = file.size
             if file.mapped is not None:
                 tree.libraries[name] = file.mapped.at(tree.root / name)
-            elif isinstance(file.place, Member):
-                yield replace(file.place, name=name)
-            elif file.place is not None:
-                yield file.place
+            elif (place := file.place) is not None:
+                yield replace(place, name=name) if isinstance(place, Member) else place
     placed = tree.overlay.placed
     tree.hidden = [(placed[f], f.size) for f in placed.keys() - shown.keys() if f.is_library]

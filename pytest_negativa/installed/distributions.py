@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import (
+    DistributionFinder,
+    MetadataPathFinder,
+    PackageMetadata,
+    PathDistribution,
+)
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from importlib.metadata import PackageMetadata
+from pytest_negativa.settings.globs import normalized
+from pytest_negativa.storage.system import read_regular
 
-    from pytest_negativa.installed.distribution import Distribution
+_MAX_BYTES = 64 << 20
+
+
+class Distribution(PathDistribution):
+    """Python's own would wait for a pipe in place of a file, and read a file of any size."""
+
+    def read_text(self, filename: str | os.PathLike[str]) -> str | None:
+        """The text of one of its files; None if that can't be read.
+
+        Raises:
+            UnicodeDecodeError: it is not UTF-8.
+        """
+        # No public attribute has the folder. For an egg it is a place in a ZIP archive.
+        if not isinstance(path := self._path.joinpath(filename), Path):
+            return super().read_text(filename)
+        try:
+            return read_regular(path, limit=_MAX_BYTES).decode("utf-8")
+        except OSError:
+            return None
 
 
 def find_distributions(
@@ -25,14 +51,9 @@ def find_distributions(
         folders: where to look; by default ``sys.path``.
         name: yields those of this name alone.
     """
-    # Imported late: it takes 20 ms.
-    from importlib.metadata import DistributionFinder, MetadataPathFinder
-
-    from pytest_negativa.installed.distribution import Distribution
-
     path = list(sys.path if folders is None else folders)
-    found = MetadataPathFinder.find_distributions(DistributionFinder.Context(path=path, name=name))
-    return (Distribution(one._path) for one in found)
+    where = DistributionFinder.Context(path=path, name=name)
+    return (Distribution(one._path) for one in MetadataPathFinder.find_distributions(where))
 
 
 def has_name(distribution: Distribution) -> bool:
@@ -48,14 +69,42 @@ def named_metadata(distribution: Distribution) -> PackageMetadata | None:
     return None
 
 
-def normalized(name: str) -> str:
-    """A name of a distribution as PyPA normalizes it."""
-    # Imported late: it takes 25 ms, and installed files have no need of it.
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(name)
-
-
 def find_distribution(name: str) -> Distribution | None:
     """Find the distribution of a name among those of this interpreter."""
     return next(filter(has_name, find_distributions(name=name)), None)
+
+
+def with_requirements(
+    root: Distribution, find: Callable[[str], Distribution | None] = find_distribution
+) -> Iterator[Distribution]:
+    """Yield ``root`` and the installed distributions that it requires, directly or not.
+
+    Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
+
+    Args:
+        root: the distribution to begin with.
+        find: finds a distribution by name; by default, among those of this interpreter.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    seen: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
+    while waiting:
+        distribution, extras = waiting.pop()
+        name = normalized(distribution.metadata["Name"])
+        if extras in seen[name]:
+            continue
+        if not seen[name]:
+            yield distribution
+        seen[name].add(extras)
+        for text in distribution.requires or ():
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                # Old distributions have metadata that the rules of today forbid.
+                continue
+            is_required = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
+            )
+            if is_required and (required := find(requirement.name)) is not None:
+                waiting.append((required, frozenset(requirement.extras)))

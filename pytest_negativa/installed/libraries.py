@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_negativa.errors import OptionError, did_you_mean
-from pytest_negativa.installed.distributions import (
-    find_distribution,
-    find_distributions,
-    has_name,
-)
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_spare, kind_of
 from pytest_negativa.storage.system import read_head
-
-if TYPE_CHECKING:
-    from pytest_negativa.installed.distribution import Distribution
 
 # The first bytes of their programs don't count: pip has some in each environment.
 _WINDOWS_SUFFIXES = (".dll", ".pyd")
@@ -75,12 +68,26 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
                 argument, paths, explicit=False, unlisted=tuple(unlisted), windows=windows
             )
         return LibrarySet(argument, (path,), explicit=True)
+    return _of_distribution(argument, with_dependencies=with_dependencies)
+
+
+def _of_distribution(argument: str, *, with_dependencies: bool) -> LibrarySet:
+    # Imported late: importlib.metadata takes 20 ms.
+    from pytest_negativa.installed.distributions import (
+        find_distribution,
+        find_distributions,
+        has_name,
+        with_requirements,
+    )
+
     distribution = find_distribution(argument)
     if distribution is None:
-        raise OptionError(_not_found(argument))
-    distributions = [distribution]
-    if with_dependencies:
-        distributions = list(with_requirements(distribution))
+        names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
+        raise OptionError(
+            f"{argument}: neither a file or folder nor a distribution that is installed for "
+            f"{sys.executable}{did_you_mean(argument, names, at_least=0.75)}"
+        )
+    distributions = list(with_requirements(distribution)) if with_dependencies else [distribution]
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
@@ -117,30 +124,16 @@ def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
     """
     found: dict[tuple[int, int], Path] = {}
     windows = 0
-    folders: dict[str, str] = {}
     for path in paths:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in found:
-                continue
-            if not _may_hold_gpu_code(path):
-                windows += path.lower().endswith(_WINDOWS_SUFFIXES)
-                continue
-        except (OSError, ValueError):
-            continue
-        found[status.st_dev, status.st_ino] = Path(_real_path(path, folders))
+            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in found:
+                if _may_hold_gpu_code(path):
+                    found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
+                else:
+                    windows += path.lower().endswith(_WINDOWS_SUFFIXES)
     return tuple(found.values()), windows
-
-
-def _real_path(path: str, folders: dict[str, str]) -> str:
-    """The real path; that of a folder is found once, since each of its parts takes a call."""
-    folder, name = os.path.split(path)
-    if name in ("", ".", "..") or os.path.islink(path):  # noqa: PTH114
-        return os.path.realpath(path)
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return os.path.join(folders[folder], name)
 
 
 def _may_hold_gpu_code(path: str) -> bool:
@@ -149,52 +142,3 @@ def _may_hold_gpu_code(path: str) -> bool:
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
         return ".so" in path.rpartition("/")[2] or path.endswith(CODE_SUFFIXES)
-
-
-def with_requirements(
-    root: Distribution, find: Callable[[str], Distribution | None] = find_distribution
-) -> Iterator[Distribution]:
-    """Yield ``root`` and the installed distributions that it requires, directly or not.
-
-    Extras count: torch 2.11 gets NVIDIA's libraries as extras of cuda-toolkit.
-
-    Args:
-        root: the distribution to begin with.
-        find: finds a distribution by name; by default, among those of this interpreter.
-    """
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
-    yielded = set()
-    seen = set()
-    waiting: list[tuple[Distribution, frozenset[str]]] = [(root, frozenset())]
-    while waiting:
-        distribution, extras = waiting.pop()
-        name = canonicalize_name(distribution.metadata["Name"])
-        if (name, extras) in seen:
-            continue
-        seen.add((name, extras))
-        if name not in yielded:
-            yielded.add(name)
-            yield distribution
-        for text in distribution.requires or ():
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:
-                # Old distributions have metadata that the rules of today forbid.
-                continue
-            if requirement.marker and not any(
-                requirement.marker.evaluate({"extra": extra}) for extra in (*extras, "")
-            ):
-                continue
-            if (required := find(requirement.name)) is not None:
-                waiting.append((required, frozenset(requirement.extras)))
-
-
-def _not_found(argument: str) -> str:
-    names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
-    hint = did_you_mean(argument, names, at_least=0.75)
-    return (
-        f"{argument}: neither a file or folder nor a distribution that is installed for "
-        f"{sys.executable}{hint}"
-    )

@@ -1,40 +1,55 @@
-"""Folders with installed distributions, and which of these a file belongs to.
+"""Folders with installed distributions, which of these a file belongs to, and a project's own.
 
-The distributions may be installed for another interpreter than the one that runs.
+The distributions may be installed for another interpreter than the one that runs. One with a
+``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
+installer's name (PyPA, "Recording installed projects").
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import functools
+import hashlib
+import importlib.metadata
 import itertools
+import json
 import os
+import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.conda import CONDA_META, read_conda, update_entries
-from pytest_negativa.installed.distribution import Distribution
 from pytest_negativa.installed.distributions import (
+    Distribution,
     find_distributions,
     has_name,
     named_metadata,
-    normalized,
+    with_requirements,
 )
-from pytest_negativa.installed.libraries import with_requirements
 from pytest_negativa.installed.record import (
+    CONDA_META,
     RECORD,
     RecordLine,
     is_code,
+    iter_rows,
     path_of,
+    read_conda,
     read_rows,
+    update_entries,
     update_record,
     update_rows,
 )
-from pytest_negativa.models.code_files import name_of_files
+from pytest_negativa.models.code_files import map_files, name_of_files
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.lock import Place
+from pytest_negativa.settings.globs import normalized
+from pytest_negativa.storage.system import read_regular
 
 SITE_NAMES = ("site-packages", "dist-packages")
 """Folders that distributions are installed in."""
@@ -67,6 +82,21 @@ class Installed:
         folder = self.record.parents[1]
         update = update_entries if self.is_conda else update_rows
         return update_record(self.record, lambda text: update(text, folder, changes), hidden)
+
+    def reinstall_command(self) -> str | None:
+        """The command that installs it again, if one is known."""
+        if self.is_conda:
+            wanted = shlex.quote(f"{self.name}={self.version}")
+            return f"conda install --force-reinstall --no-deps {wanted}"
+        # An index may have another distribution of that name.
+        if (self.record.parent / "direct_url.json").exists():
+            return None
+        wanted = shlex.quote(f"{self.name}=={self.version}")
+        # An environment that uv made has no pip.
+        with contextlib.suppress(OSError):
+            if read_regular(self.record.parent / "INSTALLER").strip() == b"uv":
+                return f"uv pip install --reinstall --no-deps {wanted}"
+        return f"pip install --force-reinstall --no-deps {wanted}"
 
 
 @dataclass
@@ -182,3 +212,123 @@ def find_site(path: Path, known: Collection[Path] = ()) -> Path | None:
 def find_prefix(path: Path) -> Path | None:
     """The conda environment that a path lies below; None if there is none."""
     return next((folder for folder in path.parents if (folder / CONDA_META).is_dir()), None)
+
+
+# ---- A project's own libraries ----
+
+_DIRECT_URL = "direct_url.json"
+
+
+class OwnLibraries:
+    """Tells the project's own libraries from installed ones.
+
+    Args:
+        roots: folders of the project.
+    """
+
+    def __init__(self, roots: Iterable[str]) -> None:
+        self._places = Places()
+        self._names: set[str] = set()
+        self._folders = [Path(os.path.realpath(root)) for root in roots if root]
+        for distribution in find_distributions():
+            folder = _editable_folder(distribution)
+            if folder is not None and has_name(distribution):
+                self._folders.append(folder)
+                self._names.add(normalized(distribution.metadata["Name"]))
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the library of a real path is the project's own."""
+        # A virtual environment often lies in the project's folder.
+        if find_site(Path(path)) is None:
+            return any(Path(path).is_relative_to(folder) for folder in self._folders)
+        name = self._places.of(path).distribution if self._names else None
+        return name is not None and normalized(name) in self._names
+
+
+def _editable_folder(distribution: importlib.metadata.Distribution) -> Path | None:
+    """The project's folder of an editable install; None for any other.
+
+    Source: "Recording the Direct URL Origin of installed distributions" of packaging.python.org.
+    """
+    text = distribution.read_text(_DIRECT_URL)
+    if text is None:
+        return None
+    try:
+        origin = json.loads(text)
+        is_editable = origin["dir_info"]["editable"] is True
+        return (
+            Path(os.path.realpath(unquote(urlparse(origin["url"]).path))) if is_editable else None
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+# ---- Files that are GPU code by their names ----
+
+_MARKS = tuple(suffix.encode() for suffix in CODE_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDistribution:
+    """A distribution that has such files.
+
+    Attributes:
+        site: real path of the folder that it is installed in.
+        rows: what RECORD says of each file, by path below the site.
+    """
+
+    name: str
+    version: str
+    site: Path
+    rows: Mapping[str, RecordLine]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rows, which two installations of the same wheel share."""
+        return digest_of_rows(self.rows)
+
+    def map(self) -> LibraryMap:
+        """The files as one library."""
+        sizes = {name: int(row.size) for name, row in self.rows.items()}
+        return map_files(str(self.site), self.name, self.digest, sizes)
+
+
+def digest_of_rows(rows: Mapping[str, RecordLine]) -> str:
+    """SHA-256 of what RECORD says of the files."""
+    digest = hashlib.sha256()
+    for path, (hashed, size) in sorted(rows.items()):
+        digest.update(f"{path}\0{hashed}\0{size}\n".encode())
+    return digest.hexdigest()
+
+
+def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution]:
+    """Yield the distributions in some folders, such as ``sys.path``, that have such files."""
+    for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders if folder):
+        for record in sorted(Path(folder).glob(f"*.dist-info/{RECORD}")):
+            with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
+                data = read_regular(record)
+                # Most distributions have none, and reading CSV takes most of the time.
+                has_any = any(mark in data for mark in _MARKS)
+                rows = dict(code_rows(data.decode("utf-8"))) if has_any else {}
+                metadata = named_metadata(Distribution(record.parent)) if rows else None
+                if metadata is not None and (version := metadata["Version"]) is not None:
+                    yield CodeDistribution(str(metadata["Name"]), version, Path(folder), rows)
+
+
+def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:
+    """The rows of a RECORD that are about such files, by path below the site.
+
+    Raises:
+        csv.Error: it is not CSV.
+    """
+    for _, row in iter_rows(text):
+        if (
+            len(row) >= 3
+            and row[0].endswith(CODE_SUFFIXES)
+            and row[1]
+            and row[2].isdecimal()
+            and int(row[2])
+        ):
+            path = os.path.normpath(row[0])
+            if not path.startswith("..") and not os.path.isabs(path):  # noqa: PTH117
+                yield path, RecordLine(row[1], row[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.processes.open_watch import OpenWatch
 

@@ -44,9 +44,9 @@ def matches_library(glob: str, library: LibraryNames) -> bool:
     compared with the file's name and the soname.
     """
     if glob.startswith(DISTRIBUTION_PREFIX):
-        wanted = _normalized(glob[len(DISTRIBUTION_PREFIX) :].strip())
+        wanted = normalized(glob[len(DISTRIBUTION_PREFIX) :].strip())
         return library.distribution is not None and matches(
-            wanted, _normalized(library.distribution)
+            wanted, normalized(library.distribution)
         )
     if "/" in glob:
         return matches(glob, library.path) or matches(f"*/{glob}", library.path)
@@ -59,7 +59,8 @@ def limit_of(limits: Mapping[str, _T], library: LibraryNames) -> _T | None:
     return next((limit for glob, limit in limits.items() if matches_library(glob, library)), None)
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
+    """The name of a distribution as package indexes have it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

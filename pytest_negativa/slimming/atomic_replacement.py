@@ -83,16 +83,20 @@ def link(path: Path, place: Path, state: FileState | None, token: str) -> None:
         NegativaError: the copy can't be made.
         OSError: it can't.
     """
-    if is_same_file(_state_at(place), _state_at(path)):
+    if is_same_file(state_at(place), state_at(path)):
         return  # A bind mount shows one name in two folders.
     new = staged_name(place, token)
+    _link_or_copy(path, new)
+    take(new, place, state)
+
+
+def _link_or_copy(original: Path, target: Path, hidden: Path | None = None) -> None:
     try:
-        os.link(path, new)
+        os.link(original, target)
     except OSError as e:
         if e.errno not in _OTHER_FILE_SYSTEM:
             raise
-        copy_file(path, new)
-    take(new, place, state)
+        copy_file(original, target, hidden)
 
 
 def take_out(place: Path, state: FileState) -> None:
@@ -144,7 +148,7 @@ def look(place: Path, state: FileState | None, *, by_ctime: bool) -> FileState |
     Raises:
         TakenError: it does.
     """
-    now = _state_at(place)
+    now = state_at(place)
     if now is None and state is not None:
         raise TakenError(place, "it was removed")
     if now != state and (by_ctime or _content(now) != _content(state)):
@@ -152,10 +156,11 @@ def look(place: Path, state: FileState | None, *, by_ctime: bool) -> FileState |
     return now
 
 
-def _state_at(path: Path) -> FileState | None:
+def state_at(path: Path) -> FileState | None:
+    """The state of a file or link; None if there is none."""
     try:
         return FileState.of(path.lstat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -166,9 +171,11 @@ def _content(state: FileState | None) -> FileState | None:
 
 def is_same_file(one: FileState | None, other: FileState | None) -> bool:
     """Whether two states are of one file."""
-    if one is None or other is None:
-        return False
-    return (one.device, one.inode) == (other.device, other.inode)
+    return (
+        one is not None
+        and other is not None
+        and (one.device, one.inode) == (other.device, other.inode)
+    )
 
 
 def keep_original(
@@ -202,14 +209,9 @@ def keep_original(
                 if kept.sha256() == target.name:
                     return
         target.unlink(missing_ok=True)
-        try:
-            os.link(original, target)
-        except OSError as e:
-            if e.errno not in _OTHER_FILE_SYSTEM:
-                raise
-            copy_file(original, target, staged_name(target, token))
+        _link_or_copy(original, target, staged_name(target, token))
         # Another file may have taken the place since, and a copy may have read two.
-        is_known = known is not None and _content(_state_at(target)) == _content(known)
+        is_known = known is not None and _content(state_at(target)) == _content(known)
         if not is_known and digest_of(target) != target.name:
             target.unlink()
             raise TakenError(original)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import shlex
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError
@@ -15,13 +15,17 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.code_files import check_files
 from pytest_negativa.slimming.manifest import (
-    Records,
     how_to_reinstall,
     is_uninstalled,
     manifest_of,
 )
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
-from pytest_negativa.slimming.tree import Tree
+from pytest_negativa.slimming.tree import FileGroup, Records, Tree
+
+_INTERRUPTED = (
+    "a run is at work here, or was killed: check again when it has ended, or let the next negativa "
+    "slim or undo of this folder finish it"
+)
 
 _Judgement = tuple[SlimStatus, str | None]
 
@@ -54,11 +58,7 @@ def check_tree(
     ]
     rows = []
     if manifest.run is not None:
-        detail = (
-            "a run is at work here, or was killed: check again when it has ended, or let the next "
-            "negativa slim or undo of this folder finish it"
-        )
-        rows.append(SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, detail))
+        rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         names = sorted(known)
@@ -69,24 +69,22 @@ def check_tree(
             rows.append(row)
             done += known[name].size
             on_done(done, total)
-    rows += check_files(tree, manifest)
-    for group in others:
-        lines = {line for name in group.names for line in tree.records.get(name, {})}
-        if (judged := _judge_unknown(tree.root / group.name, lines)) is not None:
-            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
-    return rows
+    judged = ((group, _judge_unknown(tree, group)) for group in others)
+    unknown = (SlimRow.unchanged(one.name, why[0], one.size, why[1]) for one, why in judged if why)
+    return [*rows, *check_files(tree, manifest), *unknown]
 
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
     group = tree.group_of(name)
     if group is not None:
-        judged = _judge(tree.root, name, entry, tree.records.get(name, {}))
+        judged = _judge(tree.root, name, entry, tree.records(name))
     elif is_uninstalled(tree.root, entry):
-        detail = "it was slimmed; its distribution is no longer installed"
-        judged = SlimStatus.DIFFERENT, detail
+        judged = SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
     else:
-        remedy = _remedy(tree.root, entry)
-        judged = SlimStatus.GONE, f"it was slimmed, and is no longer there; {remedy}"
+        judged = (
+            SlimStatus.GONE,
+            f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}",
+        )
     return SlimRow.unchanged(name, judged[0], 0 if group is None else group.size, judged[1])
 
 
@@ -116,8 +114,10 @@ def _remedy(root: Path, entry: SlimmedFile) -> str:
     return undo + how_to_reinstall(entry.reinstall)
 
 
-def _judge_unknown(path: Path, lines: Set[str]) -> _Judgement | None:
+def _judge_unknown(tree: Tree, group: FileGroup) -> _Judgement | None:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
+    path = tree.root / group.name
+    lines = {line for name in group.names for line in tree.records(name)}
     try:
         with ByteSource(path) as source:
             if not has_marker(source):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,8 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.installed.distributions import normalized
-from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import SITE_NAMES
+from pytest_negativa.installed.sites import SITE_NAMES, find_code_distributions
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
     is_loadable,
@@ -35,10 +32,12 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.settings.globs import normalized
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
+from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
@@ -59,9 +58,8 @@ class Package:
         unused: those that go.
         gone: names of those that an earlier run removed, and its entries.
         kept: those that stay.
-        note: why some of these stay that the lock has as unused.
+        note: why files stay that the lock has as unused.
         problem: why nothing is removed.
-        status: of the row if there is a problem.
     """
 
     name: str
@@ -71,7 +69,6 @@ class Package:
     kept: list[FileGroup] = field(default_factory=list)
     note: str | None = None
     problem: str | None = None
-    status: SlimStatus = SlimStatus.FAILED
 
     @property
     def size(self) -> int:
@@ -98,27 +95,22 @@ class Package:
         Args:
             spare: code goes into a spare, so no file goes.
         """
-        size = self.size
-        if spare and self.unused:
-            status, detail = (
-                SlimStatus.LEFT,
-                (
-                    f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
-                    f"({format_bytes(size)}): a spare brings pages back, and no files; slim their "
-                    "folder without --spare to remove them"
-                ),
+        if spare:
+            detail = (
+                f"{format_items(len(self.unused), 'unused file', 'unused files')} of GPU code "
+                f"({format_bytes(self.size)}): a spare brings pages back, and no files; slim their "
+                "folder without --spare to remove them"
             )
-        elif spare or (self.unused and self.problem is None):
+            row = SlimRow.unchanged(self.name, SlimStatus.LEFT, self.size, detail)
+            return row if self.unused else None
+        kept = _size_of(self.kept)
+        if self.problem is not None:
+            return SlimRow.unchanged(self.name, SlimStatus.FAILED, self.size + kept, self.problem)
+        if self.unused or not (self.gone or self.note):
             return None
-        elif self.problem is not None:
-            status, detail, size = self.status, self.problem, size + _size_of(self.kept)
-        elif self.gone:
+        if self.gone:
             return self.row(SlimStatus.ALREADY, ())
-        elif self.note is None:
-            return None
-        else:
-            status, detail, size = SlimStatus.DIFFERENT, self.note, _size_of(self.kept)
-        return SlimRow.unchanged(self.name, status, size, detail)
+        return SlimRow.unchanged(self.name, SlimStatus.DIFFERENT, kept, self.note)
 
 
 def _size_of(groups: Iterable[FileGroup]) -> int:
@@ -145,9 +137,8 @@ def packages_by_archs(
     """
     source = recipe.source
     packages: dict[str, Package] = {}
-    for group in tree.groups if not tree.partial else ():
-        if not group.name.endswith(CODE_SUFFIXES):
-            continue
+    groups = () if tree.partial else tree.groups
+    for group in (one for one in groups if one.name.endswith(CODE_SUFFIXES)):
         path = tree.root / group.name
         head = head_of(path)
         if head is None or not is_loadable(head):
@@ -155,9 +146,9 @@ def packages_by_archs(
         name = package_of(group.name)
         package = packages.setdefault(name, Package(name, source))
         # Under another name the file may be anything to a program, or a backup.
-        others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
-        needed = others or recipe.keeps_file(path, head)
-        (package.kept if needed else package.unused).append(group)
+        has_others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
+        is_kept = has_others or recipe.keeps_file(path, head)
+        (package.kept if is_kept else package.unused).append(group)
     for name, entry in manifest.removed.items() if not tree.partial else ():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
@@ -171,9 +162,7 @@ def packages_by_lock(
     manifest: SlimManifest,
     locked: LockedLibrary,
     source: str,
-    jobs: int,
-    *,
-    is_checked: bool,
+    options: SlimOptions,
 ) -> Iterator[Package]:
     """The files of a lock's distribution, for each folder that it is installed in.
 
@@ -181,8 +170,7 @@ def packages_by_lock(
         tree, manifest: of the folder.
         locked: what stays.
         source: the lock in words.
-        jobs: files to read at a time.
-        is_checked: whether files stay if their content is not that of RECORD.
+        options: without a spare, files stay if their content is not that of RECORD.
     """
     if tree.partial:
         return
@@ -192,78 +180,59 @@ def packages_by_lock(
     same = [one for one in named if one.digest == locked.sha256]
     kept = {str(code.detail) for code in locked.kept}
     for one in same:
+        # The names in the lock of the files here.
         names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
-        package = _package_by_lock(tree, manifest, Package(f"{one.name} {one.version}", source),
-                                   names, kept)  # fmt: skip
+        package = Package(f"{one.name} {one.version}", source)
+        away = manifest.removed.keys() & {name for name in names if tree.group_of(name) is None}
+        package.gone = {name: manifest.removed[name] for name in away}
+        if any(names[name] in kept for name in away):
+            package.problem = _NOT_AGAIN
+        for group in dict.fromkeys(filter(None, map(tree.group_of, names))):
+            # Any name of the file may be what a program opens.
+            is_kept = any(names.get(name) in kept or name not in names for name in group.names)
+            head = head_of(tree.root / group.name)
+            is_kept = is_kept or head is None or not is_loadable(head)
+            (package.kept if is_kept else package.unused).append(group)
+        checked = package.unused if options.spare is None else ()
         changed = {
             group: None
-            for group, sha256 in tree.digests(package.unused if is_checked else (), jobs).items()
+            for group, sha256 in tree.digests(checked, options.jobs).items()
             if sha256 is None
             or {one.rows[names[name]].digest for name in group.names} != {record_digest(sha256)}
         }
         if changed:
             package.unused = [group for group in package.unused if group not in changed]
             package.kept += changed
-            why = "another content than in RECORD, so not what was proved"
-            files = format_items(len(changed), "file", "files")
-            package.note = f"{files} left: {why}: {next(iter(changed)).name}"
+            package.note = (
+                f"{format_items(len(changed), 'file', 'files')} left: another content than in "
+                f"RECORD, so not what was proved: {next(iter(changed)).name}"
+            )
         yield package
     if named and not same:
-        problem = (
+        note = (
             f"not the files that were proved (of {locked.distribution} {locked.version}); left as "
             "they are: install these, or prove and lock the ones here"
         )
-        name = f"{named[0].name} {named[0].version}"
-        yield Package(name, source, problem=problem, status=SlimStatus.DIFFERENT)
+        yield Package(f"{named[0].name} {named[0].version}", source, note=note)
 
 
-def _package_by_lock(
-    tree: Tree,
-    manifest: SlimManifest,
-    package: Package,
-    names: Mapping[str, str],
-    kept: Set[str],
-) -> Package:
-    """Sort the files of a distribution: ``names`` has its name in the lock for each name here."""
-    groups: dict[FileGroup, None] = {}
-    for name, below in names.items():
-        if (group := tree.group_of(name)) is not None:
-            groups[group] = None
-        elif (entry := manifest.removed.get(name)) is not None:
-            package.gone[name] = entry
-            if below in kept:
-                package.problem = _NOT_AGAIN
-    for group in groups:
-        # Any name of the file may be what a program opens.
-        is_kept = any(names.get(name) in kept or name not in names for name in group.names)
-        head = head_of(tree.root / group.name)
-        is_kept = is_kept or head is None or not is_loadable(head)
-        (package.kept if is_kept else package.unused).append(group)
-    return package
-
-
-def remove_files(
-    journal: Journal, package: Package, *, keep_originals: Path | None, jobs: int
-) -> Iterator[SlimRow]:
+def remove_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
     """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Args:
         journal: the notes of the run.
         package: what goes.
-        keep_originals: the folder for the files; None: they are lost.
-        jobs: files to read at a time.
+        options: as it has them.
 
     Yields:
-        A row for the package, if a file went.
-
-    Raises:
-        NegativaError: a file can't be read, kept or removed. It and those behind it stay.
+        A row for the package if a file went, and one if a file can't be read, kept or removed. It
+        and those behind it stay.
     """
     tree, root, removed = journal.tree, journal.root, journal.manifest.removed
     gone: list[FileGroup] = []
-    problem: NegativaError | None = None
+    keep_originals, problem = options.keep_originals, None
     try:
-        for group, sha256 in tree.digests(package.unused, jobs).items():
+        for group, sha256 in tree.digests(package.unused, options.jobs).items():
             path, aside = root / group.name, None
             if sha256 is None:
                 raise ReconstructError(f"{path}: {UNREADABLE}")
@@ -282,9 +251,8 @@ def remove_files(
                 original=None if aside is None else str(aside),
             )
             for name in group.names:
-                record = tree.records.get(name, {}).get(record_digest(sha256))
-                relative = None if record is None else os.path.relpath(record, root)
-                removed[name] = replace(entry, record=relative)
+                record = tree.records(name).get(record_digest(sha256))
+                removed[name] = replace(entry, record=record and os.path.relpath(record, root))
         if keep_originals is not None:
             # One call is faster than one for each of thousands.
             os.sync()
@@ -293,18 +261,18 @@ def remove_files(
             for name in group.names:
                 take_out(root / name, group.state)
             gone.append(group)
+        for folder in {(root / name).parent for group in gone for name in group.names}:
+            with refusing(folder, "written", ReconstructError):
+                sync_folder(folder)
     except NegativaError as e:
-        problem = e
+        problem = str(e)
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
     if gone:
         yield package.row(SlimStatus.SLIMMED, gone)
-    for folder in {(root / name).parent for group in gone for name in group.names}:
-        with refusing(folder, "written", ReconstructError):
-            sync_folder(folder)
     if problem is not None:
-        raise problem
+        yield SlimRow.unchanged(package.name, SlimStatus.FAILED, _size_of(package.kept), problem)
 
 
 def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
@@ -355,8 +323,7 @@ def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, dict[str, Re
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
     """Advice for getting files back that were not kept."""
-    commands = ReinstallCommands(tree.sites)
-    found = dict.fromkeys(commands.of(tree.root / name) for name in names)
+    found = dict.fromkeys(map(tree.reinstall_command, names))
     return "; ".join(map(how_to_reinstall, found))
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
-from pytest_negativa.models.slimming import SlimmedFile
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
@@ -69,15 +69,14 @@ _VERDICTS = (
 
 
 class Loss(NamedTuple):
-    """A slimmed library and its loss; without an entry if no manifest that can be read lists it."""
+    """A slimmed library and its loss; without an entry if no manifest that can be read lists it.
+
+    ``removed`` has the bytes of GPU code that are known to be gone.
+    """
 
     path: str
     entry: SlimmedFile | None
-
-    @property
-    def removed(self) -> int:
-        """Bytes of GPU code that are known to be gone."""
-        return 0 if self.entry is None else self.entry.gpu_code_removed
+    removed: int = 0
 
     @property
     def has_spare(self) -> bool:
@@ -98,40 +97,34 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Loss, ...]:
     Raises:
         NegativaError: a folder or manifest can't be read.
     """
-    listed: dict[str, SlimmedFile] = {}
-    paths: set[str] = set()
-    for folder in {f.resolve() for f in folders}:
-        roots, here = _walk(folder)
-        paths.update(here)
-        for root in roots:
-            _add_listed(listed, root)
-    return _slimmed(listed, paths)
+    walked = [_walk(folder) for folder in {f.resolve() for f in folders}]
+    manifests = [(root, load_manifest(root)) for roots, _ in walked for root in roots]
+    return _slimmed(manifests, {path for _, here in walked for path in here})
 
 
 def loaded_slimmed() -> tuple[Loss, ...]:
     """Find the slimmed libraries that this process has loaded."""
     maps = _MAPPINGS.read_text(errors="surrogateescape").splitlines()
     loaded = {line.split(maxsplit=5)[5] for line in maps if line.count("/")}
-    listed: dict[str, SlimmedFile] = {}
+    manifests = []
     for root in _with_manifest({folder for path in loaded for folder in Path(path).parents}):
         # "negativa slim check" reports a damaged manifest.
         with contextlib.suppress(NegativaError):
-            _add_listed(listed, root)
-    return _slimmed(listed, loaded)
+            manifests.append((root, load_manifest(root)))
+    return _slimmed(manifests, loaded)
 
 
-def _add_listed(listed: dict[str, SlimmedFile], root: Path) -> None:
-    """Add the entries of a manifest by path. Of two manifests, the greater loss counts."""
-    for entry in load_manifest(root).slimmed.values():
-        for path in (os.path.join(root, name) for name in entry.names):
-            known = listed.get(path, entry)
-            listed[path] = max(known, entry, key=lambda one: one.gpu_code_removed)
-
-
-def _slimmed(listed: Mapping[str, SlimmedFile], paths: Collection[str]) -> tuple[Loss, ...]:
+def _slimmed(
+    manifests: Iterable[tuple[Path, SlimManifest]], paths: Collection[str]
+) -> tuple[Loss, ...]:
     """The slimmed ones of these files. A library counts once, even if it has several names."""
+    entries = [(root, one) for root, known in manifests for one in known.slimmed.values()]
+    # Of two manifests, the greater loss counts.
+    entries.sort(key=lambda found: found[1].gpu_code_removed)
+    listed = {os.path.join(root, name): one for root, one in entries for name in one.names}
+    losses = {path: Loss(path, one, one.gpu_code_removed) for path, one in listed.items()}
     found = {
-        id(listed[path]) if path in listed else path: Loss(path, listed.get(path))
+        id(listed[path]) if path in listed else path: losses.get(path, Loss(path, None))
         for path in sorted(paths, reverse=True)
         # Not every file: opening a device may have an effect.
         if path in listed or (".so" in os.path.basename(path) and is_slimmed(path))  # noqa: PTH119
@@ -169,11 +162,10 @@ def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iter
         yield from _nothing_slimmed(folders, unrelated=bool(error) and verdict is None)
         return
     with_spare = [library for library in slimmed if library.has_spare]
-    if with_spare:
-        yield from _spares(with_spare)
-        slimmed = [library for library in slimmed if library not in with_spare]
-        if not slimmed:
-            return
+    yield from _spares(with_spare)
+    slimmed = [library for library in slimmed if library not in with_spare]
+    if not slimmed:
+        return
     # Without an entry, nothing tells what it lost.
     lacking = [library for library in slimmed if library.entry is None or library.removed]
     if not lacking:
@@ -181,28 +173,29 @@ def _lines(error: str, slimmed: Sequence[Loss], folders: Sequence[Path]) -> Iter
             f"{format_items(len(slimmed), 'library was', 'libraries were')} slimmed here, and none "
             "has lost GPU code: slimming is not the cause."
         )
-        return
-    if error and verdict is None:
+    elif error and verdict is None:
         here = format_items(len(lacking), "slimmed library", "slimmed libraries")
         yield (
             f"Removed GPU code is not known to cause this error ({here} here; ask without an error "
             "to list them)."
         )
-        return
-    if error:
-        yield str(verdict)
-    # If a library without any code is loaded, none of its kernels can be.
-    yield from _libraries(
-        sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
-    )
-    yield from _remedies(lacking, folders)
+    else:
+        if error:
+            yield str(verdict)
+        # If a library without any code is loaded, none of its kernels can be.
+        yield from _libraries(
+            sorted(lacking, key=lambda one: not (one.entry and one.entry.never_loaded))
+        )
+        yield from _remedies(lacking, folders)
 
 
 def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None:
     """Lines about a removed file of GPU code that an error names; None if it names none."""
     if not any(suffix in error for suffix in CODE_SUFFIXES):
         return None
-    asked = dict.fromkeys(f.resolve() for f in folders or _sites())
+    # Those of this process's packages.
+    sites = (f for f in map(Path, sys.path) if f.name in SITE_NAMES and f.is_dir())
+    asked = dict.fromkeys(f.resolve() for f in folders or sites)
     roots = dict.fromkeys(root for folder in asked for root in _walk(folder)[0])
     # An error may be a log, and thousands of files may be gone: each is read once.
     words = set(_WORDS.findall(error))
@@ -217,12 +210,6 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
                     "again; with --arch, name the arch of this GPU, too.",
                 )
     return None
-
-
-def _sites() -> tuple[Path, ...]:
-    """The folders of this process's packages."""
-    folders = map(Path, sys.path)
-    return tuple(folder for folder in folders if folder.name in SITE_NAMES and folder.is_dir())
 
 
 def _undo(*folders: Path) -> str:
@@ -271,18 +258,18 @@ def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
 
 
 def _nothing_slimmed(folders: Sequence[Path], *, unrelated: bool) -> Iterator[str]:
-    if not folders:
+    if folders:
+        yield f"Nothing was slimmed in {', '.join(printable(str(f.absolute())) for f in folders)}."
+        yield (
+            "If the program runs in another environment, name it: negativa explain ERROR PATH. "
+            "If not, slimming is not the cause."
+        )
+    else:
         elsewhere = "" if unrelated else " If the error came from another process, ask there."
         yield (
             "No library that this process has loaded was slimmed, so slimming is not the cause."
             f"{elsewhere}"
         )
-        return
-    yield f"Nothing was slimmed in {', '.join(printable(str(f.absolute())) for f in folders)}."
-    yield (
-        "If the program runs in another environment, name it: negativa explain ERROR PATH. "
-        "If not, slimming is not the cause."
-    )
 
 
 def _libraries(named: Sequence[Loss]) -> Iterator[str]:

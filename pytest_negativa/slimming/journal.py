@@ -1,4 +1,4 @@
-"""Notes of a run on a folder: the manifest while it works, and RECORD files at the end.
+"""Notes of a run on a folder, which it holds: the manifest meanwhile, and RECORD files at the end.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
@@ -22,11 +22,11 @@ from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
-from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all
-from pytest_negativa.slimming.folder_locks import hold_metadata
+from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all, state_at
+from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.spares import rebuild
-from pytest_negativa.slimming.tree import Tree, staged_name
+from pytest_negativa.slimming.tree import Tree, roots_of, scan, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
@@ -150,16 +150,6 @@ class Journal:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""
         self._back[key] = entry
 
-    def records_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The RECORD files that have a line for a library, for its entry."""
-        paths = {os.path.join(self.root, name) for name in names}
-        return tuple(
-            os.path.relpath(installed.record, self.root)
-            for site in self.tree.sites
-            for installed in site.installed
-            if not paths.isdisjoint(installed.libraries)
-        )
-
     def finish(self) -> None:
         """Bring RECORD and conda's files in line with the libraries, and forget what is back.
 
@@ -170,7 +160,8 @@ class Journal:
             os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
             for entry in self.manifest.slimmed.values()
             for name in entry.names
-            if _is_result(self.root / name, entry)
+            if (state := state_at(self.root / name)) is not None
+            and (state.size, state.mtime_ns) == (entry.size, entry.mtime_ns)
         }
         for entry in self._back.values():
             line = RecordLine(record_digest(entry.original_sha256), str(entry.original_size))
@@ -195,14 +186,31 @@ class Journal:
 
 def _line_of(record: Path) -> dict[str, RecordLine]:
     """The line of a RECORD in ``conda-meta``, by its path; none if it is not there."""
-    digest = digest_of(record)
-    line = None if digest is None else RecordLine(record_digest(digest), str(record.stat().st_size))
-    return {} if line is None else {str(record): line}
+    if (digest := digest_of(record)) is None:
+        return {}
+    return {str(record): RecordLine(record_digest(digest), str(record.stat().st_size))}
 
 
-def _is_result(path: Path, entry: SlimmedFile) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+@contextlib.contextmanager
+def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Journal]]:
+    """The journals of the folders, which this process holds, without what killed runs left.
+
+    Args:
+        paths: folders and files.
+        dry_run: remove nothing.
+
+    Raises:
+        OptionError: see ``scan``.
+        NegativaError: a folder can't be held.
+    """
+    with hold(*roots_of(paths)):
+        trees = scan(paths)
+        leftovers = [] if dry_run else [path for tree in trees for path in tree.leftovers]
+        for path in leftovers:
+            # A folder that can't be written is the business of the work that follows.
+            with contextlib.suppress(OSError, ReconstructError):
+                refuse_shared(path.parent)
+                path.unlink()
+        # A leftover may have been one more name of a library.
+        trees = scan(paths) if leftovers else trees
+        yield [Journal(tree, held=[tree.root for tree in trees]) for tree in trees]

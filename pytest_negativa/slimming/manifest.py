@@ -22,7 +22,7 @@ from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, Tree, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
@@ -107,19 +107,15 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         sync_folder(root)
 
 
-def other_manifest(root: Path, path: Path) -> Path | None:
-    """The folder around a file, other than ``root``, that has a manifest; None if there is none."""
-    folders = (f for f in path.parents if f != root and (f / MANIFEST_NAME).is_file())
-    return next(folders, None)
-
-
 def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
     """Whether the file of that name is the one that slimming made."""
     group = tree.group_of(name)
-    if group is None or group.size != entry.size:
-        return False
-    # A copy of a tree may have other times.
-    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
+    return (
+        group is not None
+        and group.size == entry.size
+        # A copy of a tree may have other times.
+        and (group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256)
+    )
 
 
 def may_be_kept(entry: SlimmedFile) -> bool:
@@ -127,11 +123,9 @@ def may_be_kept(entry: SlimmedFile) -> bool:
 
     The folder of originals may not be mounted now.
     """
-    if entry.original is None:
-        return False
-    folder, name = os.path.split(entry.original)
+    folder, name = os.path.split(entry.original or "")
     try:
-        return name in os.listdir(folder)  # noqa: PTH208
+        return bool(name) and name in os.listdir(folder)  # noqa: PTH208
     except OSError:
         return True
 
@@ -148,14 +142,10 @@ def how_to_reinstall(command: str | None) -> str:
 
 UNREADABLE = "it cannot be read"
 
-Records = Mapping[str, Path]
-"""The digests that RECORD files have for a library now, and which RECORD has each."""
-
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
-    records = [Path(os.path.normpath(root / record)) for record in entry.records]
-    gone = [_owner_of(record) for record in records]
+    gone = [_owner_of(Path(os.path.normpath(root / record))) for record in entry.records]
     return any(not one.exists() and any(one.parent.glob(f"*{one.suffix}")) for one in gone)
 
 
@@ -189,11 +179,11 @@ def judge(tree: Tree, entry: SlimmedFile) -> Fates:
 
     By digest: some tools give all files the same time, so time and size tell nothing.
     """
-    found: dict[Fate, dict[str, str | None]] = {fate: {} for fate in Fate}
-    for name in entry.names:
-        fate, reason = _judge(tree, name, entry, tree.records.get(name, {}))
-        found[fate][name] = reason
-    return found
+    judged = {name: _judge(tree, name, entry, tree.records(name)) for name in entry.names}
+    return {
+        fate: {name: reason for name, (found, reason) in judged.items() if found is fate}
+        for fate in Fate
+    }
 
 
 def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple[Fate, str | None]:
@@ -208,8 +198,10 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple
     if record_digest(digest) in records:
         return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
     if is_reinstalled(entry, records):
-        reason = "another one was installed since: RECORD has neither digest of this one"
-        return Fate.ANOTHER, reason
+        return (
+            Fate.ANOTHER,
+            "another one was installed since: RECORD has neither digest of this one",
+        )
     if _is_made_from(tree.root / name, entry):
         return Fate.RESULT, None
     return Fate.ANOTHER, "another file took its place since"

@@ -26,7 +26,6 @@ from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
 from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
@@ -66,7 +65,6 @@ class Removal:
         edits: what changes within the cubins that stay.
         trimmed: bytes that cubins that stay lose by ``edits``. Compressed cubins count by how much
             smaller they get, others by the code that is taken out.
-        strips: nothing goes but what is never loaded, for which there is no spare.
         useless_for: the named devices if no code for any of them stays.
         notes: what a reader of the report should know.
         needed, containers: for a library with a spare, see ``plan_cut``.
@@ -80,7 +78,6 @@ class Removal:
     plan: LibraryPlan | None = None
     edits: Edits | None = None
     trimmed: int = 0
-    strips: bool = False
     useless_for: tuple[ComputeCapability, ...] = ()
     notes: tuple[str, ...] = ()
     needed: tuple[Range, ...] | None = None
@@ -188,7 +185,11 @@ def _plan_by_lock(locked: LockedLibrary, fill: int, recipe: Recipe, source: Byte
     edits, cubins = trim_kernels(source, library_map, plan, fill)
     left = [cubin for cubin in cubins if cubin.left_alone is not None]
     notes = (f"{len(left):,} cubins stay whole: {left[0].left_alone}",) if left else ()
-    removed = sum(map(_removed_from, cubins))
+    # If packing gains nothing, the code itself counts: it is gone all the same.
+    removed = sum(
+        max(one.stored_before - one.stored_after, 0) or sum(code.size for code in one.filled)
+        for one in cubins
+    )
     return Removal(library_map, plan, edits, trimmed=removed, notes=notes)
 
 
@@ -285,7 +286,7 @@ def for_others(request: SlimRequest) -> ForOthers:
         if request.spare_never_loaded and spare is not None:
             whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
     if spare is not None and spare.loaded is not None:
-        pages = by_pages(spare)
+        pages = Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
         going = spare.for_unneeded(whole=True)
         moves = never_loaded("the trace of CPU code", strip=True, spare=going)
     return others, never, whole, pages, moves
@@ -293,13 +294,13 @@ def for_others(request: SlimRequest) -> ForOthers:
 
 def strip_only() -> Recipe:
     """Only drop symbol tables and debug information."""
-    source = "stripping, which removes no GPU code"
-    return Recipe(Kind.STRIP, source, ("strip",), _plan_nothing, strips_others=True)
-
-
-def by_pages(spare: SpareTarget) -> Recipe:
-    """Keep all GPU code, and the CPU code that a run touched."""
-    return Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
+    return Recipe(
+        Kind.STRIP,
+        "stripping, which removes no GPU code",
+        ("strip",),
+        _plan_nothing,
+        strips_others=True,
+    )
 
 
 def keep_whole(reason: str) -> Recipe:
@@ -323,12 +324,18 @@ def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
         NegativaError: it can't be done.
     """
     removal = recipe.plan(recipe, source)
-    if recipe.spare is None or removal.strips:
+    spare = recipe.spare
+    # Of what is only stripped, nothing goes into a spare.
+    if spare is None or (removal.library_map is None and not spare.may_know(source.size)):
         return removal
-    needed, containers = plan_cut(source, removal.library_map, removal.plan, recipe.spare)
-    options = recipe.spare.options_for(Path(source.path).name, recipe.source)
-    sizes = tuple(hole_sizes(source, needed, options, containers))
-    return replace(removal, needed=needed, containers=containers, hole_sizes=sizes)
+    needed, containers = plan_cut(source, removal.library_map, removal.plan, spare)
+    options = spare.options_for(Path(source.path).name, recipe.source)
+    return replace(
+        removal,
+        needed=needed,
+        containers=containers,
+        hole_sizes=tuple(hole_sizes(source, needed, options, containers)),
+    )
 
 
 def slim_library(
@@ -356,30 +363,24 @@ def slim_library(
         CannotCompactError: it is left as it is.
         NegativaError: it can't be done.
     """
+    made: Smaller
+    plan, containers = removal.plan, removal.containers
     if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
-            after = foresee_cut(source, needed, options, removal.containers)
-            return replace(removal, size_after=after)
-        plan, containers = removal.plan, removal.containers
+            return replace(removal, size_after=foresee_cut(source, needed, options, containers))
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
-        done = cut(source, target, needed, containers, recipe.spare, options, library)
+        made = cut(source, target, needed, containers, recipe.spare, options, library)
         unused = ((one.start, one.end) for one in decisions if not one.kept)
-        gone = size(intersection(unused, done.holes))
-        return replace(removal, size_after=done.size_after, gpu_code_removed=gone, made=done)
-    given = removal.library_map, removal.plan, removal.edits
-    compact = CompactOptions(strip=strip, takes_place=True)
-    if target is None:
-        return replace(removal, size_after=foresee_compaction(source, *given, compact))
-    made = compact_library(source, target, *given, compact)
-    gone = 0 if removal.plan is None else removal.plan.unused_bytes + removal.trimmed
+        gone = size(intersection(unused, made.holes))
+    else:
+        given = removal.library_map, plan, removal.edits
+        compact = CompactOptions(strip=strip, takes_place=True)
+        if target is None:
+            return replace(removal, size_after=foresee_compaction(source, *given, compact))
+        made = compact_library(source, target, *given, compact)
+        gone = 0 if plan is None else plan.unused_bytes + removal.trimmed
     return replace(removal, size_after=made.size_after, gpu_code_removed=gone, made=made)
-
-
-def _removed_from(cubin: RepackedCubin) -> int:
-    # If packing gains nothing, the code itself counts: it is gone all the same.
-    saved = max(cubin.stored_before - cubin.stored_after, 0)
-    return saved or sum(code.size for code in cubin.filled)
 
 
 def _plan_by_headers(
@@ -390,12 +391,11 @@ def _plan_by_headers(
         library_map = map_library(source, read_host_elf(source), Scope(headers_only=True))
     except FormatError as e:
         raise CannotCompactError(source.path, e.problem) from e
-    if not library_map.sections:
-        if not recipe.takes_others(source.size):
-            raise CannotCompactError(source.path, NO_GPU_CODE)
-        traced = recipe.spare is not None and recipe.spare.may_know(source.size)
-        return Removal(strips=not traced)
-    return Removal(library_map, plan_for(library_map))
+    if library_map.sections:
+        return Removal(library_map, plan_for(library_map))
+    if not recipe.takes_others(source.size):
+        raise CannotCompactError(source.path, NO_GPU_CODE)
+    return Removal()
 
 
 def names_of(devices: Iterable[ComputeCapability]) -> str:

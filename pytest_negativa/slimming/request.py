@@ -136,9 +136,8 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
 
 def _refuse_aside(options: SlimOptions, root: Path) -> None:
     spares = None if options.spare is None else options.spare.folder
-    for aside, what in ((options.keep_originals, "originals"), (spares, "spares")):
-        if aside is None:
-            continue
+    given = ((options.keep_originals, "originals"), (spares, "spares"))
+    for aside, what in ((path, what) for path, what in given if path is not None):
         if utf8(str(aside)) != str(aside):
             raise OptionError(
                 f"{aside}: its path is not UTF-8, and {MANIFEST_NAME} can't hold it; name another "
@@ -146,12 +145,12 @@ def _refuse_aside(options: SlimOptions, root: Path) -> None:
             )
         refuse_shared(aside)
         real = Path(os.path.realpath(aside))
-        if real == root or root in real.parents:
+        if real.is_relative_to(root):
             raise OptionError(
                 f"{aside}: {what} can't be kept in the folder to slim; name one outside"
             )
         # No scan enters such a folder, so check and undo would not find what was slimmed.
-        if real in root.parents:
+        if root.is_relative_to(real):
             raise OptionError(
                 f"{aside}: {root} is in it, and is to be slimmed; name a folder for {what} alone"
             )

@@ -218,9 +218,7 @@ def plan_cut(
         FormatError: the file can't be read.
     """
     containers = (
-        removable_code(source, library_map, plan)
-        if library_map is not None and plan is not None
-        else []
+        [] if library_map is None or plan is None else removable_code(source, library_map, plan)
     )
     free = list(containers)
     if policy.unneeded:
@@ -335,16 +333,14 @@ def owners_of(folder: Path) -> list[Path]:
     Raises:
         ReconstructError: its note can't be read.
     """
-    note = folder / ORIGINALS_MARK
+    note, found = folder / ORIGINALS_MARK, b""
     with refusing(note, "read", ReconstructError), contextlib.suppress(FileNotFoundError):
-        found = read_regular(note, follow=False).split(b"\0")
-        return [Path(os.fsdecode(path)) for path in found if path]
-    return []
+        found = read_regular(note, follow=False)
+    return [Path(os.fsdecode(path)) for path in found.split(b"\0") if path]
 
 
 def _note_owners(folder: Path, owners: Sequence[Path]) -> None:
-    note = b"\0".join(map(os.fsencode, owners))
-    write_atomically(folder / ORIGINALS_MARK, note, mode=0o644)
+    write_atomically(folder / ORIGINALS_MARK, b"\0".join(map(os.fsencode, owners)), mode=0o644)
 
 
 def release(
@@ -550,8 +546,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     note = note_of(library)
     if note is None:
         raise ReconstructError(f"{library}: is no library with a spare")
-    folders = spare_folders(library, note)
-    problem = None
+    folders, problem = spare_folders(library, note), None
     for spare in (Path(folder, note.spare_name) for folder in folders):
         try:
             with ByteSource(spare) as source:
@@ -560,15 +555,15 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         except (FormatError, OSError) as e:
             if not isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
                 problem = str(e)
-            continue
-        if reason is None:
-            return spare
-        problem = f"{reason}, so it is not used"
+        else:
+            if reason is None:
+                return spare
+            problem = f"{reason}, so it is not used"
     error = ReconstructError if problem else SpareAwayError
-    problem = problem or "it is in none of these folders"
     raise error(
-        f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): {problem}; "
-        f"bring it back, or set {SPARE_FOLDER} to its folder"
+        f"{library}: its spare {note.spare_name} can't be used ({', '.join(folders)}): "
+        f"{problem or 'it is in none of these folders'}; bring it back, or set {SPARE_FOLDER} to "
+        "its folder"
     )
 
 

@@ -1,4 +1,4 @@
-"""The files of a folder by inode with all their names, its sites, and what killed runs left."""
+"""The folders and files that a command names: their files by inode with all names, and sites."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, StoreError, refusing
+from pytest_negativa.errors import FormatError, OptionError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
-from pytest_negativa.installed.conda import CONDA_META
-from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import METADATA_SUFFIXES, Site, find_prefix, find_site
+from pytest_negativa.installed.record import CONDA_META, RECORD
+from pytest_negativa.installed.sites import (
+    METADATA_SUFFIXES,
+    Installed,
+    Site,
+    find_prefix,
+    find_site,
+)
 from pytest_negativa.models.file_kinds import HEAD_SIZE
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
@@ -37,6 +42,13 @@ ORIGINALS_MARK = ".negativa-originals"
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
+Records = Mapping[str, Path]
+"""The digests that RECORD files have for a library now, and which RECORD has each."""
+
+_NO_LIBRARY = (
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel or "
+    "conda package with --target; of an image, slim the folder of its packages while it is built"
+)
 _TEMPORARY = re.compile(
     rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
 )
@@ -75,6 +87,10 @@ class FileGroup:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def base_names(self) -> set[str]:
+        return {name.rpartition("/")[2] for name in self.names}
 
     @property
     def size(self) -> int:
@@ -153,8 +169,7 @@ class Tree:
             status = paths[0][1]
             if names := sorted(name for name, _ in paths if utf8(name) == name):
                 self.groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
-        for group in self.groups:
-            self._by_name.update(dict.fromkeys(group.names, group))
+        self._by_name |= {name: group for group in self.groups for name in group.names}
         self.groups.sort(key=lambda group: group.names)
 
     def group_of(self, name: str) -> FileGroup | None:
@@ -165,22 +180,34 @@ class Tree:
         return not self.partial or any(name in self._by_name for name in names)
 
     @functools.cached_property
-    def records(self) -> dict[str, dict[str, Path]]:
-        """By name: the digests that RECORD files have for it, and which RECORD has each."""
-        found: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-        for site in self.sites:
-            for installed in site.installed:
-                for path, line in installed.libraries.items():
-                    if line.digest and path.startswith(below := os.path.join(self.root, "")):
-                        found[path.removeprefix(below)][line.digest] = installed.record
-        return dict(found)
+    def _installers(self) -> dict[str, list[Installed]]:
+        found: defaultdict[str, list[Installed]] = defaultdict(list)
+        for one in (one for site in self.sites for one in site.installed):
+            for path in one.libraries:
+                found[path].append(one)
+        return found
+
+    def installers(self, name: str) -> Sequence[Installed]:
+        """What installed a file: packages of conda before distributions in their environment."""
+        return self._installers.get(os.path.join(self.root, name), ())
+
+    def records(self, name: str) -> Records:
+        """The digests that RECORD files have for a file."""
+        path = os.path.join(self.root, name)
+        found = ((one.libraries[path].digest, one.record) for one in self.installers(name))
+        return {digest: record for digest, record in found if digest}
+
+    def reinstall_command(self, name: str) -> str | None:
+        """The command that installs the distribution of a file again, if one is known."""
+        installers = self.installers(name)
+        return installers[-1].reinstall_command() if installers else None
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""
-        if group.size in self.hashed:
-            return self.facts(group).sha256
         if group not in self._digests:
-            self._digests[group] = digest_of(self.root / group.name)
+            is_hashed = group.size in self.hashed
+            found = self.facts(group).sha256 if is_hashed else digest_of(self.root / group.name)
+            self._digests[group] = found
         return self._digests[group]
 
     def digests(self, groups: Iterable[FileGroup], jobs: int) -> dict[FileGroup, str | None]:
@@ -225,13 +252,59 @@ def soname_of(path: Path) -> str | None:
     return read_fact(path, lambda source: read_host_elf(source).soname)
 
 
-def scan_folder(folder: Path) -> Tree:
-    """List all regular files below a folder, without following links to folders.
+# ---- The folders and files of a command ----
+
+
+def refuse_other_files(paths: Sequence[Path]) -> None:
+    """Refuse named files that can't be libraries, such as images.
 
     Raises:
-        StoreError: it can't be listed.
+        OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
-    return _scan(folder.resolve())
+    for path in paths:
+        head = head_of(path)
+        is_elf = head is None or head.startswith(ELF_MAGIC)
+        if not is_elf and not path.resolve().with_name(MANIFEST_NAME).exists():
+            raise OptionError(f"{path}: {_NO_LIBRARY}")
+
+
+def roots_of(paths: Sequence[Path]) -> list[Path]:
+    """The roots of the trees that ``scan`` lists.
+
+    Raises:
+        OptionError: see ``scan``.
+    """
+    folders, files = _folders_and_files(paths)
+    return sorted({*folders, *(file.resolve().parent for file in files)})
+
+
+def scan(paths: Sequence[Path]) -> list[Tree]:
+    """List the folders and files of these paths.
+
+    Raises:
+        OptionError: a path does not exist, or lies in another one.
+        StoreError: one can't be listed.
+    """
+    folders, files = _folders_and_files(paths)
+    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+
+
+def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    for path in paths:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            is_name = len(path.parts) == 1 and not path.suffix
+            hint = "; slim takes paths, not names of distributions" if is_name else ""
+            raise OptionError(f"{path}: no such file or folder{hint}") from None
+        except OSError as e:
+            raise OptionError(f"{path}: cannot be read: {e.strerror}") from e
+    folders = sorted({path.resolve() for path in paths if path.is_dir()})
+    files = [path for path in paths if not path.is_dir()]
+    for inner in (*folders, *(file.resolve() for file in files)):
+        if outer := next((f for f in folders if f in inner.parents), None):
+            raise OptionError(f"{inner} is in {outer}; give one of them")
+    return folders, files
 
 
 def scan_files(files: Sequence[Path]) -> list[Tree]:
@@ -249,11 +322,20 @@ def scan_files(files: Sequence[Path]) -> list[Tree]:
         with refusing(file, "read"):
             status = real.stat()
         by_folder[real.parent].add((status.st_dev, status.st_ino))
-    return [_scan(folder, wanted) for folder, wanted in sorted(by_folder.items())]
+    return [scan_folder(folder, wanted) for folder, wanted in sorted(by_folder.items())]
 
 
-def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
-    """List a folder; with ``wanted``, device and inode of files, only these and not below it."""
+def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
+    """List all regular files below a folder, without following links to folders.
+
+    Args:
+        folder: the folder.
+        wanted: device and inode of files; only these are listed, and not below the folder.
+
+    Raises:
+        StoreError: it can't be listed.
+    """
+    root = folder.resolve()
     tree = Tree(root, partial=wanted is not None)
     found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
     sites: set[Path] = set()
@@ -268,7 +350,7 @@ def _scan(root: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
             found.setdefault(inode, []).append((name, status))
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
-    above = (find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME))
+    above = find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME)
     sites.update(filter(None, above))
     tree.add(found.values())
     tree.sites = [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)]

@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 import sysconfig
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +18,13 @@ from typing import TypeAlias
 import msgspec
 
 from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.installed.distributions import normalized
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
+from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library, normalized
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
-from pytest_negativa.slimming.originals import (
-    Slimmed,
-    find_slimmed,
-    is_past,
-    kept_original,
-)
 from pytest_negativa.slimming.recipes import (
     ForOthers,
     Kind,
@@ -50,6 +42,12 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
+from pytest_negativa.slimming.undo import (
+    Slimmed,
+    find_slimmed,
+    is_past,
+    kept_original,
+)
 from pytest_negativa.tracing.mappings import parse_maps
 
 _OWN_DISTRIBUTION = "pytest_negativa"
@@ -167,16 +165,14 @@ def _classify_slimmed(
         return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        if library.problem is not None:
-            raise ReconstructError(library.problem)
+        if library.sha256 is None:
+            raise ReconstructError(UNREADABLE)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
-        source = None
-        if library.originals:
-            source = tree.root / library.originals[0]
-        elif (source := kept_original(tree.root, entry)) is None:
-            return Task(recipe, path, library.names, entry.original_size, library, is_cut=True)
-        return Task(recipe, source, library.names, entry.original_size, library)
+        found = [tree.root / name for name in library.originals[:1]]
+        source = found[0] if found else kept_original(tree.root, entry)
+        is_cut, size = source is None, entry.original_size
+        return Task(recipe, source or path, library.names, size, library, is_cut=is_cut)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
         keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
@@ -210,7 +206,7 @@ class WorkList:
     Attributes:
         tasks: libraries to slim.
         rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``originals.is_past``.
+        past: entries of the manifest that are of no use any more, see ``undo.is_past``.
         packages: the files that are GPU code themselves.
         listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
@@ -264,17 +260,22 @@ class WorkList:
         if not self.is_free(library.names):
             return
         self.take(library)
-        paths = {str(self.tree.root / name) for name in library.names}
-        if isinstance(library, FileGroup) and not self._own.isdisjoint(paths):
+        is_own = any(str(self.tree.root / name) in self._own for name in library.names)
+        if is_own and isinstance(library, FileGroup):
             if self.tree.has_gpu_code(library):
-                row = SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                self.rows.append(row)
+                self.rows.append(
+                    SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
+                )
             return
-        keeps = self._options.keep_originals is not None
         outcome = (
             recipe
             if isinstance(recipe, SlimRow)
-            else classify(self.tree, library, recipe, keeps_original=keeps)
+            else classify(
+                self.tree,
+                library,
+                recipe,
+                keeps_original=self._options.keep_originals is not None,
+            )
         )
         if isinstance(outcome, Task):
             self.tasks.append(outcome)
@@ -291,27 +292,27 @@ class WorkList:
                 yield group, library
 
     def add_locked(
-        self, locked: LockedLibrary, recipe: Recipe, by_digest: Mapping[str, Sequence[FileGroup]]
+        self, locked: LockedLibrary, recipe: Recipe, digests: Mapping[FileGroup, str | None]
     ) -> bool:
         """Give a library of a lock to its recipe; whether it is here, or may be."""
         results = (one for one in self.slimmed if one.entry.original_sha256 == locked.sha256)
-        libraries: list[Library] = [*results, *by_digest.get(locked.sha256, ())]
+        same = (group for group, digest in digests.items() if digest == locked.sha256)
+        libraries: list[Library] = [*results, *same]
         for library in libraries:
             self.add(library, recipe)
         return bool(libraries) or locked.size in self._unread
 
-    def by_digest(self, sizes: Set[int]) -> dict[str, list[FileGroup]]:
-        """Files that have one of these sizes in bytes, and no recipe yet, by digest."""
+    def digests(self, sizes: Set[int]) -> dict[FileGroup, str | None]:
+        """Digests of the files that have one of these sizes in bytes, and no recipe yet."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
-        found: defaultdict[str, list[FileGroup]] = defaultdict(list)
-        for group in sorted(candidates, key=lambda group: -group.size):
-            if (digest := self.tree.digest(group)) is not None:
-                found[digest].append(group)
-            else:
-                self._unread.add(group.size)
-                self.take(group)
-                row = SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-                self.rows.append(row)
+        candidates.sort(key=lambda group: -group.size)
+        found = {group: self.tree.digest(group) for group in candidates}
+        for group in [group for group, digest in found.items() if digest is None]:
+            self._unread.add(group.size)
+            self.take(group)
+            self.rows.append(
+                SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
+            )
         return found
 
 
@@ -337,44 +338,33 @@ def find_work(
         largest_first = sorted(tree.groups, key=lambda group: -group.size)
         tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
+    unmet = [] if lock is None else _match_lock(folders, lock, request.options)
+    for folder in folders:
+        rules = _Others(folder, lock, recipes, spare)
+        for group, library in folder.libraries():
+            if (answer := rules.answer(group, library)) is not None:
+                folder.add(library, answer)
     if lock is not None:
-        return folders, _match_lock(folders, lock, request.options, recipes)
+        return folders, [*unmet, *_add_packages(folders, lock, request.options)]
     [others, *_] = recipes
     assert others is not None
     for folder in folders:
-        rules = _Others(folder, None, recipes, request.options.spare)
-        for group, library in folder.libraries():
-            folder.add(library, rules.answer(group, library) or others)
         folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
     return folders, []
 
 
-def _match_lock(
-    folders: Sequence[WorkList],
-    lock: Lock,
-    options: SlimOptions,
-    others: ForOthers,
-) -> list[SlimRow]:
-    """Give the files of folders to the libraries of a lock, and the rest to ``_Others``."""
+def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -> list[SlimRow]:
+    """Give the files of folders to the libraries of a lock; a row for each that is in none."""
     source = lock_in_words(lock)
-    recipes = [
-        by_lock(one, lock.proof.fill, source, strip=options.strip, spare=options.spare)
-        for one in lock.libraries
-    ]
     sizes = {library.size for library in lock.libraries}
-    digests = [(folder, folder.by_digest(sizes)) for folder in folders]
+    digests = [(folder, folder.digests(sizes)) for folder in folders]
     missing = []
-    for locked, recipe in zip(lock.libraries, recipes, strict=True):
-        found = [folder.add_locked(locked, recipe, by_digest) for folder, by_digest in digests]
+    for locked in lock.libraries:
+        recipe = by_lock(locked, lock.proof.fill, source, strip=options.strip, spare=options.spare)
+        found = [folder.add_locked(locked, recipe, here) for folder, here in digests]
         if not any(found):
             missing.append(locked)
-    unmet = [_unmet(library, folders) for library in missing]
-    for folder in folders:
-        rules = _Others(folder, lock, others, options.spare)
-        for group, library in folder.libraries():
-            if (answer := rules.answer(group, library)) is not None:
-                folder.add(library, answer)
-    return [*unmet, *_add_packages(folders, lock, source, options)]
+    return [_unmet(library, folders) for library in missing]
 
 
 class _Others:
@@ -396,128 +386,93 @@ class _Others:
     ) -> None:
         self._folder, self._tree, self._spare = folder, folder.tree, spare
         self._others, never, self._whole, self._pages, self._moves = recipes
-        left_out = () if lock is None else lock.left_out
-        locked = () if lock is None else lock.libraries
-        rows: tuple[LockedLibrary | LeftOut, ...] = (*locked, *left_out)
+        rows: tuple[LockedLibrary | LeftOut, ...] = ()
+        # What the project lets lose its code.
+        self._selected: Libraries | None = None
+        if lock is not None:
+            rows = (*lock.libraries, *lock.left_out)
+            self._selected = Libraries(include=lock.include, exclude=lock.exclude)
         names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
         self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(f"/{row.path}" for row in left_out)
-        self._lock = lock
-        versions: defaultdict[str, set[str | None]] = defaultdict(set)
-        for row in rows:
-            if row.distribution is not None:
-                versions[normalized(row.distribution)].add(row.version)
+        self._left_out = tuple(f"/{row.path}" for row in rows if isinstance(row, LeftOut))
+        versions = {(normalized(row.distribution or ""), row.version) for row in rows}
+        locked = {name for name, _ in versions if name}
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
         self._never: dict[str, Recipe | None] = {}
-        self._owners: dict[str, str] = {}
         for site in folder.tree.sites:
-            found = tuple(site.with_requirements(versions)) if self._others or never else ()
-            are_same = all(
-                one.version in versions.get(normalized(one.name), {one.version}) for one in found
-            )
-            for one in found:
-                self._never |= dict.fromkeys(one.libraries, never if are_same else None)
-            for one in site.installed:
-                self._owners |= dict.fromkeys(one.libraries, one.name)
+            found = tuple(site.with_requirements(locked)) if self._others or never else ()
+            here = {(normalized(one.name), one.version) for one in found}
+            are_same = all(one in versions or one[0] not in locked for one in here)
+            owned = (path for one in found for path in one.libraries)
+            self._never |= dict.fromkeys(owned, never if are_same else None)
         loaded_then = () if spare is None else spare.loaded or ()
         self._contents = {one.sha256 for one in loaded_then}
         self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        self._digests = {
-            group: sha256
-            for sha256, groups in folder.by_digest({one.size for one in loaded_then}).items()
-            for group in groups
-        }
-        here = (name.rpartition("/")[2] for group in folder.tree.groups for name in group.names)
-        if not self._digests and self._names.isdisjoint(here):
+        self._digests = folder.digests({one.size for one in loaded_then})
+        base_names = (name for group in folder.tree.groups for name in group.base_names)
+        if not any(self._digests.values()) and self._names.isdisjoint(base_names):
             self._moves = None  # The trace is that of another environment.
+        self._remove = () if spare is None or self._moves is None else spare.remove
 
     def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The recipe for a library, or a row that tells why it stays; None: it is no concern.
 
         The first rule that applies counts.
         """
-        sha256 = self._digests.get(group)
+        sha256, spare = self._digests.get(group), self._spare
         if isinstance(library, Slimmed):
             sha256 = library.entry.original_sha256
             if self._is_left_out(library):
                 return keep_whole(_LEFT_OUT)
         paths = tuple(str(self._tree.root / name) for name in group.names)
-        spare = self._spare
-        if self._is_listed(group, library, paths):
-            came_back = (
-                spare is not None and (sha256 or self._tree.digest(group)) in spare.came_back
-            )
-            is_unknown = not came_back and self._is_unknown(group, library, sha256)
-            is_unknown &= not self._matching(() if spare is None else spare.keep, group, paths)
-            if is_unknown and not self._may_be_loaded(group, paths):
-                reason = self._runs_below(group)
-                return self._moves if reason is None else _stays(group, library, reason)
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        names = LibraryNames(paths[0], self._tree.facts(group).soname, next(owners, None))
+        # A library in any folder may be loaded in place of one that the run of the lock loaded, if
+        # they share the base name or the soname.
+        may_be_loaded = not self._loaded.isdisjoint({names.soname, *group.base_names})
+        # All code may go of a library that is no small one.
+        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
+        may_go = is_large and self._tree.is_library(group)
+        # Neither run knows it by content, nor the trace by name.
+        is_known = sha256 in self._contents or not self._names.isdisjoint(group.base_names)
+        is_unknown = may_go and not is_known
+        listed = {glob for glob in self._remove if matches_library(glob, names)}
+        if spare is not None and listed and may_go:
+            self._folder.listed |= listed
+            is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
+            is_needed |= any(matches_library(glob, names) for glob in spare.keep)
+            if is_unknown and not is_needed:
+                return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
-        if self._lock is None:
-            return None
-        is_unknown = self._whole is not None and self._is_unknown(group, library, sha256)
+        if self._selected is None:
+            return self._others
+        is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
-        is_never = (is_unknown or any(owned)) and not self._may_be_loaded(group, paths)
-        is_kept = is_never and not self._is_selected(group, paths)
+        is_never = (is_unknown or any(owned)) and not may_be_loaded
+        is_kept = is_never and not is_selected(self._selected, names)
         if is_unknown and is_never and not is_kept:
-            reason = self._runs_below(group)
-            return self._whole if reason is None else _stays(group, library, reason)
+            return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
             return recipe
         if spare is not None and sha256 in spare.traced:
             return self._pages
-        if self._was_moved(library):
+        is_slimmed = self._moves is not None and isinstance(library, Slimmed)
+        if is_slimmed and is_moved(self._tree.root / library.names[0]):
             return keep_whole(_NOT_MOVED)
-        if not is_kept:
-            return None
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
-        has_code = takes_cpu_code or self._tree.has_gpu_code(group)
-        return _stays(group, library, _KEPT) if has_code else None
+        if is_kept and (takes_cpu_code or self._tree.has_gpu_code(group)):
+            return _stays(group, library, _KEPT)
+        return None
 
-    def _runs_below(self, group: FileGroup) -> str | None:
+    def _unless_it_runs(
+        self, recipe: Recipe | None, group: FileGroup, library: Library
+    ) -> Recipe | SlimRow | None:
+        """A recipe for a library that no test loaded, unless processes run by it."""
         names = (*group.names, self._tree.facts(group).soname or "")
-        return runs_below(self._tree.root / group.name, names)
-
-    def _may_be_loaded(self, group: FileGroup, paths: Sequence[str]) -> bool:
-        """Whether the run of the lock loaded a library, or it may stand for one that was.
-
-        A library in any folder may be loaded in place of one that the run loaded, if they share the
-        base name or the soname.
-        """
-        names = {path.rpartition("/")[2] for path in paths}
-        return not self._loaded.isdisjoint({self._tree.facts(group).soname, *names})
-
-    def _is_selected(self, group: FileGroup, paths: Sequence[str]) -> bool:
-        """Whether the project lets a library lose its code."""
-        assert self._lock is not None
-        selected = Libraries(include=self._lock.include, exclude=self._lock.exclude)
-        return is_selected(selected, self._library_names(group, paths))
-
-    def _is_listed(self, group: FileGroup, library: Library, paths: Sequence[str]) -> bool:
-        """Whether the project lets a library go whole, and it is large enough."""
-        globs = () if self._moves is None or self._spare is None else self._spare.remove
-        matching = self._matching(globs, group, paths)
-        if not matching or not self._may_go(group, library):
-            return False
-        self._folder.listed |= matching
-        return True
-
-    def _matching(self, globs: Sequence[str], group: FileGroup, paths: Sequence[str]) -> set[str]:
-        return {one for one in globs if matches_library(one, self._library_names(group, paths))}
-
-    def _was_moved(self, library: Library) -> bool:
-        """Whether an earlier run moved a library whole, and this one could do so."""
-        return (
-            self._moves is not None
-            and isinstance(library, Slimmed)
-            and is_moved(self._tree.root / library.results[0])
-        )
-
-    def _library_names(self, group: FileGroup, paths: Sequence[str]) -> LibraryNames:
-        owner = next(filter(None, map(self._owners.get, paths)), None)
-        return LibraryNames(paths[0], self._tree.facts(group).soname, owner)
+        reason = runs_below(self._tree.root / group.name, names)
+        return recipe if reason is None else _stays(group, library, reason)
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
@@ -525,17 +480,6 @@ class _Others:
             return False
         here = (f"/{(self._tree.root / name).as_posix()}" for name in library.names)
         return library.entry.gpu_code_removed > 0 and any(p.endswith(self._left_out) for p in here)
-
-    def _is_unknown(self, group: FileGroup, library: Library, sha256: str | None) -> bool:
-        """Whether neither run knows a library by content, nor the trace by name."""
-        names = (name.rpartition("/")[2] for name in group.names)
-        is_known = sha256 in self._contents or not self._names.isdisjoint(names)
-        return not is_known and self._may_go(group, library)
-
-    def _may_go(self, group: FileGroup, library: Library) -> bool:
-        """Whether all code of a file may go: it is a library, and no small one."""
-        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
-        return is_large and self._tree.is_library(group)
 
 
 def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
@@ -546,21 +490,18 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
 
 
 def _add_packages(
-    folders: Sequence[WorkList], lock: Lock, source: str, options: SlimOptions
+    folders: Sequence[WorkList], lock: Lock, options: SlimOptions
 ) -> Iterator[SlimRow]:
     """Add the files of a lock; yield a row for each distribution that is in no folder."""
-    spare = options.spare is not None
+    is_spared, source = options.spare is not None, lock_in_words(lock)
     for files in lock.files:
-        found = False
-        for folder in folders:
-            packages = list(
-                packages_by_lock(
-                    folder.tree, folder.manifest, files, source, options.jobs, is_checked=not spare
-                )
-            )
-            folder.add_packages(packages)
-            found |= bool(packages)
-        if not found and not spare:
+        packages = [
+            list(packages_by_lock(folder.tree, folder.manifest, files, source, options))
+            for folder in folders
+        ]
+        for folder, found in zip(folders, packages, strict=True):
+            folder.add_packages(found)
+        if not any(packages) and not is_spared:
             name = f"{files.distribution} {files.version}"
             detail = "it is not here; install it, or lock a run without it"
             yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
@@ -580,7 +521,6 @@ def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     with contextlib.suppress(OSError):
         mapped = parse_maps(Path("/proc/self/maps").read_bytes())
         own |= {os.fsdecode(one.file.path) for one in mapped if one.file is not None}
-    with contextlib.suppress(OSError):
         modules = Path(os.path.realpath(sysconfig.get_config_var("DESTSHARED") or "/dev/null"))
         own.update(map(str, modules.glob("*.so")))
     return frozenset(own)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.start import begin_logs
-from pytest_negativa.installed.code_files import find_code_distributions
-from pytest_negativa.installed.sites import find_site
+from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind

@@ -15,7 +15,7 @@ from pytest_negativa.analysis.lock import missed_code, widen_files, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import KeepReason

@@ -23,8 +23,7 @@ from click.testing import CliRunner
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.images.overlay import Link, Overlay
-from pytest_negativa.images.report import report_image
-from pytest_negativa.images.suite import KnownLibrary, Suite
+from pytest_negativa.images.report import KnownLibrary, Suite, report_image
 from pytest_negativa.models.image import ImageReport, MatchedBy, SlimmableBy, SuiteUse
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 

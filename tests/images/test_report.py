@@ -21,10 +21,9 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.images.report import report_image, wrong_arch_bytes
-from pytest_negativa.images.suite import Suite, suite_of_run
+from pytest_negativa.images.report import Suite, report_image, suite_of_run, wrong_arch_bytes
 from pytest_negativa.images.tree import Tree, read_tree
-from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,

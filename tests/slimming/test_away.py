@@ -15,8 +15,8 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.tree import scan
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
 from tests.support.sites import digests

@@ -19,9 +19,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.installed.code_files import find_code_distributions
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.sites import Places, find_code_distributions
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
@@ -30,14 +29,12 @@ from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.atomic_replacement import take_out
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import NOTICE, slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.slimming.wheel import NOTICE
 from pytest_negativa.verifying.opened_files import judge_files
 from tests.support.builders import (
     CubinSpec,

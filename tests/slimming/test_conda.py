@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.origin import ReinstallCommands
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
@@ -114,5 +113,5 @@ def test_owner(prefix: Path) -> None:
     write(prefix, "host-code", "lib/libhost.so")
     found = Places().of(str(library))
     assert (found.path, found.distribution, found.version) == ("lib/libhost.so", "host-code", "1.0")
-    command = ReinstallCommands(scan_folder(prefix / "lib").sites).of(library)
+    command = scan_folder(prefix / "lib").reinstall_command("libhost.so")
     assert command == "conda install --force-reinstall --no-deps host-code=1.0"

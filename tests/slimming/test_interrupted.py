@@ -19,7 +19,7 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming import slimmer
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
@@ -129,7 +129,7 @@ def test_killed_between_the_steps(
     """SIGKILL right before each thing that is done, and right after, the first time it is."""
     os.link(site.two, site.folder / "gpu/linked.so")
     before = digests(site.folder)
-    module = "slimming.slimmer" if step in ("keep_original", "replace_all") else "slimming.journal"
+    module = "slimming.slim" if step in ("keep_original", "replace_all") else "slimming.journal"
     module = "installed.sites" if step == "update_record" else module
     for when in ("before", "after"):
         code = f"""
@@ -184,7 +184,7 @@ def test_a_library_that_is_not_slimmed_anew_stays_in_the_manifest(
         def interrupt(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(slimmer, "keep_original", interrupt)
+        monkeypatch.setattr(engine, "keep_original", interrupt)
         with pytest.raises(KeyboardInterrupt):
             slim_trees(by_arch)
     else:
@@ -214,7 +214,7 @@ def test_ctrl_c_waits_for_no_library(site: Made) -> None:
     """The first one is done, and the second never ends, when the user interrupts."""
     code = f"""
 import os, signal, sys, threading
-from pytest_negativa.slimming import slimmer as engine
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.storage.atomic import new_file
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()

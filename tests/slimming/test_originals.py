@@ -20,7 +20,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import atomic_replacement as replacing
-from pytest_negativa.slimming import slimmer
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.atomic_replacement import TakenError, copy_file, keep_original, take
 from pytest_negativa.slimming.folder_locks import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
@@ -267,7 +267,7 @@ def test_a_killed_run_has_kept_the_way_back(
     )
     if (child := os.fork()) == 0:
         # Killed when the manifest has the library, and its original is kept.
-        monkeypatch.setattr(slimmer, "replace_all", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(engine, "replace_all", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         slim_trees(request)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -32,15 +32,14 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.slimming import slimmer as engine
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region

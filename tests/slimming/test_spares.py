@@ -32,7 +32,6 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import (
     SpareTarget,
@@ -41,7 +40,7 @@ from pytest_negativa.slimming.spares import (
     note_of,
     problem_of,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, scan
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import MAX_COPIED, trailer_offset

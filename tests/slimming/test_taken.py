@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming import journal, slimmer
+from pytest_negativa.slimming import journal
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.slimming.slimmer import Slimmer
+from pytest_negativa.slimming.slim import Slimmer, slim_trees
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
@@ -115,7 +115,7 @@ def test_an_upgrade_before_the_rename_stays(
     kept: bool,
 ) -> None:
     # The larger one is the first.
-    before_each(monkeypatch, slimmer, "replace_all", lambda: upgrade(site.one))
+    before_each(monkeypatch, engine, "replace_all", lambda: upgrade(site.one))
     before = digests(site.folder)
     options = replaced(FAST, keep_originals=tmp_path / "originals") if kept else FAST
     report = slim(site, options)
@@ -133,7 +133,7 @@ def test_an_upgrade_before_the_rename_stays(
 def test_a_library_that_was_uninstalled_stays_away(
     site: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before_each(monkeypatch, slimmer, "replace_all", site.one.unlink)
+    before_each(monkeypatch, engine, "replace_all", site.one.unlink)
     rows = {row.path: row for row in slim(site).rows}
     assert "it was removed while negativa worked" in (rows[ONE].detail or "")
     assert not site.one.exists()
@@ -181,7 +181,7 @@ def test_undo_replaces_no_library_that_came_back(
 def test_only_the_original_is_kept_as_original(
     site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
 ) -> None:
-    before_each(monkeypatch, slimmer, "keep_original", lambda: by_rename(site.one))
+    before_each(monkeypatch, engine, "keep_original", lambda: by_rename(site.one))
     options = replaced(FAST, keep_originals=tmp_path / "originals")
     rows = {row.path: row for row in slim(site, options).rows}
     fault.check(rows[ONE].detail or "")
@@ -197,7 +197,7 @@ def test_a_result_that_cannot_be_replaced_keeps_its_entry(
     options = replaced(FAST, keep_originals=tmp_path / "originals")
     slim(site, options)
     before = load_manifest(site.folder).slimmed
-    before_each(monkeypatch, slimmer, "replace_all", lambda: by_rename(site.one))
+    before_each(monkeypatch, engine, "replace_all", lambda: by_rename(site.one))
     assert slim(site, replaced(options, strip=False)).failed
     assert load_manifest(site.folder).slimmed[ONE] == before[ONE]
 

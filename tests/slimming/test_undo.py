@@ -20,10 +20,9 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
-from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX
+from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, scan
 from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made

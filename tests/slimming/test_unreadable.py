@@ -24,10 +24,9 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
-from pytest_negativa.slimming.tree import MANIFEST_NAME
+from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.shared_folders import ALONE
 from tests.support.compacting import needs_compiler
@@ -271,7 +270,7 @@ def test_a_pipe_in_the_working_folder(
 LISTED = """
 import os, sys
 from pathlib import Path
-from pytest_negativa.slimming.scan import scan
+from pytest_negativa.slimming.tree import scan
 [tree] = scan([Path(sys.argv[1])])
 for group in tree.groups:
     os.unlink(tree.root / group.name)

@@ -13,8 +13,8 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.scan import scan
 from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.tree import scan
 from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.made_site import DEBUG, ONE, TWO, Made
 from tests.support.sites import digest_field, lock_of, make_wheel, pip_install, wrong_files

@@ -16,9 +16,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import NOTICE, slim_package
 from pytest_negativa.slimming.request import SlimRequest
-from pytest_negativa.slimming.wheel import NOTICE
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.builders import CubinSpec, build_cubin
 from tests.support.compacting import build, gpu_code

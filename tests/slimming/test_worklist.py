@@ -9,9 +9,9 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.originals import Slimmed
 from pytest_negativa.slimming.recipes import Recipe, by_archs, never_loaded, strip_only
 from pytest_negativa.slimming.tree import Tree, scan_folder
+from pytest_negativa.slimming.undo import Slimmed
 from pytest_negativa.slimming.worklist import Task, classify
 from tests.support.libraries import MULTIARCH
 

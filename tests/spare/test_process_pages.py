@@ -11,7 +11,7 @@ import pytest
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.process_pages import pages_of_process
+from pytest_negativa.spare.misses import pages_of_process
 from tests.support.cutting import Kit, needs_stub
 
 pytestmark = needs_stub

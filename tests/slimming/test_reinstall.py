@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.origin import ReinstallCommands
-from pytest_negativa.installed.sites import Site
+from pytest_negativa.slimming.tree import scan_folder
 from tests.support.sites import install
 
 LIBRARY = "pkg/libx.so"
@@ -23,19 +22,19 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_a_distribution_of_an_index(site: Path) -> None:
-    command = ReinstallCommands([Site(site)]).of(site / LIBRARY)
+    command = scan_folder(site).reinstall_command(LIBRARY)
     assert command == "pip install --force-reinstall --no-deps some-thing==1.0"
 
 
 def test_a_distribution_that_uv_installed(site: Path) -> None:
     (site / "some_thing-1.0.dist-info/INSTALLER").write_text("uv\n")
-    command = ReinstallCommands([Site(site)]).of(site / LIBRARY)
+    command = scan_folder(site).reinstall_command(LIBRARY)
     assert command == "uv pip install --reinstall --no-deps some-thing==1.0"
 
 
 def test_what_came_from_no_index(site: Path) -> None:
     (site / "some_thing-1.0.dist-info/direct_url.json").write_text("{}")
-    assert ReinstallCommands([Site(site)]).of(site / LIBRARY) is None
+    assert scan_folder(site).reinstall_command(LIBRARY) is None
 
 
 def test_conda(tmp_path: Path, site: Path) -> None:
@@ -45,9 +44,11 @@ def test_conda(tmp_path: Path, site: Path) -> None:
     (tmp_path / "conda-meta/libcufft-11.json").write_text(
         json.dumps({"name": "libcufft", "version": "11.4", "files": ["lib/libcufft.so.11"]})
     )
-    commands = ReinstallCommands([Site(tmp_path), Site(site)])
-    command = commands.of(tmp_path / "lib/libcufft.so.11")
+    tree = scan_folder(tmp_path)
+    command = tree.reinstall_command("lib/libcufft.so.11")
     assert command == "conda install --force-reinstall --no-deps libcufft=11.4"
-    assert commands.of(tmp_path / "lib/libother.so") is None
+    assert tree.reinstall_command("lib/libother.so") is None
     # pip's, within the prefix.
-    assert "pip install" in (commands.of(site / LIBRARY) or "")
+    assert "pip install" in (
+        tree.reinstall_command(f"{site.relative_to(tmp_path)}/{LIBRARY}") or ""
+    )
