@@ -25,7 +25,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, print_warning, printable
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.settings.flags import find_variables, pick_flags
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.records import encode_hook, utf8
@@ -308,7 +308,7 @@ def show_proof(lock: Lock) -> None:
         click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
     if lock.proof.proved and doubts:
         first = printable(": ".join(doubts[0]))
-        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
+        more = "".join(and_more(len(doubts), 1, " (and {} more)"))
         click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
 
 

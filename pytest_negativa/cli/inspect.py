@@ -52,6 +52,7 @@ from pytest_negativa.images.report import report_image
 from pytest_negativa.images.suite import load_suite, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
+from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
@@ -291,6 +292,6 @@ def show_packages(
     answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
-    more = len(report.unreadable) - _MOST_ERRORS
-    rest = [f"{more:,} more files could not be read (see --json)"] if more > 0 else []
-    fail_for([*report.unreadable[:_MOST_ERRORS], *rest])
+    more = "{} more files could not be read (see --json)"
+    rest = and_more(len(report.unreadable), _MOST_ERRORS, more)
+    fail_for((*report.unreadable[:_MOST_ERRORS], *rest))

@@ -59,7 +59,7 @@ from pytest_negativa.reporting.listings import (
     total_of,
 )
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches, matches_library
 from pytest_negativa.storage.outcomes import copy_outcomes
@@ -269,9 +269,8 @@ def _first(
     rows: Sequence[_T], top: int, render: Callable[[Sequence[_T]], str], what: str
 ) -> Iterator[str]:
     """The table of the first rows, and how many more there are."""
-    rest = len(rows) - top if top else 0
-    more = f"\n{rest:,} more {what}: --top=0 shows all" if rest > 0 else ""
-    yield f"{render(rows[: top or None])}{more}"
+    more = and_more(len(rows), top, f"{{}} more {what}: --top=0 shows all")
+    yield "\n".join((render(rows[: top or None]), *more))
 
 
 def _list_tests(

@@ -12,7 +12,7 @@ from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, printable
-from pytest_negativa.reporting.units import format_share
+from pytest_negativa.reporting.units import and_more, format_share
 
 _Group = tuple[str, list[KernelCoverage]]
 # What a narrow terminal does without: templates, tests.
@@ -80,8 +80,7 @@ def render_missing(
         for file, found in groupby(missing[: options.top or None], attrgetter("file")):
             lines.append(f"  {file or 'without line information'}")
             lines += [f"{kernel.line or '':>6}  {spell(kernel.name)}" for kernel in found]
-        if options.top and len(missing) > options.top:
-            lines.append(f"    and {len(missing) - options.top:,} more")
+        lines += and_more(len(missing), options.top, "    and {} more")
         yield "\n".join(cut_middle(printable(line), width) for line in lines)
 
 

@@ -17,6 +17,7 @@ from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
+    and_more,
     format_bytes,
     format_count,
     format_foreign,
@@ -287,8 +288,7 @@ def kernel_lines(
         yield f"0 of {len(found):,} kernels match"
     for name in names[: top or None]:
         yield f"{printable(demangle(name) if demangled else name)}  [{', '.join(found[name])}]"
-    if top and len(names) > top:
-        yield f"and {len(names) - top:,} more"
+    yield from and_more(len(names), top)
 
 
 def _arch_text(arch: SmArch) -> str:
@@ -326,8 +326,7 @@ def _problem_lines(summary: LibrarySummary) -> list[str]:
     if not summary.problems:
         return []
     lines = [printable(f"{summary.path}: {text}") for text in summary.problems[:_MAX_PROBLEMS]]
-    if len(summary.problems) > _MAX_PROBLEMS:
-        lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
+    lines += and_more(len(summary.problems), _MAX_PROBLEMS, "... and {} more (see --json)")
     return ["\n".join(lines)]
 
 

@@ -17,6 +17,7 @@ from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
+    and_more,
     format_bytes,
     format_count,
     format_items,
@@ -34,8 +35,7 @@ def render_kernels(
         yield f"{printable(library.path)}: {_headline(library, printable(listed))}"
         for kernel in library.kernels:
             yield from _lines(kernel, demangled=demangled)
-        if library.found > len(library.kernels):
-            yield f"  and {library.found - len(library.kernels):,} more"
+        yield from and_more(library.found, len(library.kernels), "  and {} more")
 
 
 def _headline(library: LibraryKernels, kind: str) -> str:

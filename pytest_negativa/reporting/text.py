@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_negativa.reporting.units import and_more
+
 _CUT = "..."
 # GitHub Actions runs a printed line that begins so (ActionCommand.TryParseV2 in
 # github.com/actions/runner), or that holds "##[" (TryParse).
@@ -100,9 +102,7 @@ def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> 
         most: how many items are listed before their number is; 0 for all.
     """
     lines = list(map(printable, items))
-    rest = len(lines) - most if most else 0
-    more = [f"and {rest:,} more"] if rest > 0 else []
-    listed = (*lines[: most or None], *more)
+    listed = (*lines[: most or None], *and_more(len(lines), most))
     return "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
 
 

@@ -25,7 +25,13 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
+from pytest_negativa.reporting.units import (
+    and_more,
+    format_bytes,
+    format_items,
+    format_names,
+    format_share,
+)
 
 _MAX_TESTS = 20
 _MAX_TEXT = 160
@@ -98,8 +104,7 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
         if test.libraries and test.after is not None:
             names = (printable(Path(path).name) for path in test.libraries)
             lines.append(f"    was the first to use kernels of {format_names(names)}")
-    if len(tests) > _MAX_TESTS:
-        lines.append(f"  and {len(tests) - _MAX_TESTS:,} more")
+    lines += and_more(len(tests), _MAX_TESTS, "  and {} more")
     return "\n".join(lines)
 
 
@@ -175,8 +180,7 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
         spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
         at = f" (file offsets {spans})" if spans else ""
         yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
-    if len(against) > _MAX_TESTS:
-        yield f"and {format_items(len(against) - _MAX_TESTS, 'library', 'libraries')} more"
+    yield from and_more(len(against), _MAX_TESTS)
     if differs := [test for test in verdict.tests if test.differs and not test.flaky]:
         yield _tests("Tests that ended otherwise:", differs)
     yield "\n".join(map(printable, verdict.limits))
