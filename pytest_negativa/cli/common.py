@@ -14,10 +14,9 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.main import EXIT_FAILED as EXIT_FAILED
 from pytest_negativa.cli.main import interruptible as interruptible
 from pytest_negativa.devices import parse_archs
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import ExitStatus, OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
@@ -284,7 +283,7 @@ def fail_for(errors: Iterable[object]) -> None:
     for error in found:
         print_error(error)
     if found:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
@@ -296,7 +295,7 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
     for limit in crossed:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def show_proof(lock: Lock) -> None:

@@ -11,13 +11,12 @@ import msgspec
 
 from pytest_negativa.analysis.snapshots import load_snapshot
 from pytest_negativa.cli.common import (
-    EXIT_FAILED,
     MATCH,
     answer,
     as_json_option,
     settings_of,
 )
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import ExitStatus, NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
@@ -112,7 +111,7 @@ def diff(
     then = None if unread else look + shlex.quote(after)
     answer(difference, paragraphs, as_json=as_json, then=then)
     if unread:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def _saved(before: str | None, runs: RunsFolder) -> tuple[str, str]:

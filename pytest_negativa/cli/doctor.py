@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from pytest_negativa.analysis.doctor import examine
-from pytest_negativa.cli.common import EXIT_FAILED, runs_of, say_next, settings_of, show
+from pytest_negativa.cli.common import runs_of, say_next, settings_of, show
+from pytest_negativa.errors import ExitStatus
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
@@ -26,4 +27,4 @@ def doctor() -> None:
     verdict = f"\nGPU code {'cannot' if obstacles else 'can'} be traced here"
     show("\n".join((verdict, *obstacles)))
     say_next("negativa inspect" if obstacles else "pytest --negativa")
-    click.get_current_context().exit(EXIT_FAILED if obstacles else 0)
+    click.get_current_context().exit(ExitStatus.FAILED if obstacles else 0)

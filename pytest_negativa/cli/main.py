@@ -20,18 +20,12 @@ from click.exceptions import Exit
 
 from pytest_negativa.errors import (
     SYSTEM_REFUSALS,
+    ExitStatus,
     NegativaError,
-    OptionError,
     Stopped,
     did_you_mean,
 )
 from pytest_negativa.settings.flags import click_options
-
-EXIT_FAILED = 1
-"""A file could not be read or written, or the answer is no."""
-
-EXIT_USAGE = 2
-"""Wrong usage; click's own, too."""
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Begin": {
@@ -48,7 +42,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "debloat": ("trace", "Trace COMMAND, report its unused GPU code; slim removes it."),
         "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
         "locate": ("locate", "Find the unused GPU code of a traced run."),
-        "combine": ("locate", "Find the GPU code that none of several RUNS used."),
+        "combine": ("combine", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
         "report": ("report", "Write reports of a traced run."),
@@ -172,11 +166,11 @@ class _Group(click.Group):
                 raise
             from pytest_negativa.reporting.text import print_error
 
-            if isinstance(e, OSError) and e.filename is not None:
-                print_error(f"{e.filename}: {e.strerror}")
-            else:
+            if isinstance(e, NegativaError):
                 print_error(e)
-            ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
+                ctx.exit(e.exit_status)
+            print_error(e if e.filename is None else f"{e.filename}: {e.strerror}")
+            ctx.exit(ExitStatus.FAILED)
 
 
 # Of click 8.2 or later: no word at all asks for help.

@@ -13,7 +13,6 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    EXIT_FAILED,
     LOCK,
     LOCK_FILE,
     PATHS,
@@ -32,7 +31,7 @@ from pytest_negativa.cli.common import (
     show_proof,
     typed,
 )
-from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
+from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
@@ -590,7 +589,7 @@ def finish(
         show(text)
     errors = [*render_problems(rows), *([] if failure is None else [failure])]
     if require and not errors and any(row.status in UNMET for row in rows):
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
     fail_for(errors)
     if then is not None and rows and not as_json:
         say_next(then)

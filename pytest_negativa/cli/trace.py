@@ -35,7 +35,7 @@ from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.attach import attach_environment
-from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+from pytest_negativa.tracing.command import run_traced
 
 # Of samples if no flag says otherwise, see ``attach_environment``.
 _LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}
@@ -157,15 +157,11 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
         run.make()
         begin_logs(run, run.folder.parent)
     watch = CodeFileWatch(sys.path)
-    try:
-        with watch:
-            status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
-        if run.trace_files():
-            save_opened(run, watch.opened())
-        return run, status
-    except CommandNotFound as e:
-        print_error(e)
-        click.get_current_context().exit(EXIT_NOT_FOUND)
+    with watch:
+        status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
+    if run.trace_files():
+        save_opened(run, watch.opened())
+    return run, status
 
 
 def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
