@@ -63,8 +63,7 @@ def render_difference(
             drop_empty=True,
         )
     for word, names_of in _KERNELS:
-        if paragraph := _kernel_list(word, difference.kernels, names_of, template_of, top):
-            yield paragraph
+        yield from _kernel_list(word, difference.kernels, names_of, template_of, top)
 
 
 def _is_changed(one: LibraryChange) -> bool:
@@ -104,7 +103,7 @@ def _kernel_list(
     names_of: Callable[[KernelChanges], Sequence[str]],
     template_of: Callable[[str], str],
     top: int,
-) -> str | None:
+) -> Iterator[str]:
     """Kernels by library and template, the most instantiations first."""
     counts = Counter((one.library, template_of(name)) for one in changes for name in names_of(one))
     lines = (
@@ -112,7 +111,7 @@ def _kernel_list(
         for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
     )
     title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
-    return itemize(title, lines, most=top) if counts else None
+    return itemize(title, lines, most=top)
 
 
 def describe_change(change: Change) -> str:

@@ -48,31 +48,24 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
         yield _library_table(report, top)
         yield _package_table(report, top)
         yield from _summary(report)
-        yield from _further_columns(report)
+        if report.run_id is None and not report.devices:
+            yield (
+                "--run RUN (a traced run) or --lock FILE adds the columns by the suite and "
+                "slimmable; --arch sm_90 adds slimmable alone."
+            )
     if report.hidden:
         yield (
             f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
             f"{format_bytes(report.hidden_bytes)}, which the image still carries. They are not "
             "counted above. Remove files in the layer that adds them."
         )
-    if report.slimmed:
-        slimmed = format_items(len(report.slimmed), "file was", "files were")
-        title = (
-            f"{slimmed} slimmed by negativa slim; only the GPU code that is left counts, and none "
-            "of it is slimmable:"
-        )
-        yield itemize(title, report.slimmed, most=top)
-    if report.notes:
-        yield itemize("Notes:", report.notes)
-
-
-def _further_columns(report: ImageReport) -> Iterator[str]:
-    """Tell the options that add the columns that this report lacks."""
-    if report.run_id is None and not report.devices:
-        yield (
-            "--run RUN (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
-            "--arch sm_90 adds slimmable alone."
-        )
+    slimmed = format_items(len(report.slimmed), "file was", "files were")
+    title = (
+        f"{slimmed} slimmed by negativa slim; only the GPU code that is left counts, and none "
+        "of it is slimmable:"
+    )
+    yield from itemize(title, report.slimmed, most=top)
+    yield from itemize("Notes:", report.notes)
 
 
 def _library_table(report: ImageReport, top: int) -> str:

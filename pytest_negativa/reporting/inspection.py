@@ -168,12 +168,19 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
             where = os.path.relpath(folder, common)
             name = f"{len(group):,} {kind.value} files" + ("" if where == "." else f" in {where}")
         rows.append([name, *_figures(group)])
-    headers = [title, "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
-    if devices := summaries[0].devices:
-        headers += [_loaded_on(devices), "for other GPUs"]
     return format_table(
-        "l" + "r" * (len(headers) - 1),
-        headers,
+        "lrrrrrrrrr",
+        (
+            title,
+            "size",
+            "GPU code",
+            "share",
+            "regions",
+            "elements",
+            "frames",
+            "kernels",
+            *_device_headers(summaries[0].devices),
+        ),
         rows,
         total=["total", *_figures(summaries)],
         drop=(6, 4, 5, 3, 7, 1),
@@ -185,7 +192,8 @@ def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
     code = sum(s.code_bytes for s in summaries)
     # Names that two libraries share count twice in the total: they are two kernels.
     kernels = [s.kernels for s in summaries if s.kernels is not None]
-    figures = [
+    loaded = sum(s.loaded_bytes or 0 for s in summaries)
+    return [
         format_bytes(size),
         format_bytes(code),
         format_share(code, size),
@@ -193,11 +201,9 @@ def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
         f"{sum(s.elements for s in summaries):,}",
         f"{sum(s.frames for s in summaries):,}",
         format_count(sum(kernels) if kernels else None),
+        format_bytes(loaded),
+        format_share(code - loaded, code),
     ]
-    if summaries[0].devices:
-        loaded = sum(s.loaded_bytes or 0 for s in summaries)
-        figures += [format_bytes(loaded), format_share(code - loaded, code)]
-    return figures
 
 
 def code_table(summaries: Sequence[LibrarySummary]) -> str:
@@ -206,14 +212,11 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
     for summary in summaries:
         for code in summary.code:
             groups[SmArch.parse(code.arch), code.kind].append(code)
-    devices = summaries[0].devices
-    headers = ["arch", "kind", "elements", "on disk", "unpacked", "kernels"]
-    if devices:
-        headers += [_loaded_on(devices), "for other GPUs"]
     rows = []
     for (arch, kind), group in sorted(groups.items()):
         stored = sum(r.stored_bytes for r in group)
         kernels = [r.kernels for r in group if r.kernels is not None]
+        loaded = sum(r.loaded_bytes or 0 for r in group)
         row = [
             _arch_text(arch),
             "bare cubin frame" if kind == FRAME else kind,
@@ -221,28 +224,29 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
             format_bytes(stored),
             format_bytes(sum(r.unpacked_bytes for r in group)),
             format_count(sum(kernels) if kernels else None),
+            format_bytes(loaded),
+            format_bytes(stored - loaded),
         ]
-        if devices:
-            loaded = sum(r.loaded_bytes or 0 for r in group)
-            row += [format_bytes(loaded), format_bytes(stored - loaded)]
         rows.append(row)
-    return format_table("ll" + "r" * (len(headers) - 2), headers, rows, drop=(4, 2, 5))
+    headers = ("arch", "kind", "elements", "on disk", "unpacked", "kernels")
+    return format_table(
+        "llrrrrrr", (*headers, *_device_headers(summaries[0].devices)), rows, drop=(4, 2, 5)
+    )
 
 
 def element_table(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], *, slimmed: bool = False
 ) -> str:
     """Every element and frame of a library, by file offset; of a slimmed one, by address."""
-    headers = [
-        "offset", "region", "kind", "arch", "packed", "on disk", "unpacked", "kernels", "note",
-    ]  # fmt: skip
-    if slimmed:
-        headers[0] = "address"
-    if devices:
-        headers.insert(-1, "loaded")
+    headers = (
+        "address" if slimmed else "offset", "region", "kind", "arch", "packed", "on disk",
+        "unpacked", "kernels", "loaded" if devices else None, "note",
+    )  # fmt: skip
     loaded = library_map.loaded_starts(devices)
     rows = []
     for block in sorted(library_map.iter_code(), key=lambda block: block.header_offset):
+        # A device may load it: the sums count it as loaded.
+        unknown = "?" if block.kind.is_opaque else ""
         row = [
             f"{block.header_offset:#x}",
             "-" if block.region is None else f"{block.region:#x}",
@@ -252,15 +256,11 @@ def element_table(
             f"{block.stored_size:,}",
             f"{block.unpacked_size:,}",
             "-" if block.content is None else f"{len(library_map.kernels_of(block.content)):,}",
+            "yes" if block.payload.start in loaded else unknown,
             block.unreadable or block.identifier or "",
         ]
-        if devices:
-            # A device may load it: the sums count it as loaded.
-            unknown = "?" if block.kind.is_opaque else ""
-            row.insert(-1, "yes" if block.payload.start in loaded else unknown)
         rows.append(row)
-    align = "rrlllrrr" + "l" * (len(headers) - 8)
-    return format_table(align, headers, rows, drop=(1, 6, 4, 7, len(headers) - 1, 2), names=())
+    return format_table("rrlllrrrll", headers, rows, drop=(1, 6, 4, 7, 9, 2), names=())
 
 
 def kernel_lines(
@@ -295,8 +295,9 @@ def _arch_text(arch: SmArch) -> str:
     return "-" if arch == NO_ARCH else str(arch)
 
 
-def _loaded_on(devices: Sequence[str]) -> str:
-    return f"loaded on {', '.join(devices)}"
+def _device_headers(devices: Sequence[str]) -> Sequence[str | None]:
+    """Headers of what devices load; these columns are left out if none are asked for."""
+    return (f"loaded on {', '.join(devices)}", "for other GPUs") if devices else (None, None)
 
 
 def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
@@ -323,11 +324,9 @@ def _removed_line(removed: Sequence[Removed], who: str = "Slimmed") -> str:
 
 
 def _problem_lines(summary: LibrarySummary) -> list[str]:
-    if not summary.problems:
-        return []
     lines = [printable(f"{summary.path}: {text}") for text in summary.problems[:_MAX_PROBLEMS]]
     lines += and_more(len(summary.problems), _MAX_PROBLEMS, "... and {} more (see --json)")
-    return ["\n".join(lines)]
+    return ["\n".join(lines)] if lines else []
 
 
 def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[str]:

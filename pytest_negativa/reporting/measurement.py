@@ -69,8 +69,7 @@ def render_measurement(measurement: Measurement) -> Iterator[str]:
     notes = list(measurement.notes)
     if any(result.comparisons for result in measurement.results):
         notes.insert(0, _chance_line(measurement.pairs))
-    if notes:
-        yield itemize("Notes:", notes)
+    yield from itemize("Notes:", notes)
 
 
 def _chance_line(pairs: int) -> str:

@@ -35,18 +35,16 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         rows = first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells)
         total = _cells("total", report.libraries)
         yield format_table("lrrrrrr", headers, rows, total=total, drop=((5, 6), 1, 2))
-    if report.incomplete:
-        title = "All CPU code counts as used, because more may have been touched:"
-        yield itemize(title, report.incomplete)
-    if report.failed:
-        yield itemize("Tests that failed may need CPU code that they did not reach:", report.failed)
-    if report.chosen:
-        yield itemize("Tests that were not chosen may need more CPU code:", report.chosen)
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]
-    if unwatched:
-        yield itemize("CPU code that was not traced:", unwatched)
+    for title, lines in (
+        ("All CPU code counts as used, because more may have been touched:", report.incomplete),
+        ("Tests that failed may need CPU code that they did not reach:", report.failed),
+        ("Tests that were not chosen may need more CPU code:", report.chosen),
+        ("CPU code that was not traced:", unwatched),
+    ):
+        yield from itemize(title, lines)
 
 
 def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
@@ -90,8 +88,7 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         if row.code:
             yield _code_table(row, top)
     unknown = [row.unknown for row in libraries if row.unknown is not None]
-    if unknown:
-        yield itemize("What these pages hold is not known:", unknown)
+    yield from itemize("What these pages hold is not known:", unknown)
 
 
 def _missed_cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:

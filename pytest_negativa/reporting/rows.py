@@ -30,7 +30,13 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
             plan.unused_kernels if len(plan.unused_kernels) <= _MOST_KERNELS_NAMED else ()
         ),
         notes=plan.notes,
-        trimmed=_trimmed(plan),
+        trimmed=TrimmedRow(
+            cubins=len(plan.trimmed),
+            code_bytes=sum(cubin.code_size for cubin in plan.trimmed),
+            unused_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
+        )
+        if plan.trimmed
+        else None,
         is_files=plan.is_files,
     )
 
@@ -84,16 +90,15 @@ def sentences(report: RunReport) -> Iterator[str]:
         yield describe_proof(report.proof)
 
 
-def lists(report: RunReport) -> Iterator[tuple[str, Sequence[str]]]:
-    """Titles and lines of the lists that are below the tables of a report."""
+def lists(report: RunReport) -> Sequence[tuple[str, Sequence[str]]]:
+    """Titles and lines of the lists that are below the tables of a report, also of empty ones."""
     notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
-    titled = (
+    return (
         ("Compared with the baseline", report.compared),
         ("Kept for lack of knowledge or by policy", notes),
         ("Not covered by the trace, so what it may have used is kept", report.not_covered),
         ("Warnings", report.warnings),
     )
-    yield from ((title, lines) for title, lines in titled if lines)
 
 
 def describe_part(part: str) -> str:
@@ -107,16 +112,6 @@ def describe_proof(row: ProofRow) -> str:
         return f"Not proved: {'; '.join(row.reasons)}."
     size = format_bytes(row.proved_bytes)
     return f"Proved: the tests end as before without {size} of GPU code, on {row.copies} copies."
-
-
-def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:
-    if not plan.trimmed:
-        return None
-    return TrimmedRow(
-        cubins=len(plan.trimmed),
-        code_bytes=sum(cubin.code_size for cubin in plan.trimmed),
-        unused_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
-    )
 
 
 def _by_reason(decisions: Iterable[Decision]) -> tuple[ReasonRow, ...]:

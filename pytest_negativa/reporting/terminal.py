@@ -44,10 +44,11 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
             count = f"{len(row.unused_kernels)} of {row.kernels}"
             title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
             names = map(printable, map(spell, row.unused_kernels))
-            yield itemize(title, (cut_middle(name, width - 2) for name in names))
+            yield from itemize(title, (cut_middle(name, width - 2) for name in names))
     if report.runtime:
         yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report, spell))
-    yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))
+    for title, lines in lists(report):
+        yield from itemize(f"{title}:", lines, width)
 
 
 def render_nothing(report: RunReport) -> str | None:
@@ -62,8 +63,7 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if report.replay is not None:
         lines.append(printable(report.replay))
-    if report.warnings:
-        lines.append(itemize("Warnings:", report.warnings))
+    lines += itemize("Warnings:", report.warnings)
     return "\n".join(lines)
 
 

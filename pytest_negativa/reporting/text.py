@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pytest_negativa.reporting.units import and_more
@@ -92,8 +92,8 @@ def wrap(text: str, width: int, indent: str = "") -> str:
     return "\n".join(_no_command(line.replace("\N{NO-BREAK SPACE}", " ")) for line in lines)
 
 
-def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> str:
-    """A title, and a line for each item.
+def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> Iterator[str]:
+    """A paragraph: a title, and a line for each item; none without items.
 
     Args:
         title: printable.
@@ -103,7 +103,8 @@ def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> 
     """
     lines = list(map(printable, items))
     listed = (*lines[: most or None], *and_more(len(lines), most))
-    return "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
+    if lines:
+        yield "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
 
 
 def fit(text: str) -> str:

@@ -8,19 +8,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     TESTS_DIFFER,
     AspectChange,
     LibraryStatus,
-    NeededSpan,
     PageVerdict,
-    ProvedLibrary,
     TestVerdict,
     Verdict,
-    WorkDifference,
     WorkKind,
 )
 from pytest_negativa.reporting.tables import format_table
@@ -41,26 +37,48 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
     yield from _libraries_of(verdict)
-    if verdict.changes:
-        yield itemize("Started otherwise than when traced:", verdict.changes)
-    if verdict.differences:
-        yield _tests("Tests that ended otherwise on the copies:", verdict.differences)
-    if tolerated := [t for t in verdict.tests if t.changes and not t.differs]:
-        yield _tests("Tolerated (verify.tolerate):", tolerated)
-    if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
-        yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    yield from itemize("Started otherwise than when traced:", verdict.changes)
+    yield from _tests("Tests that ended otherwise on the copies:", verdict.differences)
+    tolerated = [t for t in verdict.tests if t.changes and not t.differs]
+    yield from _tests("Tolerated (verify.tolerate):", tolerated)
+    flaky = [t for t in verdict.tests if t.differs and t.flaky]
+    yield from _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    spell = demangle if options.demangle else str
     for kind in WorkKind:
-        if work := [d for d in verdict.work if d.kind is kind]:
-            yield _work(f"{kind.value}:".capitalize(), work, options)
-    if verdict.healed:
-        yield _healed(verdict.healed)
+        details = [
+            (one if one.kernel is None else replace(one, kernel=spell(one.kernel))).detail
+            for one in verdict.work
+            if one.kind is kind
+        ]
+        yield from itemize(f"{kind.value}:".capitalize(), details, most=_MAX_TESTS)
+    healed = (
+        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
+        for span in verdict.healed or ()
+    )
+    yield from itemize("Healing kept, from now on:", healed)
     yield _conclusion(verdict)
 
 
 def _libraries_of(verdict: Verdict) -> Iterator[str]:
     shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
     if shown:
-        yield _libraries(shown)
+        yield format_table(
+            "lrrrrrl",
+            ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
+            [
+                (
+                    Path(row.path).name,
+                    format_bytes(row.code_bytes),
+                    format_bytes(row.unused_bytes),
+                    format_share(row.unused_bytes, row.code_bytes),
+                    format_bytes(row.left_bytes),
+                    f"{row.processes:,}",
+                    row.status.value,
+                )
+                for row in shown
+            ],
+            drop=(4, 5, 1, 3, 2),
+        )
     remarks: dict[str, list[str]] = {}
     for row in shown:
         # That tests differ is said below, once.
@@ -71,30 +89,14 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
         yield f"{format_names(map(printable, names))}: {printable(text)}"
 
 
-def _libraries(rows: Sequence[ProvedLibrary]) -> str:
-    return format_table(
-        "lrrrrrl",
-        ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
-        [
-            (
-                Path(row.path).name,
-                format_bytes(row.code_bytes),
-                format_bytes(row.unused_bytes),
-                format_share(row.unused_bytes, row.code_bytes),
-                format_bytes(row.left_bytes),
-                f"{row.processes:,}",
-                row.status.value,
-            )
-            for row in rows
-        ],
-        drop=(4, 5, 1, 3, 2),
-    )
-
-
-def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
+def _tests(title: str, tests: Sequence[TestVerdict]) -> Iterator[str]:
+    """A paragraph about tests; none without any."""
     lines = [title]
     for test in tests[:_MAX_TESTS]:
-        before, after = _outcome(test.before), _outcome(test.after)
+        before, after = (
+            "did not run" if outcome is None else outcome.value
+            for outcome in (test.before, test.after)
+        )
         lines.append(f"  {printable(test.nodeid)}: {before} -> {after}")
         if test.text is not None:
             lines.append(f"    {printable(test.text)[:_MAX_TEXT]}")
@@ -105,15 +107,8 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
             names = (printable(Path(path).name) for path in test.libraries)
             lines.append(f"    was the first to use kernels of {format_names(names)}")
     lines += and_more(len(tests), _MAX_TESTS, "  and {} more")
-    return "\n".join(lines)
-
-
-def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
-    spell = demangle if options.demangle else str
-    named = (
-        replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one for one in work
-    )
-    return itemize(title, (one.detail for one in named), most=_MAX_TESTS)
+    if tests:
+        yield "\n".join(lines)
 
 
 def _change(change: AspectChange) -> str:
@@ -122,18 +117,6 @@ def _change(change: AspectChange) -> str:
         for texts in (change.before, change.after)
     )
     return f"    {change.aspect.value}: {before} -> {after}"
-
-
-def _outcome(outcome: Outcome | None) -> str:
-    return "did not run" if outcome is None else outcome.value
-
-
-def _healed(spans: Sequence[NeededSpan]) -> str:
-    lines = (
-        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
-        for span in spans
-    )
-    return itemize("Healing kept, from now on:", lines)
 
 
 def _conclusion(verdict: Verdict) -> str:
@@ -181,8 +164,8 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
         at = f" (file offsets {spans})" if spans else ""
         yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
     yield from and_more(len(against), _MAX_TESTS)
-    if differs := [test for test in verdict.tests if test.differs and not test.flaky]:
-        yield _tests("Tests that ended otherwise:", differs)
+    differs = [test for test in verdict.tests if test.differs and not test.flaky]
+    yield from _tests("Tests that ended otherwise:", differs)
     yield "\n".join(map(printable, verdict.limits))
     yield describe_page_verdict(verdict)
 
@@ -194,4 +177,4 @@ def describe_page_verdict(verdict: PageVerdict) -> str:
     what = f"{format_bytes(size)} of CPU code in {libraries}"
     if verdict.proved:
         return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
-    return itemize(f"Not proved that no test needs {what}:", verdict.reasons)
+    return "\n".join(itemize(f"Not proved that no test needs {what}:", verdict.reasons))
