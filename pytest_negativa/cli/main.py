@@ -56,6 +56,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
         "lock": ("lock", "Lock what a run proved, for machines without a GPU."),
         "slim": ("slim", "Remove unused GPU code from installed libraries."),
+        "slim check": ("slim", "Check that slimmed libraries are still what slim wrote."),
+        "slim undo": ("slim", "Put back the originals."),
         "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
         "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     },
@@ -116,7 +118,7 @@ class _Group(click.Group):
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module = import_module(f"pytest_negativa.cli.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace(" ", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -125,21 +127,16 @@ class _Group(click.Group):
             with formatter.section(group):
                 formatter.write_dl([(name, text) for name, (_module, text) in commands.items()])
 
-    def _subcommands(self, ctx: click.Context, word: str) -> Iterator[str]:
-        """Commands such as "slim undo", by their last word."""
-        for name in _COMMANDS:
-            group = self.get_command(ctx, name)
-            if isinstance(group, click.Group) and word in group.commands:
-                yield f"{name} {word}"
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        word = args[0]
+        word, two = args[0], " ".join(args[:2])
+        if two in _COMMANDS:
+            return two, self.get_command(ctx, two), args[2:]
         is_option = word.startswith("-")
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
             # Below that, "heal" is like "help".
-            inside = (f"; did you mean {name}?" for name in self._subcommands(ctx, word))
+            inside = (f"; did you mean {name}?" for name in _COMMANDS if name.endswith(f" {word}"))
             hint = did_you_mean(word, _COMMANDS, at_least=0.8) or next(inside, ".")
             ctx.fail(f"No such command {word!r}{hint}")
         return super().resolve_command(ctx, args)

@@ -54,38 +54,6 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
 
-
-class _SlimGroup(click.Group):
-    """A first word that is exactly the name of a subcommand is that; any other is a PATH."""
-
-    # As a command has them: options may follow a PATH.
-    allow_interspersed_args = True
-    allow_extra_args = False
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
-    ) -> click.Context:
-        word = args[0] if args else ""
-        known = word.startswith("-") or word in self.commands or os.path.lexists(word)
-        if not known and (near := did_you_mean(word, self.commands)):
-            here = click.Context(self, parent, info_name)
-            raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", here)
-        for name, command in self.commands.items():
-            if args[:1] == [name]:
-                return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return click.Command.parse_args(self, ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        return click.Command.invoke(self, ctx)
-
-
 GOES_ON = "what is done stays done, and the same command goes on from there"
 NOTHING = "nothing was changed"
 
@@ -94,7 +62,7 @@ _CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
 
-@click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
+@click.command()
 @PATHS
 @click.option(
     "--lock",
@@ -244,7 +212,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     _slim(request, top=settings.reports.top, as_json=as_json)
 
 
-@slim.command("undo")
+@click.command()
 @PATHS
 @YES
 @_dry_run
@@ -281,7 +249,7 @@ def slim_undo(
     )
 
 
-@slim.command("check")
+@click.command()
 @PATHS
 @click.option(
     "--require",
@@ -323,6 +291,10 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
+    first = str(flags.paths[0]) if flags.paths else ""
+    is_word = first.isalpha() and not os.path.lexists(first)
+    if is_word and (near := did_you_mean(first, ("check", "undo"))):
+        raise click.UsageError(f"{first}: neither a path nor a subcommand{near}")
     refuse_other_files([path for path in flags.paths if not is_package(path)])
     by_lock = flags.lock_file is not None or not flags.archs
     contradictions = (
