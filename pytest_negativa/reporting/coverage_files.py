@@ -110,9 +110,11 @@ def render_cobertura(files: Sequence[SourceFile], timestamp_ms: int) -> bytes:
             "lines-valid": str(valid),
             "branches-covered": "0",
             "branches-valid": "0",
+            "complexity": "0",
+            "version": "1",
+            "timestamp": str(timestamp_ms),
         },
     )
-    root.attrib |= {"complexity": "0", "version": "1", "timestamp": str(timestamp_ms)}
     ET.SubElement(ET.SubElement(root, "sources"), "source").text = "."
     packages = ET.SubElement(root, "packages")
     by_library: defaultdict[str, list[SourceFile]] = defaultdict(list)

@@ -43,7 +43,11 @@ def render_difference(
         f"GPU code of {printable(difference.after)}, compared with {printable(difference.before)}: "
         f"{describe_change(code)}"
     )
-    changed = [one for one in libraries if _is_changed(one)]
+    changed = [
+        one
+        for one in libraries
+        if any(change.before != change.after for change in (one.code, one.unused, one.size))
+    ]
     if not changed:
         yield f"No code differs in {format_items(len(libraries), 'library', 'libraries')}."
         return
@@ -63,12 +67,16 @@ def render_difference(
             drop_empty=True,
         )
     for word, names_of in _KERNELS:
-        yield from _kernel_list(word, difference.kernels, names_of, template_of, top)
-
-
-def _is_changed(one: LibraryChange) -> bool:
-    changes = (one.code, one.unused, one.size)
-    return any(change.before != change.after for change in changes)
+        counts = Counter(
+            (one.library, template_of(name)) for one in difference.kernels for name in names_of(one)
+        )
+        # The most instantiations first.
+        lines = (
+            f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
+            for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
+        )
+        title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
+        yield from itemize(title, lines, most=top)
 
 
 def _library_cells(name: str, some: Sequence[LibraryChange]) -> list[str]:
@@ -95,23 +103,6 @@ def _cells(change: Change) -> list[str]:
     if change.after is None:
         return [_size(change.before), "", f"went {_signed(change.growth)}"]
     return [_size(change.before), _size(change.after), _signed(change.growth)]
-
-
-def _kernel_list(
-    word: str,
-    changes: Sequence[KernelChanges],
-    names_of: Callable[[KernelChanges], Sequence[str]],
-    template_of: Callable[[str], str],
-    top: int,
-) -> Iterator[str]:
-    """Kernels by library and template, the most instantiations first."""
-    counts = Counter((one.library, template_of(name)) for one in changes for name in names_of(one))
-    lines = (
-        f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
-        for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
-    )
-    title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
-    return itemize(title, lines, most=top)
 
 
 def describe_change(change: Change) -> str:

@@ -334,11 +334,10 @@ def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[
     shown = sorted(path for path, rows in loadable.items() if rows)
     if not shown:
         return
-    headers = ["library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"]
     yield "Regions by what a device loads of them:"
     yield format_table(
         "llrrrlr",
-        headers,
+        ("library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"),
         [
             [
                 name,

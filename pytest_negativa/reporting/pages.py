@@ -31,10 +31,13 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         f"{printable(', '.join(report.processors))}. Programs themselves and libc are not traced."
     )
     if report.libraries:
-        headers = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
-        rows = first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells)
-        total = _cells("total", report.libraries)
-        yield format_table("lrrrrrr", headers, rows, total=total, drop=((5, 6), 1, 2))
+        yield format_table(
+            "lrrrrrr",
+            ("library", "size", "CPU code", "touched", "", "functions", "touched at most"),
+            first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells),
+            total=_cells("total", report.libraries),
+            drop=((5, 6), 1, 2),
+        )
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]
@@ -81,12 +84,23 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
-    rows = first_rows(libraries, top, attrgetter("name"), _missed_cells)
-    headers = ("library", "misses", "pages", "size")
-    yield format_table("lrrr", headers, rows, total=_missed_cells("total", libraries), drop=(2, 1))
+    yield format_table(
+        "lrrr",
+        ("library", "misses", "pages", "size"),
+        first_rows(libraries, top, attrgetter("name"), _missed_cells),
+        total=_missed_cells("total", libraries),
+        drop=(2, 1),
+    )
     for row in libraries[: top or None]:
         if row.code:
-            yield _code_table(row, top)
+            # Signatures of C++ are long, and a file has no width that cuts them.
+            yield format_table(
+                "rrl",
+                ("misses", "pages", f"touched in {row.name}"),
+                first_rows(row.code, top, describe_code, _code_cells),
+                drop=(1,),
+                names=(2,),
+            )
     unknown = [row.unknown for row in libraries if row.unknown is not None]
     yield from itemize("What these pages hold is not known:", unknown)
 
@@ -99,13 +113,6 @@ def _missed_cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
         f"{pages:,}",
         format_bytes(pages * PAGE_SIZE),
     ]
-
-
-def _code_table(library: MissedLibrary, top: int) -> str:
-    rows = first_rows(library.code, top, describe_code, _code_cells)
-    # Signatures of C++ are long, and a file has no width that cuts them.
-    headers = ("misses", "pages", f"touched in {library.name}")
-    return format_table("rrl", headers, rows, drop=(1,), names=(2,))
 
 
 def _code_cells(name: str, rows: Sequence[MissedCode]) -> list[str]:

@@ -22,6 +22,7 @@ from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable, printable_lines
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 # Seconds to wait for traced children that still run when their parent's session is over.
 _PATIENCE = 1.0
-
-_READING = "negativa: reading libraries"
 
 
 def describe_session(
@@ -192,10 +191,15 @@ class Reporter:
             self._failures = self._report(session)
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
-            self._write_no_report(_describe(e))
+            self._failures = (_describe(e),)
+            self._write(f"negativa: no report: {printable_lines(_describe(e))}", red=True)
         if self._pages is not None:
             self._show_pages(self._pages, session)
-        self._say_next()
+        # The supervisor of a round verifies next.
+        if self._next is not None and not self._is_round:
+            from pytest_negativa.reporting.next_command import next_line
+
+            self._write(next_line(self._next))
 
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
@@ -204,7 +208,9 @@ class Reporter:
         try:
             marks: dict[MarkKind, str | None] = {
                 "failed": self._why_failed(session),
-                "failed-tests": failed_tests(session),
+                "failed-tests": format_items(failed, "test failed", "tests failed")
+                if (failed := session.testsfailed)
+                else None,
                 "chosen-tests": chosen_tests(session.config),
             }
             for paragraph in describe_pages(pages, marks, top=top):
@@ -232,7 +238,10 @@ class Reporter:
                 self._next = "negativa inspect"
             else:
                 self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
-                self._tell_of_unwritten_reports()
+                files = [w.format.value for w in self._settings.reports.formats if w.path]
+                if files:
+                    text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
+                    self._write(f"negativa: warning: {text}", yellow=True)
                 self._next = self._pages.run
             return (reasons,) if fails else ()
         if not traces:
@@ -252,12 +261,6 @@ class Reporter:
         self._show(contents)
         return contents.report.crossed
 
-    def _tell_of_unwritten_reports(self) -> None:
-        files = [w.format.value for w in self._settings.reports.formats if w.path is not None]
-        if files:
-            text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
-            self._write(f"negativa: warning: {text}", yellow=True)
-
     def _merge(self) -> Usage:
         """Union of all traces; this process still runs."""
         # These imports take 60 ms, so not before the tests.
@@ -275,14 +278,17 @@ class Reporter:
 
         # At the interpreter's end the session's terminal is gone, and no process or thread can be
         # started.
-        progress = None if anew else Progress(_READING, self._write)
+        added = self._config.hook.pytest_negativa_libraries(
+            config=self._config, settings=self._settings, usage=usage
+        )
+        progress = None if anew else Progress("negativa: reading libraries", self._write)
         with progress or contextlib.nullcontext():
             return plan_run(
                 usage,
                 self._settings,
                 self._run,
                 failure=self._failure,
-                added=self._added_libraries(usage),
+                added=tuple(os.path.realpath(path) for paths in added for path in paths),
                 vetoes=self._vetoes(),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
@@ -378,12 +384,6 @@ class Reporter:
         )
         return replace(usage, incomplete=usage.incomplete + warnings)
 
-    def _added_libraries(self, usage: Usage) -> tuple[str, ...]:
-        added = self._config.hook.pytest_negativa_libraries(
-            config=self._config, settings=self._settings, usage=usage
-        )
-        return tuple(os.path.realpath(path) for paths in added for path in paths)
-
     def _vetoes(self) -> tuple[KeepElement, ...]:
         hook = self._config.hook
 
@@ -404,8 +404,10 @@ class Reporter:
         nothing = render_nothing(report) is not None
         paragraphs = tuple(render_to_screen(contents, self._settings.reports))
         formats = {wanted.format.value for wanted in self._settings.reports.formats}
-        if paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS):
-            self._section()
+        has_section = paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS)
+        if has_section and (terminal := self._terminal()):
+            terminal.ensure_newline()
+            terminal.section("GPU code (pytest-negativa)", sep="=")
         for number, paragraph in enumerate(paragraphs):
             # An annotation for a CI job has no headline.
             self._write(
@@ -419,22 +421,6 @@ class Reporter:
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
         self._next = self._run
-
-    def _say_next(self) -> None:
-        # The supervisor of a round verifies next.
-        if self._next is not None and not self._is_round:
-            from pytest_negativa.reporting.next_command import next_line
-
-            self._write(next_line(self._next))
-
-    def _section(self) -> None:
-        if terminal := self._terminal():
-            terminal.ensure_newline()
-            terminal.section("GPU code (pytest-negativa)", sep="=")
-
-    def _write_no_report(self, reason: str) -> None:
-        self._write(f"negativa: no report: {printable_lines(reason)}", red=True)
-        self._failures = (reason,)
 
     def _write(self, text: str, **markup: bool) -> None:
         if terminal := self._terminal():
@@ -456,14 +442,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, NegativaError):
         return str(error)
     return f"{describe_fault(error)} (a fault in pytest-negativa or in one of its hooks)"
-
-
-def failed_tests(session: pytest.Session) -> str | None:
-    """Number of failed tests, in words; None if none failed."""
-    from pytest_negativa.reporting.units import format_items
-
-    failed = session.testsfailed
-    return format_items(failed, "test failed", "tests failed") if failed else None
 
 
 def chosen_tests(config: pytest.Config) -> str | None:

@@ -38,9 +38,6 @@ _UNTRACED = (
 # What a supervisor handles.
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Appended to the command of rounds after the first, in which only some tests run.
-_AGAIN = ("--maxfail=0",)
-
 
 def program_of(config: pytest.Config, settings: Settings) -> Program:
     """The program that a session's own command line starts."""
@@ -50,9 +47,13 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
     captures = namespace.capture
     command = _command(config)
+    # For rounds that run some tests again. Reports: see ``round_reports``.
+    added = ["--maxfail=0"]
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
     return Program(
         command=command,
-        again=_command_again(config, command, RunsFolder(Path(settings.directory))),
+        again=_with_options(command, added),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
         environ=os.environ,
@@ -78,16 +79,6 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
         # With the interpreter's own options (-X, -W, -m).
         return (sys.executable, *sys.orig_argv[1:])
     return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
-
-
-def _command_again(
-    config: pytest.Config, command: Sequence[str], runs: RunsFolder
-) -> tuple[str, ...]:
-    """The command for rounds that run some tests again. Reports: see ``round_reports``."""
-    added = [*_AGAIN]
-    if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={runs.pytest_cache}"]
-    return _with_options(command, added)
 
 
 def _with_options(command: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:

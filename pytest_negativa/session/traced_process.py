@@ -139,7 +139,8 @@ class TracedProcess:
         if marker is None:
             result = yield
         else:
-            with self.paused(_reason(marker)):
+            reason = marker.kwargs.get("reason") or next(iter(marker.args), None)
+            with self.paused(str(reason or "marked negativa_off")):
                 result = yield
         if self._tracing is not None:
             self._tracing.drain()
@@ -237,8 +238,3 @@ def _is_stdout_closed() -> bool:
     poll = select.poll()
     poll.register(1, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _reason(marker: pytest.Mark) -> str:
-    given = marker.kwargs.get("reason") or next(iter(marker.args), None)
-    return str(given or "marked negativa_off")

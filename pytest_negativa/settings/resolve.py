@@ -54,17 +54,13 @@ def load_settings(
     paths = () if of_command else (os.fspath(root), settings.directory)
     if (problem := next(filter(None, map(why_no_folder_for_runs, paths)), None)) is not None:
         raise OptionError(problem)
-    _require_baseline(settings)
-    return settings
-
-
-def _require_baseline(settings: Settings) -> None:
-    """Refuse limits of growth that are never checked."""
+    # Limits of growth that are never checked must not pass.
     if settings.compare.fail and settings.compare.baseline is None:
         where = settings.sources["compare.fail"]
         raise OptionError(
             f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
         )
+    return settings
 
 
 def resolve(
@@ -107,7 +103,11 @@ def resolve(
     values["reports.formats"] = tuple(
         _with_path(report, values["directory"]) for report in values["reports.formats"]
     )
-    return _settings(values, sources)
+    fields: dict[str, Any] = {"sources": sources}
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (fields.setdefault(section, {}) if section else fields)[key] = value
+    return msgspec.convert(fields, Settings)
 
 
 def _user_cache() -> str | None:
@@ -119,14 +119,6 @@ def _user_cache() -> str | None:
         return None
     # Older releases of platformdirs leave "~" as it is, and take a relative XDG folder.
     return str(folder) if folder.is_absolute() else None
-
-
-def _settings(values: Mapping[str, Any], sources: dict[str, str]) -> Settings:
-    fields: dict[str, Any] = {"sources": sources}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        (fields.setdefault(section, {}) if section else fields)[key] = value
-    return msgspec.convert(fields, Settings)
 
 
 def _from_flag_or_environment(

@@ -113,28 +113,13 @@ def value_of(option: Option, given: Any) -> Any:
 
 def anchored(name: str, value: Any, base: str) -> Any:
     """The value of an option with relative paths taken from the folder ``base``."""
-    if value is None or name not in _PATHS:
-        return value
     if name == "paths":
         return {glob: anchor(path, base) for glob, path in value.items()}
     if name == "reports.formats":
         return tuple(msgspec.structs.replace(r, path=_anchored(r.path, base)) for r in value)
     # Else the folder of a run that is gone would lead to another one with its id.
-    return value if name == "run" and is_run_id(value) else _anchored(value, base)
-
-
-_PATHS = frozenset(
-    (
-        "run",
-        "config",
-        "directory",
-        "paths",
-        "trace.replay",
-        "reports.formats",
-        "compare.baseline",
-        "cache_dir",
-    )
-)
+    is_id = name == "run" and value is not None and is_run_id(value)
+    return value if is_id or _READERS.get(name) not in (_path, _place) else _anchored(value, base)
 
 
 def _anchored(path: str | None, base: str) -> str | None:

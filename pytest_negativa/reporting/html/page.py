@@ -52,7 +52,14 @@ class _Builder:
             launches = self._launches(by_range=False)
         totals = self._totals()
         facts = {
-            "report": _without_kernels(report),
+            # The page has these names in tables.
+            "report": replace(
+                report,
+                libraries=tuple(
+                    replace(row, first_uses=(), unused_kernels=()) for row in report.libraries
+                ),
+                coverage=(),
+            ),
             "part": None if report.part is None else describe_part(report.part),
             "proof": None if report.proof is None else describe_proof(report.proof),
             "hostProof": None if verdict is None else describe_page_verdict(verdict),
@@ -75,7 +82,11 @@ class _Builder:
                 (self._index(one.run_id), one.code_bytes, one.unused_bytes)
                 for one in contents.history
             ],
-            "host": self._host(),
+            "host": [
+                (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+                for one in (() if host is None else host.libraries)
+                if one.unwatched is None
+            ],
         }
         return Page(facts, tables, tuple(self._texts))
 
@@ -86,7 +97,11 @@ class _Builder:
     def _add(self, library: AnalyzedLibrary, row: int) -> None:
         elements, kernels = self._tables["elements"], self._tables["kernels"]
         plan, library_map, index = library.plan, library.library_map, self._index
-        blocks = _blocks(library)
+        blocks = {
+            block.payload.start: (section.name, block)
+            for section in library_map.sections
+            for block in section.iter_code()
+        }
         regions: dict[int, int] = {}
         first = {use.name: self._phase(use.first) for use in plan.used_kernels}
         wanted = first | dict.fromkeys(plan.unused_kernels, -1)
@@ -166,27 +181,6 @@ class _Builder:
             count, gpu_ns = totals.get(test, (0, 0))
             totals[test] = count + launched.count, gpu_ns + (launched.gpu_ns or 0)
         return totals
-
-    def _host(self) -> list[tuple[int, ...]]:
-        return [
-            (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
-            for one in (self._contents.host.libraries if self._contents.host else ())
-            if one.unwatched is None
-        ]
-
-
-def _without_kernels(report: RunReport) -> RunReport:
-    """The report without the names that the page has in tables."""
-    rows = (replace(row, first_uses=(), unused_kernels=()) for row in report.libraries)
-    return replace(report, libraries=tuple(rows), coverage=())
-
-
-def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, Element]]:
-    return {
-        block.payload.start: (section.name, block)
-        for section in library.library_map.sections
-        for block in section.iter_code()
-    }
 
 
 def _main_kernels(
