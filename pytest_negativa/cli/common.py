@@ -303,12 +303,10 @@ def show_proof(lock: Lock) -> None:
     rows = (*lock.libraries, *lock.files)
     doubts = [(row.path, row.not_proved) for row in rows if row.not_proved is not None]
     if not lock.proof.proved:
-        reasons = printable("; ".join(lock.proof.not_proved))
-        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
-    if lock.proof.proved and doubts:
-        first = printable(": ".join(doubts[0]))
+        print_warning(f"this lock is NOT PROVED: {'; '.join(lock.proof.not_proved)}")
+    elif doubts:
         more = "".join(and_more(len(doubts), 1, " (and {} more)"))
-        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
+        print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
 
 
 def typed(paths: Sequence[Path]) -> str:

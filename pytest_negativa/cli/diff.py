@@ -20,9 +20,8 @@ from pytest_negativa.errors import ExitStatus, NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
-from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
-from pytest_negativa.reporting.difference import render_difference
+from pytest_negativa.reporting.difference import render_difference, template_of
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -83,10 +82,6 @@ def diff(
                 on_done=progress.update,
             )
 
-    def template_of(name: str) -> str:
-        return "::".join(filter(None, split_signature(demangle(name))))
-
-    shown_as = template_of if settings.reports.demangle else str
     try:
         new = load(after)
         difference = compare_snapshots(load(before), new)
@@ -103,7 +98,8 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    paragraphs = [*render_difference(difference, shown_as, top)]
+    spell = template_of if settings.reports.demangle else str
+    paragraphs = [*render_difference(difference, spell, top)]
     if globs and not difference.kernels:
         paragraphs.append(f"0 of {changed:,} changed kernels match")
     is_planned = any(row.reason for library in new.libraries for row in library.rows)

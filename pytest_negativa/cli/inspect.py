@@ -225,9 +225,8 @@ def inspect(
             if number:
                 click.echo()
             show(part)
-    has_libraries = [bool(one.libraries.paths or one.mapped) for one in inspected]
-    for argument, has_any in zip(libraries, has_libraries, strict=True):
-        if not has_any:
+    for argument, one in zip(libraries, inspected, strict=True):
+        if not (one.libraries.paths or one.mapped):
             note_unopened(Path(argument))
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()

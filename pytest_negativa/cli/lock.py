@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.lock import LeftOut, Lock, Place
+from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.next_command import next_command
@@ -116,11 +117,7 @@ def lock(
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    places = Places()
-
-    def place_of(path: str) -> Place:
-        return places.from_folder(path, Path.cwd())
-
+    place_of = partial(Places().from_folder, folder=Path.cwd())
     try:
         made = make_lock(
             run_id,

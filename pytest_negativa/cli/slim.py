@@ -418,7 +418,15 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     ):
         if any(map(is_package, request.paths)):
             report = slim_package(request, progress.update)
-            _show_package(request)
+            assert request.target is not None
+            [package] = request.paths
+            if (new := request.target / package.name).exists():
+                sizes = (format_bytes(path.stat().st_size) for path in (package, new))
+                show(
+                    f"negativa: {printable(str(new))}: {' -> '.join(sizes)}; check the licences of "
+                    "its libraries before you pass it on",
+                    err=True,
+                )
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
@@ -438,8 +446,8 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     elif request.options.dry_run:
         then = "the same command without --dry-run"
     elif request.target is not None:
-        new = [request.target / path.name for path in request.paths]
-        then = f"negativa inspect {typed(new)}"
+        made = [request.target / path.name for path in request.paths]
+        then = f"negativa inspect {typed(made)}"
     finish(
         report.rows,
         nothing_to_do,
@@ -484,18 +492,6 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         )
         if (cost := render_holes(report.holes, report.min_hole)) is not None:
             show(f"negativa: {cost}", err=True)
-
-
-def _show_package(request: SlimRequest) -> None:
-    assert request.target is not None
-    [package] = request.paths
-    if (new := request.target / package.name).exists():
-        sizes = f"{format_bytes(package.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
-        show(
-            f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
-            "you pass it on",
-            err=True,
-        )
 
 
 def _is_foreign(lock: Lock, report: SlimReport) -> bool:

@@ -90,7 +90,12 @@ def trace(
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        _attach(settings, {**_LIMITS, **limits}, as_json=as_json)
+        run = RunsFolder(Path(settings.directory)).new_run()
+        limits = {**_LIMITS, **limits}
+        variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
+        print_variables(variables, as_json=as_json)
+        later = f"negativa lock --add-uses {shlex.quote(str(run))}"
+        click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
         return
     run, status = trace_command(command, settings)
     # What "negativa locate" takes.
@@ -107,15 +112,6 @@ def trace(
     click.echo(printable(f"Trace in {run}"), err=True)
     say_next("negativa locate" if run.trace_files() else run)
     click.get_current_context().exit(status)
-
-
-def _attach(settings: Settings, limits: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the variables by which processes of a service are traced."""
-    run = RunsFolder(Path(settings.directory)).new_run()
-    variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
-    print_variables(variables, as_json=as_json)
-    later = f"negativa lock --add-uses {shlex.quote(str(run))}"
-    click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 
 
 @click.command(context_settings=PASS_ON)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.snapshot import (
     Change,
@@ -14,6 +15,7 @@ from pytest_negativa.models.snapshot import (
     LibraryChange,
     SnapshotDifference,
 )
+from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
@@ -27,14 +29,19 @@ _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
 )
 
 
+def template_of(name: str) -> str:
+    """The template of a kernel for people, by its mangled name: one for all instantiations."""
+    return "::".join(filter(None, split_signature(demangle(name))))
+
+
 def render_difference(
-    difference: SnapshotDifference, template_of: Callable[[str], str], top: int
+    difference: SnapshotDifference, spell: Callable[[str], str], top: int
 ) -> Iterator[str]:
     """The difference, a paragraph at a time.
 
     Args:
         difference: what to show.
-        template_of: turns a mangled name into the name of the kernel's template.
+        spell: turns the mangled name of a kernel into what is shown of it.
         top: how many rows to show of each table; 0 shows all.
     """
     libraries = difference.libraries
@@ -68,7 +75,7 @@ def render_difference(
         )
     for word, names_of in _KERNELS:
         counts = Counter(
-            (one.library, template_of(name)) for one in difference.kernels for name in names_of(one)
+            (one.library, spell(name)) for one in difference.kernels for name in names_of(one)
         )
         # The most instantiations first.
         lines = (

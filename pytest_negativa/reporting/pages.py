@@ -10,7 +10,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.hostcode import HostReport, HostRow
 from pytest_negativa.models.listing import CodeKind, MissedCode, MissedLibrary
 from pytest_negativa.models.spans import PAGE_SIZE
-from pytest_negativa.planning.by_tests import split_signature
+from pytest_negativa.reporting.difference import template_of
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
@@ -130,8 +130,7 @@ def describe_code(code: MissedCode) -> str:
         return demangle(code.name) if code.name else f"function{place}"
     if code.kind is CodeKind.GPU_CODE:
         # A template stands for its instantiations: the signature of one is wider than a terminal.
-        names = (split_signature(demangle(name)) for name in code.kernels)
-        templates = dict.fromkeys("::".join(filter(None, one)) for one in names)
+        templates = dict.fromkeys(map(template_of, code.kernels))
         kernels = format_items(len(code.kernels), "kernel", "kernels")
         listed = f": {format_names(templates, 1)}, {kernels}" if templates else ""
         return f"{code.arch} code{place}{listed}"
