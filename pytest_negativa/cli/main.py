@@ -151,11 +151,10 @@ class _Group(click.Group):
         try:
             with interruptible():
                 return super().invoke(ctx)
-        except click.NoSuchOption as e:
-            if any(e.option_name in option.opts for option in self.params):
-                ctx.exit(_refuse(click.UsageError(f"{e.option_name} goes before the command", ctx)))
-            ctx.exit(_refuse(e))
         except click.UsageError as e:
+            name = e.option_name if isinstance(e, click.NoSuchOption) else None
+            if any(name in option.opts for option in self.params):
+                e = click.UsageError(f"{name} goes before the command", ctx)
             ctx.exit(_refuse(e))
         except (NegativaError, OSError) as e:
             # Such as a full disk behind a redirection; click sees to a closed pipe itself.

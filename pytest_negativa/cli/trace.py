@@ -138,12 +138,6 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
     click.get_current_context().exit(status)
 
 
-_NO_TRACE = (
-    "nothing was traced: no process of the command started CUDA successfully; negativa doctor "
-    "shows what this machine lacks"
-)
-
-
 def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     """Run a command traced, into a new run; returns its exit status, too."""
     run = RunsFolder(Path(settings.directory)).new_run()
@@ -163,7 +157,11 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
 def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End a run without a trace: with the command's status, or 1 if such a run must fail."""
     run.remove_untraced()
-    show(f"negativa: {_NO_TRACE}", err=True)
+    show(
+        "negativa: nothing was traced: no process of the command started CUDA successfully; "
+        "negativa doctor shows what this machine lacks",
+        err=True,
+    )
     failure = settings.untraced_failure
     if failure is not None:
         click.echo(f"negativa: {failure}", err=True)

@@ -151,14 +151,13 @@ def escape_markdown(text: str) -> str:
     return _MENTION.sub("@<!-- -->", _MARKDOWN.sub(r"\\\1", printable(text)))
 
 
-def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """``text`` as a code span of Markdown."""
+def markdown_code(text: str) -> str:
+    """``text`` as a code span in a table of Markdown."""
     text = printable(text)
     fence = "`" * (1 + max(map(len, _BACKTICKS.findall(text)), default=0))
     pad = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
-    span = f"{fence}{pad}{text}{pad}{fence}"
     # GFM 4.10: only in a table, a pipe is escaped even inside a code span.
-    return span.replace("|", "\\|") if in_table else span
+    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
 
 
 def escape_github(text: str) -> str:

@@ -149,22 +149,17 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
     from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
-    if settings.measuring:
-        from pytest_negativa.measuring.session import measure_session
+    def work() -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+        if settings.measuring:
+            from pytest_negativa.measuring.session import measure_session
 
-        def measure() -> int:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
             command = _with_options(program.command, _UNTRACED)
             return measure_session(command, settings, program.environ, program.cwd)
-
-        return run_supervisor(measure)
-
-    def verify() -> int:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+        run = None
         # A session that traces verifies its own run, whatever the environment names.
-        traces = settings.enabled
-        found = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
-        run = found and run_at(found.folder)
+        if not settings.enabled:
+            run = run_at(RunsFolder(Path(settings.directory)).find(settings.run).folder)
         return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
-    return run_supervisor(verify)
+    return run_supervisor(work)
