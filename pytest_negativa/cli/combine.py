@@ -144,8 +144,9 @@ def _combine(
     run.mark("partial", why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
-        told = f"CPU code that any of them touched: {run}; show it with: negativa pages"
-        click.echo(printable(told))
+        click.echo(
+            printable(f"CPU code that any of them touched: {run}; show it with: negativa pages")
+        )
         return
     failed = [f"{part.name}: {part.failure}" for part in parts if part.failure is not None]
     plan_and_report(

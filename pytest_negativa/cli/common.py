@@ -112,8 +112,9 @@ NO_CACHE = click.option("--no-cache", is_flag=True, help="Ignore the cache of li
 
 def as_json_option(schema: str) -> Callable[[_Command], _Command]:
     """The option ``--json`` of a command whose output has this schema."""
-    text = f"Print JSON (see: negativa schema {schema})."
-    return click.option("--json", "as_json", is_flag=True, help=text)
+    return click.option(
+        "--json", "as_json", is_flag=True, help=f"Print JSON (see: negativa schema {schema})."
+    )
 
 
 ARCH_LIST = "ARCH|GPU,..."
@@ -228,8 +229,7 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
         OptionError: there is none.
     """
     folders, named_by = find_active(os.environ, Path.cwd(), or_own=or_own)
-    listed = printable(", ".join(map(str, folders)))
-    show(f"negativa: {listed} ({named_by})", err=True)
+    show(f"negativa: {printable(', '.join(map(str, folders)))} ({named_by})", err=True)
     return folders
 
 
@@ -264,8 +264,7 @@ def note_unopened(folder: Path) -> None:
     """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
     if count := count_archives(folder):
         were = format_items(count, "archive was", "archives were")
-        note = f"{printable(str(folder))}: {were} not opened: name them"
-        show(f"negativa: note: {note}", err=True)
+        show(f"negativa: note: {printable(str(folder))}: {were} not opened: name them", err=True)
 
 
 YES = click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")

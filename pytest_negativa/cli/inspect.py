@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -236,7 +235,8 @@ def inspect(
     fail_for(errors)
     # An answer about one library or to a question needs no next step.
     has_code = any(m.summary and m.summary.sections for one in inspected for m in one.mapped)
-    if has_code and all(map(os.path.isdir, libraries)) and not (as_json or required):
+    in_folders = all(Path(argument).is_dir() for argument in libraries)
+    if has_code and in_folders and not (as_json or required):
         say_next(_next(libraries, devices))
 
 
@@ -291,6 +291,6 @@ def show_packages(
     answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
-    more = "{} more files could not be read (see --json)"
-    rest = and_more(len(report.unreadable), _MOST_ERRORS, more)
-    fail_for((*report.unreadable[:_MOST_ERRORS], *rest))
+    count = len(report.unreadable)
+    more = and_more(count, _MOST_ERRORS, "{} more files could not be read (see --json)")
+    fail_for((*report.unreadable[:_MOST_ERRORS], *more))

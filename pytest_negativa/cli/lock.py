@@ -166,8 +166,8 @@ def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
     """Save a lock, and tell what it keeps more; ``one`` and ``many`` say how that was needed."""
     save_lock(done.lock, path)
     for name, count in done.added.items():
-        elements = format_items(count, f"element that {one}", f"elements that {many}")
-        show(f"{printable(name)}: keeps {elements}")
+        kept = format_items(count, f"element that {one}", f"elements that {many}")
+        show(f"{printable(name)}: keeps {kept}")
     for name, more in done.files.items():
         kept = f"all of its files: nothing tells which {many}"
         if more is not None:

@@ -133,8 +133,8 @@ class _Group(click.Group):
         word, two = args[0], " ".join(args[:2])
         if two in _COMMANDS:
             return two, self.get_command(ctx, two), args[2:]
-        is_option = word.startswith("-")
-        if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+        is_known = self.get_command(ctx, word) is not None
+        if not (is_known or word.startswith("-") or ctx.resilient_parsing):
             # Below that, "heal" is like "help".
             inside = (f"; did you mean {name}?" for name in _COMMANDS if name.endswith(f" {word}"))
             hint = did_you_mean(word, _COMMANDS, at_least=0.8) or next(inside, ".")

@@ -98,5 +98,4 @@ def misses(
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {typed([log])}" for log in places)
         then = f"negativa lock {added} {typed(folders)}"
-    paragraphs = render_misses(report.rows, top=settings.reports.top)
-    answer(report, paragraphs, as_json=as_json, then=then)
+    answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json, then=then)

@@ -204,10 +204,10 @@ def slim(as_json: bool, **flags: Any) -> None:
         SimpleNamespace(**flags, remove=settings.remove, keep=settings.keep.libraries)
     )
     if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
-        text = "remove moves no library without --spare and --cpu-pages"
-        print_warning(f"{settings.sources['remove']}: {text}")
-    is_change = request.target is None and not any(map(is_package, request.paths))
-    if is_change and not request.options.dry_run:
+        where = settings.sources["remove"]
+        print_warning(f"{where}: remove moves no library without --spare and --cpu-pages")
+    is_copy = request.target is not None or any(map(is_package, request.paths))
+    if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
     _slim(request, top=settings.reports.top, as_json=as_json)
 
@@ -432,8 +432,11 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     _show_ways_back(request, report)
     if report.opened:
         opened = printable(format_names(report.opened))
-        why = "a run opened it, a lock or log knows it, or keep.libraries names it"
-        show(f"negativa: not moved whole: {opened} ({why})", err=True)
+        show(
+            f"negativa: not moved whole: {opened} (a run opened it, a lock or log knows it, or "
+            "keep.libraries names it)",
+            err=True,
+        )
     spare = request.options.spare
     for glob in () if spare is None else spare.remove:
         if glob not in report.listed:
@@ -551,8 +554,7 @@ def finish(
         then: the next command, if all went well.
     """
     if as_json:
-        listing = Listing(format_version=LISTING_VERSION, rows=tuple(rows))
-        click.echo(encode_json(listing), nl=False)
+        click.echo(encode_json(Listing(format_version=LISTING_VERSION, rows=tuple(rows))), nl=False)
     elif text := render_rows(rows, nothing, top=top):
         show(text)
     errors = [*render_problems(rows), *([] if failure is None else [failure])]

@@ -120,7 +120,6 @@ def _change(change: AspectChange) -> str:
 
 
 def _conclusion(verdict: Verdict) -> str:
-    tests = len(verdict.tests)
     if verdict.proved:
         where = ", ".join(sorted({d.name for d in verdict.devices}))
         rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
@@ -134,7 +133,7 @@ def _conclusion(verdict: Verdict) -> str:
         text = (
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
-            f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
+            f"{format_items(len(verdict.tests), 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
         before = sum(r.size for r in rows)
@@ -151,8 +150,7 @@ def _conclusion(verdict: Verdict) -> str:
                 "was watched, and no process touched it."
             )
         return text
-    reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
-    return f"NOT PROVED:\n{reasons}"
+    return "\n".join(("NOT PROVED:", *(f"  - {printable(one)}" for one in verdict.reasons)))
 
 
 def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:

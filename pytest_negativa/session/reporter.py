@@ -71,8 +71,7 @@ def describe_session(
         state = f"tracing on {', '.join(dict.fromkeys(gpus)) or 'a GPU'}"
     level = f"level {(recorded or settings.trace.level).value}"
     config = settings.config and shown(settings.config)
-    words = (state, level, config or "no configuration file")
-    return printable(f"negativa: {', '.join(words)}")
+    return printable(f"negativa: {state}, {level}, {config or 'no configuration file'}")
 
 
 class Reporter:
@@ -204,7 +203,6 @@ class Reporter:
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
 
-        top = self._settings.reports.top
         try:
             marks: dict[MarkKind, str | None] = {
                 "failed": self._why_failed(session),
@@ -213,18 +211,18 @@ class Reporter:
                 else None,
                 "chosen-tests": chosen_tests(session.config),
             }
-            for paragraph in describe_pages(pages, marks, top=top):
+            for paragraph in describe_pages(pages, marks, top=self._settings.reports.top):
                 self._write(f"{paragraph}\n")
         except Exception as e:
-            text = printable_lines(_describe(e))
-            self._write(f"negativa: no report of CPU code: {text}", red=True)
+            self._write(
+                f"negativa: no report of CPU code: {printable_lines(_describe(e))}", red=True
+            )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Fail the session for its report; its recorded status stays that of its tests."""
         status = yield
-        fails = bool(self._failures) and status == pytest.ExitCode.OK
-        return pytest.ExitCode.TESTS_FAILED if fails else status
+        return status or (pytest.ExitCode.TESTS_FAILED if self._failures else status)
 
     def _report(self, session: pytest.Session) -> Sequence[str]:
         """Report; why the session must fail: crossed thresholds, or no trace at all."""
@@ -267,9 +265,26 @@ class Reporter:
         from pytest_negativa.hostcode.gpu_pages import with_pages
         from pytest_negativa.tracing.merge import merge_when_ended
 
-        own = (os.getpid(),)
-        usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
-        return self._with_incomplete_workers(with_pages(usage, self._run))
+        usage = with_pages(
+            merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=(os.getpid(),)),
+            self._run,
+        )
+        gone = self._workers - {process.header.worker for process in usage.processes}
+        # Without a process: it may have used any library, also one that its trace doesn't list.
+        warnings = tuple(
+            UsageWarning(code=code, text=text, process=None)
+            for code, text in (
+                *self._incomplete,
+                *(
+                    (
+                        "worker-untraced",
+                        f"the trace of worker {name} is gone: what it used is unknown",
+                    )
+                    for name in sorted(gone)
+                ),
+            )
+        )
+        return replace(usage, incomplete=usage.incomplete + warnings)
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.report import plan_run
@@ -371,19 +386,6 @@ class Reporter:
         ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         return None if ended else f"it ended with exit status {int(status)}"
 
-    def _with_incomplete_workers(self, usage: Usage) -> Usage:
-        traced = {process.header.worker for process in usage.processes}
-        gone = [
-            ("worker-untraced", f"the trace of worker {name} is gone: what it used is unknown")
-            for name in sorted(self._workers - traced)
-        ]
-        # Without a process: it may have used any library, also one that its trace doesn't list.
-        warnings = tuple(
-            UsageWarning(code=code, text=text, process=None)
-            for code, text in (*self._incomplete, *gone)
-        )
-        return replace(usage, incomplete=usage.incomplete + warnings)
-
     def _vetoes(self) -> tuple[KeepElement, ...]:
         hook = self._config.hook
 
@@ -403,9 +405,8 @@ class Reporter:
         report = contents.report
         nothing = render_nothing(report) is not None
         paragraphs = tuple(render_to_screen(contents, self._settings.reports))
-        formats = {wanted.format.value for wanted in self._settings.reports.formats}
-        has_section = paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS)
-        if has_section and (terminal := self._terminal()):
+        on_screen = any(w.format.value in REPORT_SCREENS for w in self._settings.reports.formats)
+        if paragraphs and on_screen and not nothing and (terminal := self._terminal()):
             terminal.ensure_newline()
             terminal.section("GPU code (pytest-negativa)", sep="=")
         for number, paragraph in enumerate(paragraphs):

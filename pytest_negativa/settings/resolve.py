@@ -56,9 +56,9 @@ def load_settings(
         raise OptionError(problem)
     # Limits of growth that are never checked must not pass.
     if settings.compare.fail and settings.compare.baseline is None:
-        where = settings.sources["compare.fail"]
         raise OptionError(
-            f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
+            f"{settings.sources['compare.fail']}: compare.fail needs a baseline to compare with: "
+            "compare.baseline"
         )
     return settings
 
@@ -100,8 +100,11 @@ def resolve(
         values[name], sources[name] = anchored(name, found.value, start), found.where
     values["config"] = config.path if config else None
     values["cache_dir"] = values["cache_dir"] or _user_cache()
+    # A report without a path lies in the folder for runs.
+    files = {name: os.path.join(values["directory"], file) for name, file in REPORT_FILES.items()}
     values["reports.formats"] = tuple(
-        _with_path(report, values["directory"]) for report in values["reports.formats"]
+        Report(format=report.format, path=report.path or files.get(report.format.value))
+        for report in values["reports.formats"]
     )
     fields: dict[str, Any] = {"sources": sources}
     for name, value in values.items():
@@ -140,9 +143,3 @@ def _from_flag_or_environment(
     except OptionError as problem:
         raise OptionError(f"{where}: {problem}") from None
     return None
-
-
-def _with_path(report: Report, directory: str) -> Report:
-    name = REPORT_FILES.get(report.format.value)
-    path = report.path or (name and os.path.join(directory, name))
-    return Report(format=report.format, path=path)
