@@ -14,6 +14,7 @@ from pytest_negativa.cli.common import (
     MATCH,
     answer,
     as_json_option,
+    check_usage,
     settings_of,
 )
 from pytest_negativa.errors import ExitStatus, NegativaError
@@ -68,7 +69,11 @@ def diff(
     settings = settings_of(flags)
     runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache_dir)
     if before is None or after is None:
-        before, after = _saved(before, runs)
+        # A named run, or the last but one with a plan for all tests; and the last.
+        planned = [report.run_id for report in load_history(runs.find())]
+        sides = (*([before] if before else planned[-2:-1]), *planned[-1:])
+        check_usage((len(sides) < 2, "name A and B: no two saved runs have a plan"))
+        before, after = sides
     unread: list[NegativaError] = []
 
     def load(argument: str) -> Snapshot:
@@ -108,12 +113,3 @@ def diff(
     answer(difference, paragraphs, as_json=as_json, then=then)
     if unread:
         click.get_current_context().exit(ExitStatus.FAILED)
-
-
-def _saved(before: str | None, runs: RunsFolder) -> tuple[str, str]:
-    """A named run, or the last but one with a plan for all tests; and the last."""
-    planned = [report.run_id for report in load_history(runs.find())]
-    sides = (*([before] if before else planned[-2:-1]), *planned[-1:])
-    if len(sides) < 2:
-        raise click.UsageError("name A and B: no two saved runs have a plan")
-    return sides[0], sides[1]

@@ -26,8 +26,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.lock import LeftOut, Lock
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.text import printable
@@ -107,7 +106,11 @@ def lock(
         _save_widened(output, done, "came back", "came back")
         return
     if used:
-        done = _widen_by_use(load_lock(output), used, settings)
+        runs = [runs_of(settings).find(name) for name in used]
+        traces = [trace for run in runs for trace in run.require_traces()]
+        opened = [files for run in runs for files in load_opened(run)]
+        usage = merge_when_ended(lambda: traces)
+        done = widen_by_use(load_lock(output), usage, settings, opened)
         _save_widened(output, done, "was used", "were used")
         return
     run = run_of(settings)
@@ -181,11 +184,3 @@ def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
             "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
         )
     say_next(slim_by(path))
-
-
-def _widen_by_use(lock: Lock, names: tuple[str, ...], settings: Settings) -> Widened:
-    """Keep in the lock what other runs used."""
-    runs = [runs_of(settings).find(name) for name in names]
-    traces = [trace for run in runs for trace in run.require_traces()]
-    opened = [files for run in runs for files in load_opened(run)]
-    return widen_by_use(lock, merge_when_ended(lambda: traces), settings, opened)

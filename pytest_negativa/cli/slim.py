@@ -469,7 +469,10 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     # A package without GPU code becomes a copy: all of an environment may go through slim.
     if any(map(is_package, request.paths)):
         return None
-    if request.lock is not None and _is_foreign(request.lock, report):
+    # A distribution has a row for each site with another version of it.
+    unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
+    wanted = 0 if request.lock is None else len(request.lock.libraries) + len(request.lock.files)
+    if unmet and len(report.rows) >= wanted > 0:
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
         return None
@@ -495,12 +498,6 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         )
         if (cost := render_holes(report.holes, report.min_hole)) is not None:
             show(f"negativa: {cost}", err=True)
-
-
-def _is_foreign(lock: Lock, report: SlimReport) -> bool:
-    # A distribution has a row for each site with another version of it.
-    unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
-    return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 
 def _load_lock(path: Path | Url | None) -> Lock:

@@ -40,17 +40,10 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
     if removed is not None:
         remarks.append(_removed_line([removed]))
     if not summary.sections:
-        found = "no NVIDIA GPU code"
-        if summary.problems:
-            found += " that is understood"
-        found += format_foreign(summary.foreign)
         what = "" if kind is FileKind.LIBRARY else f"{kind.described}, "
-        return "\n".join(
-            [
-                f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
-                *remarks,
-            ]
-        )
+        found = "no NVIDIA GPU code" + (" that is understood" if summary.problems else "")
+        headline = f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}"
+        return "\n".join([headline + format_foreign(summary.foreign), *remarks])
     code = f"GPU code {format_bytes(summary.code_bytes)}"
     counts = (
         (kind is not FileKind.LIBRARY, kind.described),
@@ -145,9 +138,8 @@ def set_report(
 
 def windows_text(count: int) -> str:
     """Addition to a headline about libraries of Windows, which are not read."""
-    if not count:
-        return ""
-    return f"; {format_items(count, 'Windows library', 'Windows libraries')} (PE) not read"
+    libraries = format_items(count, "Windows library", "Windows libraries")
+    return f"; {libraries} (PE) not read" if count else ""
 
 
 def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:

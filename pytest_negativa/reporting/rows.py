@@ -43,11 +43,11 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
 
 def describe_trimmed(row: TrimmedRow) -> str:
     """Unused code inside kept cubins as a sentence; its bytes are in no column of a table."""
-    share = format_share(row.unused_bytes, row.code_bytes)
     return (
         f"Inside {format_items(row.cubins, 'kept element', 'kept elements')}, "
-        f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code ({share}, "
-        "unpacked) belongs to kernels that no test used."
+        f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code "
+        f"({format_share(row.unused_bytes, row.code_bytes)}, unpacked) belongs to kernels that no "
+        "test used."
     )
 
 
@@ -69,10 +69,10 @@ def proof_row(verdict: Verdict) -> ProofRow:
 def describe_unused(report: RunReport) -> str:
     """The largest fact of a report: how much of the GPU code is unused."""
     where = ", ".join(report.devices) or "an unknown device"
-    share = format_share(report.unused_bytes, report.code_bytes)
     return (
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) in {format_holders(*report.holders)} is unused on {where}."
+        f"({format_share(report.unused_bytes, report.code_bytes)}) in "
+        f"{format_holders(*report.holders)} is unused on {where}."
     )
 
 

@@ -231,7 +231,7 @@ class Reporter:
             failure = self._settings.untraced_failure
             reasons = "; ".join(filter(None, (not_traced.reason, failure)))
             fails = not_traced.is_faulty or failure is not None
-            if self._pages is None or self._pages.run is None:
+            if not isinstance(self._pages, Run):
                 self._write(f"negativa: nothing was traced: {reasons}", red=fails)
                 self._next = "negativa inspect"
             else:
@@ -240,7 +240,7 @@ class Reporter:
                 if files:
                     text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
                     self._write(f"negativa: warning: {text}", yellow=True)
-                self._next = self._pages.run
+                self._next = self._pages
             return (reasons,) if fails else ()
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")

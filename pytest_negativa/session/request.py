@@ -66,8 +66,7 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
 
 def is_replaceable(config: pytest.Config) -> bool:
     """Whether this process is nothing but the pytest command, as it was typed."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     is_pytest = (spec is not None and spec.name in ("pytest.__main__", "pytest")) or Path(
         sys.argv[0]
     ).name in ("pytest", "py.test")

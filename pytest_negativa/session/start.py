@@ -97,7 +97,7 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     if role is Role.WORKER:
         return
     run.hold()
-    if verified or traced.not_traced is None or (pages is not None and pages.run is not None):
+    if verified or traced.not_traced is None or isinstance(pages, Run):
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
             plugins.register(OutcomeRecorder(run), "negativa-outcomes")
@@ -228,7 +228,7 @@ def _role_and_run(
         former, outer = _take_over(Run(Path(outer.folder))), None
     else:
         # The run whose trace of CPU code has begun.
-        former = pages.run if pages is not None else None
+        former = pages if isinstance(pages, Run) else None
     round_spec = current_round(os.environ)
     if round_spec is not None:
         end_with(round_spec.supervisor)

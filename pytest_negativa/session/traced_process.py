@@ -221,10 +221,8 @@ class TracedProcess:
             result = yield
         except BaseException as e:
             detail = utf8(f"{self.where}, which raised {describe_fault(e)}")
-            if isinstance(e, BrokenPipeError) and _is_stdout_closed():
-                self.why_broken = _CLOSED
-            else:
-                self.why_broken = f"an error ended the session in {detail}"
+            is_closed = isinstance(e, BrokenPipeError) and _is_stdout_closed()
+            self.why_broken = _CLOSED if is_closed else f"an error ended the session in {detail}"
             self._current = Context(phase=Phase.SESSION, detail=detail)
             self._tell(self._current)
             raise

@@ -113,8 +113,8 @@ def _table_of(path: str) -> Node | None:
         tools = msgspec.toml.decode(data).get("tool")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as TOML: {error}") from error
-    found = isinstance(tools, dict) and "negativa" in tools
-    return _node_of(tools["negativa"]) if found else None
+    has_table = isinstance(tools, dict) and "negativa" in tools
+    return _node_of(tools["negativa"]) if has_table else None
 
 
 def _node_of(value: Any) -> Node:

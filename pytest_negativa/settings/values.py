@@ -44,13 +44,11 @@ class Found(NamedTuple):
 
 def describe(value: Any) -> str:
     """A found value in words."""
-    if isinstance(value, dict | list | tuple):
-        return "a mapping" if isinstance(value, dict) else "a list"
+    words = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
     if isinstance(value, str):
         return repr(value if len(value) <= 80 else value[:77] + "...")
-    if value is None or isinstance(value, bool):
-        return "nothing" if value is None else str(value).lower()
-    return f"the number {value}"
+    text = str(value).lower() if isinstance(value, bool) else f"the number {value}"
+    return words.get(type(value), text)
 
 
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
