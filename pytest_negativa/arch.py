@@ -357,7 +357,5 @@ def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int,
         arch = candidates[index].arch
         return (arch.major, arch.minor, _SUFFIX_RANK[arch.suffix])
 
-    if len(indices) == 1:
-        return (indices[0],)
     best = max(map(rank, indices))
     return tuple(i for i in indices if rank(i) == best)

@@ -7,6 +7,7 @@ what to do. A bug of ours is not one of these: it stays a ``ValueError`` or the 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,22 @@ EINVAL is of names and attributes that a file system does not take.
 """
 
 
+class ExitStatus(enum.IntEnum):
+    """The exit statuses of ``negativa`` beside 0; the help of a command says what it means by them.
+
+    A command that runs a program ends with its status, and one that signal N ended with 128 + N.
+    """
+
+    FAILED = 1
+    """A file could not be read or written, or the answer is no."""
+    USAGE = 2
+    """Wrong usage; click's own, too."""
+    PYTEST_USAGE = 4
+    """Wrong usage of pytest, whose own it is, too."""
+    NO_COMMAND = 127
+    """The program to run does not exist; shells give it, too."""
+
+
 class NegativaError(Exception):
     """Base of every error that a user can cause or mend.
 
@@ -37,7 +54,10 @@ class NegativaError(Exception):
         problem: what is wrong, and with ``path`` alone what it is about.
         path: the file or URL that it is about; None if ``problem`` names it.
         remedy: what to do; None if ``problem`` says it.
+        exit_status: of a command that it ends.
     """
+
+    exit_status = ExitStatus.FAILED
 
     def __init__(self, problem: str, path: object = None, remedy: str | None = None) -> None:
         self.problem = problem
@@ -56,6 +76,8 @@ class NegativaError(Exception):
 
 class OptionError(NegativaError):
     """An option, argument or setting has a value that cannot be used."""
+
+    exit_status = ExitStatus.USAGE
 
 
 class UnknownArch(OptionError):

@@ -141,7 +141,10 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
         # A process that another session started need not say it again.
         config.stash[_WARNED] = True
-        _warn_of_variables()
+        for text in find_variables(os.environ):
+            from pytest_negativa.reporting.text import print_warning
+
+            print_warning(text)
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
         return None
     # In a round, the supervisor has checked this.
@@ -168,15 +171,6 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     from pytest_negativa.session import start
 
     return start.begin(config, settings, pages)
-
-
-def _warn_of_variables() -> None:
-    """Tell the user which variables are set and have no effect."""
-    if found := [*find_variables(os.environ)]:
-        from pytest_negativa.reporting.text import print_warning
-
-        for text in found:
-            print_warning(text)
 
 
 def _typed(config: pytest.Config) -> list[str]:

@@ -39,7 +39,7 @@ from pytest_negativa.planning.snapshot import (
     snapshot_map,
 )
 from pytest_negativa.reporting.difference import describe_change
-from pytest_negativa.reporting.units import format_bytes, format_items, format_names
+from pytest_negativa.reporting.units import and_more, format_bytes, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
@@ -333,8 +333,7 @@ def _lines(
     changed = [one for one in changes if one.code.growth or one.unused.growth]
     for one in changed[:_MOST_LINES]:
         yield f"{one.name}: GPU code {_describe(one.code)}, unused {_describe(one.unused)}"
-    if len(changed) > _MOST_LINES:
-        yield f"{len(changed) - _MOST_LINES:,} more libraries changed"
+    yield from and_more(len(changed), _MOST_LINES, "{} more libraries changed")
     if untested:
         yield f"{format_items(len(untested), 'new kernel', 'new kernels')} without a test"
 

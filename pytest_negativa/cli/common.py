@@ -14,10 +14,9 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.main import EXIT_FAILED as EXIT_FAILED
 from pytest_negativa.cli.main import interruptible as interruptible
 from pytest_negativa.devices import parse_archs
-from pytest_negativa.errors import OptionError
+from pytest_negativa.errors import ExitStatus, OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
@@ -25,7 +24,7 @@ from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, print_warning, printable
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.settings.flags import find_variables, pick_flags
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.records import encode_hook, utf8
@@ -113,8 +112,9 @@ NO_CACHE = click.option("--no-cache", is_flag=True, help="Ignore the cache of li
 
 def as_json_option(schema: str) -> Callable[[_Command], _Command]:
     """The option ``--json`` of a command whose output has this schema."""
-    text = f"Print JSON (see: negativa schema {schema})."
-    return click.option("--json", "as_json", is_flag=True, help=text)
+    return click.option(
+        "--json", "as_json", is_flag=True, help=f"Print JSON (see: negativa schema {schema})."
+    )
 
 
 ARCH_LIST = "ARCH|GPU,..."
@@ -229,8 +229,7 @@ def active_paths(*, or_own: bool = True) -> tuple[Path, ...]:
         OptionError: there is none.
     """
     folders, named_by = find_active(os.environ, Path.cwd(), or_own=or_own)
-    listed = printable(", ".join(map(str, folders)))
-    show(f"negativa: {listed} ({named_by})", err=True)
+    show(f"negativa: {printable(', '.join(map(str, folders)))} ({named_by})", err=True)
     return folders
 
 
@@ -265,8 +264,7 @@ def note_unopened(folder: Path) -> None:
     """Tell of archives in a folder without GPU code: a folder's archives are not opened."""
     if count := count_archives(folder):
         were = format_items(count, "archive was", "archives were")
-        note = f"{printable(str(folder))}: {were} not opened: name them"
-        show(f"negativa: note: {note}", err=True)
+        show(f"negativa: note: {printable(str(folder))}: {were} not opened: name them", err=True)
 
 
 YES = click.option("--yes", "-y", is_flag=True, help="Start without a question on the terminal.")
@@ -284,7 +282,7 @@ def fail_for(errors: Iterable[object]) -> None:
     for error in found:
         print_error(error)
     if found:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
@@ -296,7 +294,7 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
     for limit in crossed:
         click.echo(f"negativa: {printable(limit)}", err=True)
     if crossed and not status:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def show_proof(lock: Lock) -> None:
@@ -304,12 +302,10 @@ def show_proof(lock: Lock) -> None:
     rows = (*lock.libraries, *lock.files)
     doubts = [(row.path, row.not_proved) for row in rows if row.not_proved is not None]
     if not lock.proof.proved:
-        reasons = printable("; ".join(lock.proof.not_proved))
-        click.echo(f"negativa: warning: this lock is NOT PROVED: {reasons}", err=True)
-    if lock.proof.proved and doubts:
-        first = printable(": ".join(doubts[0]))
-        more = f" (and {len(doubts) - 1:,} more)" if len(doubts) > 1 else ""
-        click.echo(f"negativa: warning: NOT PROVED in this lock: {first}{more}", err=True)
+        print_warning(f"this lock is NOT PROVED: {'; '.join(lock.proof.not_proved)}")
+    elif doubts:
+        more = "".join(and_more(len(doubts), 1, " (and {} more)"))
+        print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
 
 
 def typed(paths: Sequence[Path]) -> str:

@@ -11,19 +11,18 @@ import msgspec
 
 from pytest_negativa.analysis.snapshots import load_snapshot
 from pytest_negativa.cli.common import (
-    EXIT_FAILED,
     MATCH,
     answer,
     as_json_option,
+    check_usage,
     settings_of,
 )
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import ExitStatus, NegativaError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
-from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.planning.snapshot import compare_snapshots
-from pytest_negativa.reporting.difference import render_difference
+from pytest_negativa.reporting.difference import render_difference, template_of
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -70,7 +69,11 @@ def diff(
     settings = settings_of(flags)
     runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache_dir)
     if before is None or after is None:
-        before, after = _saved(before, runs)
+        # A named run, or the last but one with a plan for all tests; and the last.
+        planned = [report.run_id for report in load_history(runs.find())]
+        sides = (*([before] if before else planned[-2:-1]), *planned[-1:])
+        check_usage((len(sides) < 2, "name A and B: no two saved runs have a plan"))
+        before, after = sides
     unread: list[NegativaError] = []
 
     def load(argument: str) -> Snapshot:
@@ -84,10 +87,6 @@ def diff(
                 on_done=progress.update,
             )
 
-    def template_of(name: str) -> str:
-        return "::".join(filter(None, split_signature(demangle(name))))
-
-    shown_as = template_of if settings.reports.demangle else str
     try:
         new = load(after)
         difference = compare_snapshots(load(before), new)
@@ -104,7 +103,8 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    paragraphs = [*render_difference(difference, shown_as, top)]
+    spell = template_of if settings.reports.demangle else str
+    paragraphs = [*render_difference(difference, spell, top)]
     if globs and not difference.kernels:
         paragraphs.append(f"0 of {changed:,} changed kernels match")
     is_planned = any(row.reason for library in new.libraries for row in library.rows)
@@ -112,13 +112,4 @@ def diff(
     then = None if unread else look + shlex.quote(after)
     answer(difference, paragraphs, as_json=as_json, then=then)
     if unread:
-        click.get_current_context().exit(EXIT_FAILED)
-
-
-def _saved(before: str | None, runs: RunsFolder) -> tuple[str, str]:
-    """A named run, or the last but one with a plan for all tests; and the last."""
-    planned = [report.run_id for report in load_history(runs.find())]
-    sides = (*([before] if before else planned[-2:-1]), *planned[-1:])
-    if len(sides) < 2:
-        raise click.UsageError("name A and B: no two saved runs have a plan")
-    return sides[0], sides[1]
+        click.get_current_context().exit(ExitStatus.FAILED)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from pytest_negativa.analysis.doctor import examine
-from pytest_negativa.cli.common import EXIT_FAILED, runs_of, say_next, settings_of, show
+from pytest_negativa.cli.common import runs_of, say_next, settings_of, show
+from pytest_negativa.errors import ExitStatus
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
@@ -20,10 +21,10 @@ def doctor() -> None:
     Exit status: 0, or 1 if GPU code can't be traced here.
     """
     findings = list(examine(runs_of(settings_of()).folder))
-    rows = [(name, value) for name, value, _obstacle in findings]
+    rows = [finding[:2] for finding in findings]
     click.echo(format_table("ll", ("what", "found"), rows, names=(1,), fold=True))
     obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
-    verdict = f"\nGPU code {'cannot' if obstacles else 'can'} be traced here"
-    show("\n".join((verdict, *obstacles)))
+    can = "cannot" if obstacles else "can"
+    show("\n".join((f"\nGPU code {can} be traced here", *obstacles)))
     say_next("negativa inspect" if obstacles else "pytest --negativa")
-    click.get_current_context().exit(EXIT_FAILED if obstacles else 0)
+    click.get_current_context().exit(ExitStatus.FAILED if obstacles else 0)

@@ -36,7 +36,7 @@ def help(context: click.Context, words: tuple[str, ...]) -> None:
             lambda link: f"{link[1]} (negativa help {link[2]})" if link[2] in pages else link[1],
             _COMMENT.sub("", pages[topic]),
         )
-    elif (command := _find(parent, topic)) is not None:
+    elif (command := parent.command.get_command(parent, topic)) is not None:
         with click.Context(command, parent, info_name=topic) as asked:
             text = command.get_help(asked)
     else:
@@ -45,13 +45,6 @@ def help(context: click.Context, words: tuple[str, ...]) -> None:
             f"no page and no command {topic!r}{hint}; negativa help lists both", param_hint="TOPIC"
         )
     click.echo_via_pager(text)
-
-
-def _find(parent: click.Context, topic: str) -> click.Command | None:
-    command: click.Command | None = parent.command
-    for word in topic.split():
-        command = command.get_command(parent, word) if isinstance(command, click.Group) else None
-    return command
 
 
 def _pages() -> list[Path]:

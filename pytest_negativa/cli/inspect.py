@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -51,6 +50,7 @@ from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.report import load_suite, report_image, suite_of_lock
 from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
+from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
@@ -223,9 +223,8 @@ def inspect(
             if number:
                 click.echo()
             show(part)
-    has_libraries = [bool(one.libraries.paths or one.mapped) for one in inspected]
-    for argument, has_any in zip(libraries, has_libraries, strict=True):
-        if not has_any:
+    for argument, one in zip(libraries, inspected, strict=True):
+        if not (one.libraries.paths or one.mapped):
             note_unopened(Path(argument))
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
@@ -235,7 +234,8 @@ def inspect(
     fail_for(errors)
     # An answer about one library or to a question needs no next step.
     has_code = any(m.summary and m.summary.sections for one in inspected for m in one.mapped)
-    if has_code and all(map(os.path.isdir, libraries)) and not (as_json or required):
+    in_folders = all(Path(argument).is_dir() for argument in libraries)
+    if has_code and in_folders and not (as_json or required):
         say_next(_next(libraries, devices))
 
 
@@ -290,6 +290,6 @@ def show_packages(
     answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
-    more = len(report.unreadable) - _MOST_ERRORS
-    rest = [f"{more:,} more files could not be read (see --json)"] if more > 0 else []
-    fail_for([*report.unreadable[:_MOST_ERRORS], *rest])
+    count = len(report.unreadable)
+    more = and_more(count, _MOST_ERRORS, "{} more files could not be read (see --json)")
+    fail_for((*report.unreadable[:_MOST_ERRORS], *more))

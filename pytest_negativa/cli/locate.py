@@ -1,25 +1,16 @@
-"""The commands that plan runs: locate, combine."""
+"""The command that plans a run, for all commands that end with a plan: locate."""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from pytest_negativa.analysis.combine import (
-    Part,
-    choose_parts,
-    combine_opened,
-    copy_traces,
-    fetch_parts,
-    healed_at,
     is_used_here,
-    read_part,
-    why_partial,
 )
 from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
@@ -27,26 +18,22 @@ from pytest_negativa.cli.common import (
     fail_for_limits,
     say_next,
     settings_and_run,
-    settings_of,
     workers_for,
 )
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.settings import FailureMode, Settings
+from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.results import combine_tests, load_plans, save_healed
-from pytest_negativa.storage.runs import Run, RunsFolder, is_run_id
-from pytest_negativa.storage.urls import is_url
+from pytest_negativa.storage.results import load_plans, save_healed
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_when_ended
 
 PLAN_OPTIONS = (
@@ -145,125 +132,3 @@ def warn_of_hooks(runs: Sequence[Run]) -> None:
                 "pytest_negativa_keep_element. Commands call no hooks, so the new plan does not "
                 "ask it; trace again with pytest --negativa, or name the kernels in keep.kernels"
             )
-
-
-@click.command()
-@click.argument("runs", nargs=-1, metavar="RUN|URL...")
-@click.option(
-    "--input-list",
-    metavar="FILE",
-    type=click.File(),
-    help="Take the runs that FILE names, too, one a line; - is standard input.",
-)
-@click.option(
-    "--failure-mode",
-    type=click.Choice([mode.value for mode in FailureMode]),
-    default=FailureMode.ANY.value,
-    help="Fail if any run is bad, only if all are, or never; leave out bad ones. (default: any)",
-)
-@click.option(
-    "--carry-forward",
-    "carried",
-    metavar="RUN",
-    multiple=True,
-    help="Take this older run in place of one that is missing. Repeatable.",
-)
-@click.option(
-    "--expect",
-    "expected",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="Fail unless there are so many runs: a shard that never started.",
-)
-@EXECUTOR
-@click_options("paths", *PLAN_OPTIONS)
-def combine(
-    runs: tuple[str, ...],
-    input_list: TextIO | None,
-    failure_mode: str,
-    carried: tuple[str, ...],
-    expected: int | None,
-    executor: str | None,
-    **flags: Any,
-) -> None:
-    """Find the GPU code that none of several RUNS used.
-
-    RUNS are ids or folders of traced runs, or folders with trace files: of the shards of a CI job,
-    or of machines with other GPUs. A URL is where negativa push sent a run. The result is a new
-    run, the same in whatever order they are given. If CPU code was traced in all of them, "negativa
-    pages" shows the pages that any of them touched. If each of RUNS is proved, so is the result.
-
-    A result that lacks a bad run, or has an older run in its place, can't be locked. Exit status:
-    0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
-    """
-    settings = settings_of(flags)
-    folder = RunsFolder(Path(settings.directory))
-    listed = (line.strip() for line in input_list or ())
-    names = dict.fromkeys(_place(name, folder) for name in (*runs, *filter(None, listed)))
-    older = dict.fromkeys(_place(name, folder) for name in carried)
-    if not (names or older):
-        raise click.UsageError("name the runs to combine: RUN... or --input-list FILE")
-    with contextlib.ExitStack() as stack:
-        fetched: dict[str, Run | StoreError] = {}
-        if any(map(is_url, (*names, *older))):
-            folder.make()
-            temporary = tempfile.TemporaryDirectory(dir=folder.folder, prefix=".fetched-")
-            fetched = fetch_parts((*names, *older), Path(stack.enter_context(temporary)))
-        parts = [read_part(name, fetched.get(name)) for name in names]
-        parts += [read_part(name, fetched.get(name), carried=True) for name in older]
-        # A run may be here twice, as a copy.
-        count = len(
-            {
-                tuple((path.name, path.stat().st_size) for path in part.traces)
-                or part.run.folder.resolve()
-                for part in parts
-            }
-        )
-        if expected not in (None, count):
-            runs_are = format_items(count, "run is", "runs are")
-            raise StoreError(f"{runs_are} here, expected {expected}; name the run of each shard")
-        _combine(parts, folder.new_run(), settings, FailureMode(failure_mode), executor)
-
-
-def _place(name: str, folder: RunsFolder) -> str:
-    """The folder of a run by its id; else the name itself."""
-    return str(folder.folder / name) if is_run_id(name) else name
-
-
-def _combine(
-    parts: Sequence[Part],
-    run: Run,
-    settings: Settings,
-    mode: FailureMode,
-    executor: str | None,
-) -> None:
-    """Write a new run of those parts that are good enough, and report it."""
-    paths = PathRules(settings.paths)
-    parts, left_out = choose_parts(parts, mode)
-    for line in left_out:
-        print_warning(f"{line}: left out")
-    if not parts:
-        return
-    warn_of_hooks([part.run for part in parts])
-    healed = healed_at(paths, parts)
-    copy_traces(parts, run, paths)
-    runs = [part.run for part in parts]
-    combine_pages(run, runs, paths)
-    combine_opened(run, runs)
-    combine_tests(run, runs)
-    run.mark("partial", why_partial(parts, left_out))
-    if not any(part.traces for part in parts):
-        run.make_latest()
-        told = f"CPU code that any of them touched: {run}; show it with: negativa pages"
-        click.echo(printable(told))
-        return
-    failed = [f"{part.name}: {part.failure}" for part in parts if part.failure is not None]
-    plan_and_report(
-        run.trace_files(),
-        run,
-        settings,
-        executor,
-        failure="; ".join(failed) or None,
-        healed=healed,
-        parts=runs,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
-from pytest_negativa.models.lock import LeftOut, Lock, Place
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.text import printable
@@ -106,7 +106,11 @@ def lock(
         _save_widened(output, done, "came back", "came back")
         return
     if used:
-        done = _widen_by_use(load_lock(output), used, settings)
+        runs = [runs_of(settings).find(name) for name in used]
+        traces = [trace for run in runs for trace in run.require_traces()]
+        opened = [files for run in runs for files in load_opened(run)]
+        usage = merge_when_ended(lambda: traces)
+        done = widen_by_use(load_lock(output), usage, settings, opened)
         _save_widened(output, done, "was used", "were used")
         return
     run = run_of(settings)
@@ -116,11 +120,7 @@ def lock(
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    places = Places()
-
-    def place_of(path: str) -> Place:
-        return places.from_folder(path, Path.cwd())
-
+    place_of = partial(Places().from_folder, folder=Path.cwd())
     try:
         made = make_lock(
             run_id,
@@ -169,8 +169,8 @@ def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
     """Save a lock, and tell what it keeps more; ``one`` and ``many`` say how that was needed."""
     save_lock(done.lock, path)
     for name, count in done.added.items():
-        elements = format_items(count, f"element that {one}", f"elements that {many}")
-        show(f"{printable(name)}: keeps {elements}")
+        kept = format_items(count, f"element that {one}", f"elements that {many}")
+        show(f"{printable(name)}: keeps {kept}")
     for name, more in done.files.items():
         kept = f"all of its files: nothing tells which {many}"
         if more is not None:
@@ -184,11 +184,3 @@ def _save_widened(path: Path | Url, done: Widened, one: str, many: str) -> None:
             "what came back with --add-misses, beside --spare-never-loaded or --cpu-pages"
         )
     say_next(slim_by(path))
-
-
-def _widen_by_use(lock: Lock, names: tuple[str, ...], settings: Settings) -> Widened:
-    """Keep in the lock what other runs used."""
-    runs = [runs_of(settings).find(name) for name in names]
-    traces = [trace for run in runs for trace in run.require_traces()]
-    opened = [files for run in runs for files in load_opened(run)]
-    return widen_by_use(lock, merge_when_ended(lambda: traces), settings, opened)

@@ -20,18 +20,12 @@ from click.exceptions import Exit
 
 from pytest_negativa.errors import (
     SYSTEM_REFUSALS,
+    ExitStatus,
     NegativaError,
-    OptionError,
     Stopped,
     did_you_mean,
 )
 from pytest_negativa.settings.flags import click_options
-
-EXIT_FAILED = 1
-"""A file could not be read or written, or the answer is no."""
-
-EXIT_USAGE = 2
-"""Wrong usage; click's own, too."""
 
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Begin": {
@@ -48,7 +42,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "debloat": ("trace", "Trace COMMAND, report its unused GPU code; slim removes it."),
         "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
         "locate": ("locate", "Find the unused GPU code of a traced run."),
-        "combine": ("locate", "Find the GPU code that none of several RUNS used."),
+        "combine": ("combine", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
         "report": ("report", "Write reports of a traced run."),
@@ -62,6 +56,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
         "lock": ("lock", "Lock what a run proved, for machines without a GPU."),
         "slim": ("slim", "Remove unused GPU code from installed libraries."),
+        "slim check": ("slim", "Check that slimmed libraries are still what slim wrote."),
+        "slim undo": ("slim", "Put back the originals."),
         "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),
         "measure": ("measure", "Compare COMMAND on original and on slim libraries."),
     },
@@ -122,7 +118,7 @@ class _Group(click.Group):
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module = import_module(f"pytest_negativa.cli.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace(" ", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -131,21 +127,16 @@ class _Group(click.Group):
             with formatter.section(group):
                 formatter.write_dl([(name, text) for name, (_module, text) in commands.items()])
 
-    def _subcommands(self, ctx: click.Context, word: str) -> Iterator[str]:
-        """Commands such as "slim undo", by their last word."""
-        for name in _COMMANDS:
-            group = self.get_command(ctx, name)
-            if isinstance(group, click.Group) and word in group.commands:
-                yield f"{name} {word}"
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        word = args[0]
-        is_option = word.startswith("-")
-        if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+        word, two = args[0], " ".join(args[:2])
+        if two in _COMMANDS:
+            return two, self.get_command(ctx, two), args[2:]
+        is_known = self.get_command(ctx, word) is not None
+        if not (is_known or word.startswith("-") or ctx.resilient_parsing):
             # Below that, "heal" is like "help".
-            inside = (f"; did you mean {name}?" for name in self._subcommands(ctx, word))
+            inside = (f"; did you mean {name}?" for name in _COMMANDS if name.endswith(f" {word}"))
             hint = did_you_mean(word, _COMMANDS, at_least=0.8) or next(inside, ".")
             ctx.fail(f"No such command {word!r}{hint}")
         return super().resolve_command(ctx, args)
@@ -160,11 +151,10 @@ class _Group(click.Group):
         try:
             with interruptible():
                 return super().invoke(ctx)
-        except click.NoSuchOption as e:
-            if any(e.option_name in option.opts for option in self.params):
-                ctx.exit(_refuse(click.UsageError(f"{e.option_name} goes before the command", ctx)))
-            ctx.exit(_refuse(e))
         except click.UsageError as e:
+            name = e.option_name if isinstance(e, click.NoSuchOption) else None
+            if any(name in option.opts for option in self.params):
+                e = click.UsageError(f"{name} goes before the command", ctx)
             ctx.exit(_refuse(e))
         except (NegativaError, OSError) as e:
             # Such as a full disk behind a redirection; click sees to a closed pipe itself.
@@ -172,11 +162,11 @@ class _Group(click.Group):
                 raise
             from pytest_negativa.reporting.text import print_error
 
-            if isinstance(e, OSError) and e.filename is not None:
-                print_error(f"{e.filename}: {e.strerror}")
-            else:
+            if isinstance(e, NegativaError):
                 print_error(e)
-            ctx.exit(EXIT_USAGE if isinstance(e, OptionError) else EXIT_FAILED)
+                ctx.exit(e.exit_status)
+            print_error(e if e.filename is None else f"{e.filename}: {e.strerror}")
+            ctx.exit(ExitStatus.FAILED)
 
 
 # Of click 8.2 or later: no word at all asks for help.

@@ -15,6 +15,7 @@ from pytest_negativa.cli.common import (
     active_paths,
     answer,
     as_json_option,
+    check_usage,
     print_variables,
     settings_of,
     typed,
@@ -82,7 +83,9 @@ def misses(
     if attach is not None:
         print_variables(misses_environment(os.environ, attach), as_json=as_json)
         return
-    places = logs or _default_logs()
+    folder_of_logs = os.environ.get(_LOGS)
+    places = logs or ((Path(folder_of_logs),) if folder_of_logs else ())
+    check_usage((not places, f"no --log LOG, and {_LOGS} names no folder of logs"))
     if pid is not None:
         log = encode_misses(pid, pages_of_process(pid))
         places[0].mkdir(parents=True, exist_ok=True)
@@ -95,12 +98,4 @@ def misses(
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {typed([log])}" for log in places)
         then = f"negativa lock {added} {typed(folders)}"
-    paragraphs = render_misses(report.rows, top=settings.reports.top)
-    answer(report, paragraphs, as_json=as_json, then=then)
-
-
-def _default_logs() -> tuple[Path, ...]:
-    folder = os.environ.get(_LOGS)
-    if not folder:
-        raise click.UsageError(f"no --log LOG, and {_LOGS} names no folder of logs")
-    return (Path(folder),)
+    answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json, then=then)

@@ -50,15 +50,27 @@ def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool)
 
 
 def _list(folder: RunsFolder, *, as_json: bool) -> None:
-    listing = Listing(format_version=LISTING_VERSION, rows=tuple(map(_row, folder.runs())))
+    latest = folder.latest.resolve()
+    runs = tuple(
+        RunRow(
+            run_id=run.run_id,
+            folder=str(run),
+            is_latest=latest == run.folder.resolve(),
+            state=_state(run),
+            size=_size(run.folder),
+        )
+        for run in folder.runs()
+    )
+    listing = Listing(format_version=LISTING_VERSION, rows=runs)
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
         for row in listing.rows
     ]
     paragraphs = [printable(f"no traced run in {folder.folder}")]
     if rows:
-        headers = ("run", "", "state", "size")
-        paragraphs = [format_table("lllr", headers, rows, drop=(3, 1), names=())]
+        paragraphs = [
+            format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=())
+        ]
     if folder.copies.is_dir():
         paragraphs.append(f"copies of libraries: {format_bytes(_size(folder.copies))}")
     then = "negativa report" if rows else "pytest --negativa"
@@ -93,29 +105,15 @@ def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, cop
         click.echo(printable(f"no copies are left in {folder.copies}"))
 
 
-def _row(run: Run) -> RunRow:
-    latest = RunsFolder(run.folder.parent).latest
-    return RunRow(
-        run_id=run.run_id,
-        folder=str(run),
-        is_latest=latest.resolve() == run.folder.resolve(),
-        state=_state(run),
-        size=_size(run.folder),
-    )
-
-
 def _state(run: Run) -> str:
     """State of a run, and whether it is a replay; the error of one that can't be read."""
     try:
-        return _readable_state(run) + (" (replay)" if _is_replay(run) else "")
+        headers = (TraceReader(path).header for path in run.trace_files())
+        # The run itself, or one of those that it unites.
+        is_replay = any(header is not None and header.replay is not None for header in headers)
+        return _readable_state(run) + (" (replay)" if is_replay else "")
     except (StoreError, OSError) as e:
         return f"can't be read: {e}"
-
-
-def _is_replay(run: Run) -> bool:
-    """Whether a run replays a recording, or one of those that it unites does."""
-    headers = (TraceReader(path).header for path in run.trace_files())
-    return any(header is not None and header.replay is not None for header in headers)
 
 
 def _readable_state(run: Run) -> str:

@@ -13,7 +13,6 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    EXIT_FAILED,
     LOCK,
     LOCK_FILE,
     PATHS,
@@ -32,7 +31,7 @@ from pytest_negativa.cli.common import (
     show_proof,
     typed,
 )
-from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
+from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_usage
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
@@ -55,38 +54,6 @@ from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
 
-
-class _SlimGroup(click.Group):
-    """A first word that is exactly the name of a subcommand is that; any other is a PATH."""
-
-    # As a command has them: options may follow a PATH.
-    allow_interspersed_args = True
-    allow_extra_args = False
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
-    ) -> click.Context:
-        word = args[0] if args else ""
-        known = word.startswith("-") or word in self.commands or os.path.lexists(word)
-        if not known and (near := did_you_mean(word, self.commands)):
-            here = click.Context(self, parent, info_name)
-            raise click.UsageError(f"{word}: neither a path nor a subcommand{near}", here)
-        for name, command in self.commands.items():
-            if args[:1] == [name]:
-                return command.make_context(f"{info_name} {name}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return click.Command.parse_args(self, ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        return click.Command.invoke(self, ctx)
-
-
 GOES_ON = "what is done stays done, and the same command goes on from there"
 NOTHING = "nothing was changed"
 
@@ -95,7 +62,7 @@ _CHANGED = (SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY)
 _dry_run = click.option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 
 
-@click.group(cls=_SlimGroup, invoke_without_command=True, subcommand_metavar="")
+@click.command()
 @PATHS
 @click.option(
     "--lock",
@@ -237,15 +204,15 @@ def slim(as_json: bool, **flags: Any) -> None:
         SimpleNamespace(**flags, remove=settings.remove, keep=settings.keep.libraries)
     )
     if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
-        text = "remove moves no library without --spare and --cpu-pages"
-        print_warning(f"{settings.sources['remove']}: {text}")
-    is_change = request.target is None and not any(map(is_package, request.paths))
-    if is_change and not request.options.dry_run:
+        where = settings.sources["remove"]
+        print_warning(f"{where}: remove moves no library without --spare and --cpu-pages")
+    is_copy = request.target is not None or any(map(is_package, request.paths))
+    if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
     _slim(request, top=settings.reports.top, as_json=as_json)
 
 
-@slim.command("undo")
+@click.command()
 @PATHS
 @YES
 @_dry_run
@@ -282,7 +249,7 @@ def slim_undo(
     )
 
 
-@slim.command("check")
+@click.command()
 @PATHS
 @click.option(
     "--require",
@@ -324,6 +291,10 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
+    first = str(flags.paths[0]) if flags.paths else ""
+    is_word = first.isalpha() and not os.path.lexists(first)
+    if is_word and (near := did_you_mean(first, ("check", "undo"))):
+        raise click.UsageError(f"{first}: neither a path nor a subcommand{near}")
     refuse_other_files([path for path in flags.paths if not is_package(path)])
     by_lock = flags.lock_file is not None or not flags.archs
     contradictions = (
@@ -447,14 +418,25 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     ):
         if any(map(is_package, request.paths)):
             report = slim_package(request, progress.update)
-            _show_package(request)
+            assert request.target is not None
+            [package] = request.paths
+            if (new := request.target / package.name).exists():
+                sizes = (format_bytes(path.stat().st_size) for path in (package, new))
+                show(
+                    f"negativa: {printable(str(new))}: {' -> '.join(sizes)}; check the licences of "
+                    "its libraries before you pass it on",
+                    err=True,
+                )
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
     if report.opened:
         opened = printable(format_names(report.opened))
-        why = "a run opened it, a lock or log knows it, or keep.libraries names it"
-        show(f"negativa: not moved whole: {opened} ({why})", err=True)
+        show(
+            f"negativa: not moved whole: {opened} (a run opened it, a lock or log knows it, or "
+            "keep.libraries names it)",
+            err=True,
+        )
     spare = request.options.spare
     for glob in () if spare is None else spare.remove:
         if glob not in report.listed:
@@ -467,8 +449,8 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     elif request.options.dry_run:
         then = "the same command without --dry-run"
     elif request.target is not None:
-        new = [request.target / path.name for path in request.paths]
-        then = f"negativa inspect {typed(new)}"
+        made = [request.target / path.name for path in request.paths]
+        then = f"negativa inspect {typed(made)}"
     finish(
         report.rows,
         nothing_to_do,
@@ -487,7 +469,10 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     # A package without GPU code becomes a copy: all of an environment may go through slim.
     if any(map(is_package, request.paths)):
         return None
-    if request.lock is not None and _is_foreign(request.lock, report):
+    # A distribution has a row for each site with another version of it.
+    unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
+    wanted = 0 if request.lock is None else len(request.lock.libraries) + len(request.lock.files)
+    if unmet and len(report.rows) >= wanted > 0:
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
         return None
@@ -513,24 +498,6 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         )
         if (cost := render_holes(report.holes, report.min_hole)) is not None:
             show(f"negativa: {cost}", err=True)
-
-
-def _show_package(request: SlimRequest) -> None:
-    assert request.target is not None
-    [package] = request.paths
-    if (new := request.target / package.name).exists():
-        sizes = f"{format_bytes(package.stat().st_size)} -> {format_bytes(new.stat().st_size)}"
-        show(
-            f"negativa: {printable(str(new))}: {sizes}; check the licences of its libraries before "
-            "you pass it on",
-            err=True,
-        )
-
-
-def _is_foreign(lock: Lock, report: SlimReport) -> bool:
-    # A distribution has a row for each site with another version of it.
-    unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
-    return unmet and len(report.rows) >= len(lock.libraries) + len(lock.files) > 0
 
 
 def _load_lock(path: Path | Url | None) -> Lock:
@@ -584,13 +551,12 @@ def finish(
         then: the next command, if all went well.
     """
     if as_json:
-        listing = Listing(format_version=LISTING_VERSION, rows=tuple(rows))
-        click.echo(encode_json(listing), nl=False)
+        click.echo(encode_json(Listing(format_version=LISTING_VERSION, rows=tuple(rows))), nl=False)
     elif text := render_rows(rows, nothing, top=top):
         show(text)
     errors = [*render_problems(rows), *([] if failure is None else [failure])]
     if require and not errors and any(row.status in UNMET for row in rows):
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(ExitStatus.FAILED)
     fail_for(errors)
     if then is not None and rows and not as_json:
         say_next(then)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import write_results
@@ -20,8 +19,6 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     check_usage,
-    encode_json,
-    say_next,
     settings_and_run,
 )
 from pytest_negativa.cli.locate import warn_of_hooks
@@ -59,7 +56,7 @@ from pytest_negativa.reporting.listings import (
     total_of,
 )
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches, matches_library
 from pytest_negativa.storage.outcomes import copy_outcomes
@@ -126,8 +123,12 @@ def kernels(
     runtime.
     """
     settings, run = settings_and_run(flags)
-    other = used or glob != "*" or globs or test is not None
-    check_usage((jit and other, "--jit goes without --used, --library, --match and --test"))
+    check_usage(
+        (
+            jit and (used or glob != "*" or globs or test is not None),
+            "--jit goes without --used, --library, --match and --test",
+        )
+    )
     if jit:
         rows = load_report(run).runtime
         table = _first(
@@ -151,11 +152,7 @@ def kernels(
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
     lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
-    if as_json:
-        click.echo(encode_json(listing), nl=False)
-    else:
-        click.echo("".join(f"{line}\n" for line in lines), nl=False)
-        say_next(run)
+    answer(listing, ("\n".join(lines),), as_json=as_json, then=run)
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:
@@ -186,7 +183,7 @@ def _list(
             _listed(use.name, runs[use.name]) for use in plan.used_kernels if use.name in runs
         ]
     elif used:
-        listed = [replace(_listed(use.name), first=str(use.first)) for use in plan.used_kernels]
+        listed = [_listed(use.name, first=str(use.first)) for use in plan.used_kernels]
     else:
         listed = list(map(_listed, plan.unused_kernels))
     found = [one for one in listed if not wanted.globs or wanted.match(one.name, one.signature)]
@@ -199,11 +196,17 @@ def _list(
     )
 
 
-def _listed(name: str, run: KernelRun | None = None, libraries: Sequence[str] = ()) -> ListedKernel:
+def _listed(
+    name: str,
+    run: KernelRun | None = None,
+    libraries: Sequence[str] = (),
+    first: str | None = None,
+) -> ListedKernel:
     return ListedKernel(
         name=name,
         signature=demangle(name),
         libraries=tuple(libraries),
+        first=first,
         launches=None if run is None else run.launches,
         gpu_ns=None if run is None else run.gpu_ns,
     )
@@ -239,8 +242,7 @@ def tests(
     settings, run = settings_and_run(flags)
     top = settings.reports.top
     if similar is not None:
-        groups = _groups(similar, run)
-        pairs = _compare(run, groups, glob)
+        pairs = _compare(run, _groups(similar, run), glob)
         if not pairs:
             raise OptionError(f"--similar: fewer than two of these {similar}s ran any kernels")
         table = _first(pairs, top, partial(similarity_table, similar), "rows")
@@ -251,8 +253,9 @@ def tests(
     paragraphs = [*_first(listed, top, render_tests, "tests")]
     kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
     if not usage.launches:
-        first = "A test is listed with the kernels that it looked up first"
-        paragraphs.append(f"{first}; {_HOW_TO_TRACE} for all.")
+        paragraphs.append(
+            f"A test is listed with the kernels that it looked up first; {_HOW_TO_TRACE} for all."
+        )
     elif any(kernel.launches is None for kernel in kernels):
         paragraphs.append(
             "Some processes counted no launches: their kernels are listed with the test that "
@@ -269,9 +272,8 @@ def _first(
     rows: Sequence[_T], top: int, render: Callable[[Sequence[_T]], str], what: str
 ) -> Iterator[str]:
     """The table of the first rows, and how many more there are."""
-    rest = len(rows) - top if top else 0
-    more = f"\n{rest:,} more {what}: --top=0 shows all" if rest > 0 else ""
-    yield f"{render(rows[: top or None])}{more}"
+    more = and_more(len(rows), top, f"{{}} more {what}: --top=0 shows all")
+    yield "\n".join((render(rows[: top or None]), *more))
 
 
 def _list_tests(
@@ -409,8 +411,8 @@ def needs(
             f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
             "several"
         )
-    root = usage.processes[0].header.root
-    wanted = resolve_nodeids(nodeids, recorded, root=Path(root), cwd=Path.cwd())
+    root = Path(usage.processes[0].header.root)
+    wanted = resolve_nodeids(nodeids, recorded, root=root, cwd=Path.cwd())
     chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
     names = {test.nodeid for test in chosen}
     part = analyze(

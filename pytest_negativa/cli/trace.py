@@ -35,7 +35,7 @@ from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.attach import attach_environment
-from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+from pytest_negativa.tracing.command import run_traced
 
 # Of samples if no flag says otherwise, see ``attach_environment``.
 _LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}
@@ -90,7 +90,12 @@ def trace(
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        _attach(settings, {**_LIMITS, **limits}, as_json=as_json)
+        run = RunsFolder(Path(settings.directory)).new_run()
+        limits = {**_LIMITS, **limits}
+        variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
+        print_variables(variables, as_json=as_json)
+        later = f"negativa lock --add-uses {shlex.quote(str(run))}"
+        click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
         return
     run, status = trace_command(command, settings)
     # What "negativa locate" takes.
@@ -107,15 +112,6 @@ def trace(
     click.echo(printable(f"Trace in {run}"), err=True)
     say_next("negativa locate" if run.trace_files() else run)
     click.get_current_context().exit(status)
-
-
-def _attach(settings: Settings, limits: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the variables by which processes of a service are traced."""
-    run = RunsFolder(Path(settings.directory)).new_run()
-    variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
-    print_variables(variables, as_json=as_json)
-    later = f"negativa lock --add-uses {shlex.quote(str(run))}"
-    click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)
 
 
 @click.command(context_settings=PASS_ON)
@@ -142,12 +138,6 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
     click.get_current_context().exit(status)
 
 
-_NO_TRACE = (
-    "nothing was traced: no process of the command started CUDA successfully; negativa doctor "
-    "shows what this machine lacks"
-)
-
-
 def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     """Run a command traced, into a new run; returns its exit status, too."""
     run = RunsFolder(Path(settings.directory)).new_run()
@@ -157,21 +147,21 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
         run.make()
         begin_logs(run, run.folder.parent)
     watch = CodeFileWatch(sys.path)
-    try:
-        with watch:
-            status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
-        if run.trace_files():
-            save_opened(run, watch.opened())
-        return run, status
-    except CommandNotFound as e:
-        print_error(e)
-        click.get_current_context().exit(EXIT_NOT_FOUND)
+    with watch:
+        status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)
+    if run.trace_files():
+        save_opened(run, watch.opened())
+    return run, status
 
 
 def exit_untraced(run: Run, status: int, settings: Settings) -> NoReturn:
     """End a run without a trace: with the command's status, or 1 if such a run must fail."""
     run.remove_untraced()
-    show(f"negativa: {_NO_TRACE}", err=True)
+    show(
+        "negativa: nothing was traced: no process of the command started CUDA successfully; "
+        "negativa doctor shows what this machine lacks",
+        err=True,
+    )
     failure = settings.untraced_failure
     if failure is not None:
         click.echo(f"negativa: {failure}", err=True)

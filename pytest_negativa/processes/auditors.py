@@ -1,4 +1,4 @@
-"""The environment by which glibc loads our auditors into processes to come (rtld-audit(7))."""
+"""LD_AUDIT, by which glibc loads our auditors into processes to come (rtld-audit(7))."""
 
 from __future__ import annotations
 

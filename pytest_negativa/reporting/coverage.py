@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
@@ -12,9 +12,8 @@ from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, printable
-from pytest_negativa.reporting.units import format_share
+from pytest_negativa.reporting.units import and_more, format_share
 
-_Group = tuple[str, list[KernelCoverage]]
 # What a narrow terminal does without: templates, tests.
 _DROP = (4, 5, 1)
 
@@ -30,13 +29,13 @@ def render_coverage(
     for library in covered:
         name = Path(library.path).name
         rows.append(_row(name, library.kernels))
-        rows += first_rows(list(library.groups().items()), options.top, _group_name, _group_row)
+        groups = [(name or "(no namespace)", found) for name, found in library.groups().items()]
+        rows += first_rows(groups, options.top, itemgetter(0), _group_row)
     word = "run" if all(library.counted for library in covered) else "looked up"
-    headers = ("kernel coverage", "kernels", word, "share", "templates", "tests")
     total = _row("total", [kernel for library in covered for kernel in library.kernels])
     yield format_table(
         "lrrrrr",
-        headers,
+        ("kernel coverage", "kernels", word, "share", "templates", "tests"),
         rows,
         total=total if len(covered) > 1 else None,
         width=width,
@@ -44,11 +43,7 @@ def render_coverage(
     )
 
 
-def _group_name(group: _Group) -> str:
-    return group[0] or "(no namespace)"
-
-
-def _group_row(name: str, groups: Sequence[_Group]) -> list[str]:
+def _group_row(name: str, groups: Sequence[tuple[str, Sequence[KernelCoverage]]]) -> list[str]:
     return _row(f"- {name}", [kernel for _, kernels in groups for kernel in kernels])
 
 
@@ -80,8 +75,7 @@ def render_missing(
         for file, found in groupby(missing[: options.top or None], attrgetter("file")):
             lines.append(f"  {file or 'without line information'}")
             lines += [f"{kernel.line or '':>6}  {spell(kernel.name)}" for kernel in found]
-        if options.top and len(missing) > options.top:
-            lines.append(f"    and {len(missing) - options.top:,} more")
+        lines += and_more(len(missing), options.top, "    and {} more")
         yield "\n".join(cut_middle(printable(line), width) for line in lines)
 
 

@@ -62,21 +62,21 @@ def group_by_file(coverage: Sequence[LibraryCoverage], folder: Path) -> tuple[So
         for kernel in library.kernels:
             by_file[kernel.file if kernel.line else None].append(kernel)
         for path, kernels in sorted(by_file.items(), key=lambda item: item[0] or ""):
-            if path is None:
-                # Two libraries may share a name.
-                index = folder / f"kernels.{Path(library.path).name}{number or ''}.txt"
-                lines = [_line(n, kernel) for n, kernel in enumerate(kernels, start=1)]
-                files.append(
-                    SourceFile(name, printable(path_for_people(index)), tuple(lines), index)
+            # Two libraries may share a name.
+            index = folder / f"kernels.{Path(library.path).name}{number or ''}.txt"
+            lines = sorted(
+                (
+                    row if path is None else kernel.line or 0,
+                    printable(demangle(kernel.name)),
+                    len(kernel.runs),
                 )
-            else:
-                lines = sorted(_line(kernel.line or 0, kernel) for kernel in kernels)
-                files.append(SourceFile(name, printable(path), tuple(lines)))
+                for row, kernel in enumerate(kernels, start=1)
+            )
+            shown = path_for_people(index) if path is None else path
+            files.append(
+                SourceFile(name, printable(shown), tuple(lines), index if path is None else None)
+            )
     return tuple(files)
-
-
-def _line(number: int, kernel: KernelCoverage) -> tuple[int, str, int]:
-    return number, printable(demangle(kernel.name)), len(kernel.runs)
 
 
 def render_lcov(files: Sequence[SourceFile]) -> str:
@@ -110,9 +110,11 @@ def render_cobertura(files: Sequence[SourceFile], timestamp_ms: int) -> bytes:
             "lines-valid": str(valid),
             "branches-covered": "0",
             "branches-valid": "0",
+            "complexity": "0",
+            "version": "1",
+            "timestamp": str(timestamp_ms),
         },
     )
-    root.attrib |= {"complexity": "0", "version": "1", "timestamp": str(timestamp_ms)}
     ET.SubElement(ET.SubElement(root, "sources"), "source").text = "."
     packages = ET.SubElement(root, "packages")
     by_library: defaultdict[str, list[SourceFile]] = defaultdict(list)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.snapshot import (
     Change,
@@ -14,6 +15,7 @@ from pytest_negativa.models.snapshot import (
     LibraryChange,
     SnapshotDifference,
 )
+from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
@@ -27,14 +29,19 @@ _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
 )
 
 
+def template_of(name: str) -> str:
+    """The template of a kernel for people, by its mangled name: one for all instantiations."""
+    return "::".join(filter(None, split_signature(demangle(name))))
+
+
 def render_difference(
-    difference: SnapshotDifference, template_of: Callable[[str], str], top: int
+    difference: SnapshotDifference, spell: Callable[[str], str], top: int
 ) -> Iterator[str]:
     """The difference, a paragraph at a time.
 
     Args:
         difference: what to show.
-        template_of: turns a mangled name into the name of the kernel's template.
+        spell: turns the mangled name of a kernel into what is shown of it.
         top: how many rows to show of each table; 0 shows all.
     """
     libraries = difference.libraries
@@ -43,7 +50,11 @@ def render_difference(
         f"GPU code of {printable(difference.after)}, compared with {printable(difference.before)}: "
         f"{describe_change(code)}"
     )
-    changed = [one for one in libraries if _is_changed(one)]
+    changed = [
+        one
+        for one in libraries
+        if any(change.before != change.after for change in (one.code, one.unused, one.size))
+    ]
     if not changed:
         yield f"No code differs in {format_items(len(libraries), 'library', 'libraries')}."
         return
@@ -63,13 +74,16 @@ def render_difference(
             drop_empty=True,
         )
     for word, names_of in _KERNELS:
-        if paragraph := _kernel_list(word, difference.kernels, names_of, template_of, top):
-            yield paragraph
-
-
-def _is_changed(one: LibraryChange) -> bool:
-    changes = (one.code, one.unused, one.size)
-    return any(change.before != change.after for change in changes)
+        counts = Counter(
+            (one.library, spell(name)) for one in difference.kernels for name in names_of(one)
+        )
+        # The most instantiations first.
+        lines = (
+            f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
+            for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
+        )
+        title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
+        yield from itemize(title, lines, most=top)
 
 
 def _library_cells(name: str, some: Sequence[LibraryChange]) -> list[str]:
@@ -96,23 +110,6 @@ def _cells(change: Change) -> list[str]:
     if change.after is None:
         return [_size(change.before), "", f"went {_signed(change.growth)}"]
     return [_size(change.before), _size(change.after), _signed(change.growth)]
-
-
-def _kernel_list(
-    word: str,
-    changes: Sequence[KernelChanges],
-    names_of: Callable[[KernelChanges], Sequence[str]],
-    template_of: Callable[[str], str],
-    top: int,
-) -> str | None:
-    """Kernels by library and template, the most instantiations first."""
-    counts = Counter((one.library, template_of(name)) for one in changes for name in names_of(one))
-    lines = (
-        f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
-        for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
-    )
-    title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
-    return itemize(title, lines, most=top) if counts else None
 
 
 def describe_change(change: Change) -> str:

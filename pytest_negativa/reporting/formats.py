@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.settings import Report, ReportFormat, Reports
+from pytest_negativa.models.settings import ReportFormat, Reports
 from pytest_negativa.reporting.coverage import render_missing
 from pytest_negativa.reporting.coverage_files import (
     SourceFile,
@@ -47,8 +47,7 @@ def _terminal(contents: ReportContents, options: Reports) -> Iterator[str]:
 
 
 def _github(contents: ReportContents, _options: Reports) -> Iterator[str]:
-    if lines := tuple(render_annotations(contents.report)):
-        yield "\n".join(lines)
+    yield "\n".join(render_annotations(contents.report))
 
 
 def _json(record: object) -> bytes:
@@ -98,16 +97,13 @@ def _written(options: Reports) -> Iterator[str]:
 def render_to_files(contents: ReportContents, options: Reports) -> Iterator[ReportFile]:
     """The files of all wanted reports that are files."""
     for wanted in options.formats:
-        if wanted.path is not None:
-            yield from _files_of(wanted, place_of(wanted.path), contents)
-
-
-def _files_of(wanted: Report, path: Path | Url, contents: ReportContents) -> Iterator[ReportFile]:
-    if wanted.format in _OF_COVERAGE:
+        if wanted.path is None:
+            continue
+        if wanted.format in _TO_FILE:
+            yield place_of(wanted.path), _TO_FILE[wanted.format](contents)
+            continue
         files = group_by_file(contents.report.coverage, Path(contents.report.directory).absolute())
         for file in files:
             if file.index_file is not None:
                 yield file.index_file, file.index_text.encode()
-        yield path, _OF_COVERAGE[wanted.format](files)
-    else:
-        yield path, _TO_FILE[wanted.format](contents)
+        yield place_of(wanted.path), _OF_COVERAGE[wanted.format](files)

@@ -15,7 +15,7 @@ from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.rows import describe_proof, describe_unused
 from pytest_negativa.reporting.text import escape_github, escape_github_property
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items, format_names
 
 _MOST = 10
 
@@ -30,8 +30,9 @@ def render_annotations(report: RunReport) -> Iterator[str]:
     warnings += [line for library in report.coverage for line in _unused(library)]
     shown = warnings if len(warnings) <= _MOST else warnings[: _MOST - 1]
     yield from shown
-    if len(warnings) > len(shown):
-        text = f"{len(warnings) - len(shown):,} more places have kernels that no test used"
+    for text in and_more(
+        len(warnings), len(shown), "{} more places have kernels that no test used"
+    ):
         yield _command("warning", text, title="GPU code")
     text = describe_unused(report)
     if report.proof is not None and report.proof.proved:
@@ -48,8 +49,7 @@ def _unused(library: LibraryCoverage) -> Iterator[str]:
             place = (kernel.file, kernel.line) if kernel.file and kernel.line else None
             places[place].append(demangle(kernel.name))
     for place, kernels in sorted(places.items(), key=lambda item: item[0] or ("", 0)):
-        more = f" and {len(kernels) - 1:,} more" if len(kernels) > 1 else ""
-        text = f"{kernels[0]}{more} of {name}: no test used this kernel"
+        text = f"{format_names(kernels, 1)} of {name}: no test used this kernel"
         title = format_items(len(kernels), "unused kernel", "unused kernels")
         at = {} if place is None else {"file": place[0], "line": str(place[1])}
         yield _command("warning", text, title=title, **at)

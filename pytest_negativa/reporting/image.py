@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pytest_negativa.models.image import (
     ImageLibrary,
     ImageReport,
-    Package,
     PackageRow,
     SuiteUse,
 )
@@ -20,8 +19,6 @@ from pytest_negativa.reporting.units import (
     format_items,
     format_share,
 )
-
-_UNOWNED = "(no package)"
 
 
 def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
@@ -46,33 +43,41 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
             f"{format_items(files, 'file', 'files')} of {format_bytes(size)}; {without}"
         )
         yield _library_table(report, top)
-        yield _package_table(report, top)
+        yield format_table(
+            "llrrrrrr",
+            (
+                "package",
+                "by",
+                "files",
+                "size",
+                "GPU code",
+                "slimmable",
+                "never loaded",
+                "their size",
+            ),
+            first_rows(report.packages, top, _package_name, _package_cells),
+            drop=(1, 2, 7, 6, 3, 4),
+            drop_empty=True,
+        )
         yield from _summary(report)
-        yield from _further_columns(report)
+        if report.run_id is None and not report.devices:
+            yield (
+                "--run RUN (a traced run) or --lock FILE adds the columns by the suite and "
+                "slimmable; --arch sm_90 adds slimmable alone."
+            )
     if report.hidden:
         yield (
             f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
             f"{format_bytes(report.hidden_bytes)}, which the image still carries. They are not "
             "counted above. Remove files in the layer that adds them."
         )
-    if report.slimmed:
-        slimmed = format_items(len(report.slimmed), "file was", "files were")
-        title = (
-            f"{slimmed} slimmed by negativa slim; only the GPU code that is left counts, and none "
-            "of it is slimmable:"
-        )
-        yield itemize(title, report.slimmed, most=top)
-    if report.notes:
-        yield itemize("Notes:", report.notes)
-
-
-def _further_columns(report: ImageReport) -> Iterator[str]:
-    """Tell the options that add the columns that this report lacks."""
-    if report.run_id is None and not report.devices:
-        yield (
-            "--run RUN (a traced run) or --lock FILE adds the columns by the suite and slimmable; "
-            "--arch sm_90 adds slimmable alone."
-        )
+    slimmed = format_items(len(report.slimmed), "file was", "files were")
+    title = (
+        f"{slimmed} slimmed by negativa slim; only the GPU code that is left counts, and none "
+        "of it is slimmable:"
+    )
+    yield from itemize(title, report.slimmed, most=top)
+    yield from itemize("Notes:", report.notes)
 
 
 def _library_table(report: ImageReport, top: int) -> str:
@@ -85,10 +90,13 @@ def _library_table(report: ImageReport, top: int) -> str:
         lambda row: os.path.relpath(row.path, common) if common else row.path,
         _file_cells,
     )
-    headers = ["file", "by the suite", "size", "GPU code", "slimmable", "", "by"]
-    total = ["total", "", *_figures(report.libraries), ""]
     table = format_table(
-        "llrrrrl", headers, rows, total=total, drop=(2, 5, 6, 1, 3), drop_empty=True
+        "llrrrrl",
+        ("file", "by the suite", "size", "GPU code", "slimmable", "", "by"),
+        rows,
+        total=["total", "", *_figures(report.libraries), ""],
+        drop=(2, 5, 6, 1, 3),
+        drop_empty=True,
     )
     # A long path as a header would make the table wider than the terminal.
     return f"Files below {printable(common)}:\n{table}" if common else table
@@ -110,14 +118,6 @@ def _figures(rows: Sequence[ImageLibrary]) -> list[str]:
     ]
 
 
-def _package_table(report: ImageReport, top: int) -> str:
-    headers = [
-        "package", "by", "files", "size", "GPU code", "slimmable", "never loaded", "their size",
-    ]  # fmt: skip
-    rows = first_rows(report.packages, top, lambda row: _name(row.package), _package_cells)
-    return format_table("llrrrrrr", headers, rows, drop=(1, 2, 7, 6, 3, 4), drop_empty=True)
-
-
 def _package_cells(name: str, rows: Sequence[PackageRow]) -> list[str]:
     managers = {row.package.manager.value if row.package else "" for row in rows}
     slimmable = [row.slimmable_bytes for row in rows if row.slimmable_bytes is not None]
@@ -134,8 +134,9 @@ def _package_cells(name: str, rows: Sequence[PackageRow]) -> list[str]:
     ]
 
 
-def _name(package: Package | None) -> str:
-    return _UNOWNED if package is None else f"{package.name} {package.version}".rstrip()
+def _package_name(row: PackageRow) -> str:
+    package = row.package
+    return "(no package)" if package is None else f"{package.name} {package.version}".rstrip()
 
 
 def _summary(report: ImageReport) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
+    and_more,
     format_bytes,
     format_count,
     format_foreign,
@@ -39,17 +40,10 @@ def library_report(summary: LibrarySummary, removed: Removed | None = None) -> s
     if removed is not None:
         remarks.append(_removed_line([removed]))
     if not summary.sections:
-        found = "no NVIDIA GPU code"
-        if summary.problems:
-            found += " that is understood"
-        found += format_foreign(summary.foreign)
         what = "" if kind is FileKind.LIBRARY else f"{kind.described}, "
-        return "\n".join(
-            [
-                f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}",
-                *remarks,
-            ]
-        )
+        found = "no NVIDIA GPU code" + (" that is understood" if summary.problems else "")
+        headline = f"{printable(summary.path)}: {what}{format_bytes(summary.size)}, {found}"
+        return "\n".join([headline + format_foreign(summary.foreign), *remarks])
     code = f"GPU code {format_bytes(summary.code_bytes)}"
     counts = (
         (kind is not FileKind.LIBRARY, kind.described),
@@ -144,9 +138,8 @@ def set_report(
 
 def windows_text(count: int) -> str:
     """Addition to a headline about libraries of Windows, which are not read."""
-    if not count:
-        return ""
-    return f"; {format_items(count, 'Windows library', 'Windows libraries')} (PE) not read"
+    libraries = format_items(count, "Windows library", "Windows libraries")
+    return f"; {libraries} (PE) not read" if count else ""
 
 
 def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
@@ -167,12 +160,19 @@ def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
             where = os.path.relpath(folder, common)
             name = f"{len(group):,} {kind.value} files" + ("" if where == "." else f" in {where}")
         rows.append([name, *_figures(group)])
-    headers = [title, "size", "GPU code", "share", "regions", "elements", "frames", "kernels"]
-    if devices := summaries[0].devices:
-        headers += [_loaded_on(devices), "for other GPUs"]
     return format_table(
-        "l" + "r" * (len(headers) - 1),
-        headers,
+        "lrrrrrrrrr",
+        (
+            title,
+            "size",
+            "GPU code",
+            "share",
+            "regions",
+            "elements",
+            "frames",
+            "kernels",
+            *_device_headers(summaries[0].devices),
+        ),
         rows,
         total=["total", *_figures(summaries)],
         drop=(6, 4, 5, 3, 7, 1),
@@ -184,7 +184,8 @@ def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
     code = sum(s.code_bytes for s in summaries)
     # Names that two libraries share count twice in the total: they are two kernels.
     kernels = [s.kernels for s in summaries if s.kernels is not None]
-    figures = [
+    loaded = sum(s.loaded_bytes or 0 for s in summaries)
+    return [
         format_bytes(size),
         format_bytes(code),
         format_share(code, size),
@@ -192,11 +193,9 @@ def _figures(summaries: Sequence[LibrarySummary]) -> list[str]:
         f"{sum(s.elements for s in summaries):,}",
         f"{sum(s.frames for s in summaries):,}",
         format_count(sum(kernels) if kernels else None),
+        format_bytes(loaded),
+        format_share(code - loaded, code),
     ]
-    if summaries[0].devices:
-        loaded = sum(s.loaded_bytes or 0 for s in summaries)
-        figures += [format_bytes(loaded), format_share(code - loaded, code)]
-    return figures
 
 
 def code_table(summaries: Sequence[LibrarySummary]) -> str:
@@ -205,14 +204,11 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
     for summary in summaries:
         for code in summary.code:
             groups[SmArch.parse(code.arch), code.kind].append(code)
-    devices = summaries[0].devices
-    headers = ["arch", "kind", "elements", "on disk", "unpacked", "kernels"]
-    if devices:
-        headers += [_loaded_on(devices), "for other GPUs"]
     rows = []
     for (arch, kind), group in sorted(groups.items()):
         stored = sum(r.stored_bytes for r in group)
         kernels = [r.kernels for r in group if r.kernels is not None]
+        loaded = sum(r.loaded_bytes or 0 for r in group)
         row = [
             _arch_text(arch),
             "bare cubin frame" if kind == FRAME else kind,
@@ -220,28 +216,29 @@ def code_table(summaries: Sequence[LibrarySummary]) -> str:
             format_bytes(stored),
             format_bytes(sum(r.unpacked_bytes for r in group)),
             format_count(sum(kernels) if kernels else None),
+            format_bytes(loaded),
+            format_bytes(stored - loaded),
         ]
-        if devices:
-            loaded = sum(r.loaded_bytes or 0 for r in group)
-            row += [format_bytes(loaded), format_bytes(stored - loaded)]
         rows.append(row)
-    return format_table("ll" + "r" * (len(headers) - 2), headers, rows, drop=(4, 2, 5))
+    headers = ("arch", "kind", "elements", "on disk", "unpacked", "kernels")
+    return format_table(
+        "llrrrrrr", (*headers, *_device_headers(summaries[0].devices)), rows, drop=(4, 2, 5)
+    )
 
 
 def element_table(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], *, slimmed: bool = False
 ) -> str:
     """Every element and frame of a library, by file offset; of a slimmed one, by address."""
-    headers = [
-        "offset", "region", "kind", "arch", "packed", "on disk", "unpacked", "kernels", "note",
-    ]  # fmt: skip
-    if slimmed:
-        headers[0] = "address"
-    if devices:
-        headers.insert(-1, "loaded")
+    headers = (
+        "address" if slimmed else "offset", "region", "kind", "arch", "packed", "on disk",
+        "unpacked", "kernels", "loaded" if devices else None, "note",
+    )  # fmt: skip
     loaded = library_map.loaded_starts(devices)
     rows = []
     for block in sorted(library_map.iter_code(), key=lambda block: block.header_offset):
+        # A device may load it: the sums count it as loaded.
+        unknown = "?" if block.kind.is_opaque else ""
         row = [
             f"{block.header_offset:#x}",
             "-" if block.region is None else f"{block.region:#x}",
@@ -251,15 +248,11 @@ def element_table(
             f"{block.stored_size:,}",
             f"{block.unpacked_size:,}",
             "-" if block.content is None else f"{len(library_map.kernels_of(block.content)):,}",
+            "yes" if block.payload.start in loaded else unknown,
             block.unreadable or block.identifier or "",
         ]
-        if devices:
-            # A device may load it: the sums count it as loaded.
-            unknown = "?" if block.kind.is_opaque else ""
-            row.insert(-1, "yes" if block.payload.start in loaded else unknown)
         rows.append(row)
-    align = "rrlllrrr" + "l" * (len(headers) - 8)
-    return format_table(align, headers, rows, drop=(1, 6, 4, 7, len(headers) - 1, 2), names=())
+    return format_table("rrlllrrrll", headers, rows, drop=(1, 6, 4, 7, 9, 2), names=())
 
 
 def kernel_lines(
@@ -287,16 +280,16 @@ def kernel_lines(
         yield f"0 of {len(found):,} kernels match"
     for name in names[: top or None]:
         yield f"{printable(demangle(name) if demangled else name)}  [{', '.join(found[name])}]"
-    if top and len(names) > top:
-        yield f"and {len(names) - top:,} more"
+    yield from and_more(len(names), top)
 
 
 def _arch_text(arch: SmArch) -> str:
     return "-" if arch == NO_ARCH else str(arch)
 
 
-def _loaded_on(devices: Sequence[str]) -> str:
-    return f"loaded on {', '.join(devices)}"
+def _device_headers(devices: Sequence[str]) -> Sequence[str | None]:
+    """Headers of what devices load; these columns are left out if none are asked for."""
+    return (f"loaded on {', '.join(devices)}", "for other GPUs") if devices else (None, None)
 
 
 def _device_line(devices: Sequence[str], loaded: int, code: int) -> str:
@@ -323,12 +316,9 @@ def _removed_line(removed: Sequence[Removed], who: str = "Slimmed") -> str:
 
 
 def _problem_lines(summary: LibrarySummary) -> list[str]:
-    if not summary.problems:
-        return []
     lines = [printable(f"{summary.path}: {text}") for text in summary.problems[:_MAX_PROBLEMS]]
-    if len(summary.problems) > _MAX_PROBLEMS:
-        lines.append(f"... and {len(summary.problems) - _MAX_PROBLEMS:,} more (see --json)")
-    return ["\n".join(lines)]
+    lines += and_more(len(summary.problems), _MAX_PROBLEMS, "... and {} more (see --json)")
+    return ["\n".join(lines)] if lines else []
 
 
 def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[str]:
@@ -336,11 +326,10 @@ def render_loadable(loadable: Mapping[str, Sequence[LoadableCode]]) -> Iterator[
     shown = sorted(path for path, rows in loadable.items() if rows)
     if not shown:
         return
-    headers = ["library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"]
     yield "Regions by what a device loads of them:"
     yield format_table(
         "llrrrlr",
-        headers,
+        ("library", "device", "machine code", "compiled (JIT)", "bytes", "from", "nothing"),
         [
             [
                 name,

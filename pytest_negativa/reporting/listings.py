@@ -17,6 +17,7 @@ from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
+    and_more,
     format_bytes,
     format_count,
     format_items,
@@ -34,8 +35,7 @@ def render_kernels(
         yield f"{printable(library.path)}: {_headline(library, printable(listed))}"
         for kernel in library.kernels:
             yield from _lines(kernel, demangled=demangled)
-        if library.found > len(library.kernels):
-            yield f"  and {library.found - len(library.kernels):,} more"
+        yield from and_more(library.found, len(library.kernels), "  and {} more")
 
 
 def _headline(library: LibraryKernels, kind: str) -> str:
@@ -61,8 +61,7 @@ def render_tests(tests: Sequence[ListedTest]) -> str:
         (one.test, f"{one.kernels:,}", format_count(one.launches), format_time(one.gpu_ns))
         for one in tests
     ]
-    headers = ("test", "kernels", "launches", "GPU time")
-    return format_table("lrrr", headers, rows, drop=(2, 1))
+    return format_table("lrrr", ("test", "kernels", "launches", "GPU time"), rows, drop=(2, 1))
 
 
 def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
@@ -71,8 +70,13 @@ def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
         (one.left, one.right, f"{one.shared:,}", f"{one.either:,}", f"{one.similarity:.2f}")
         for one in pairs
     ]
-    headers = (compared, "", "shared", "either", "similarity")
-    return format_table("llrrr", headers, rows, drop=(3, 2), names=(0, 1))
+    return format_table(
+        "llrrr",
+        (compared, "", "shared", "either", "similarity"),
+        rows,
+        drop=(3, 2),
+        names=(0, 1),
+    )
 
 
 def render_runtime(rows: Sequence[RuntimeCode], *, demangled: bool) -> str:
@@ -90,8 +94,13 @@ def render_runtime(rows: Sequence[RuntimeCode], *, demangled: bool) -> str:
         )
         for one in rows
     ]
-    headers = ("kernels", "arch", "", "compiler", "after", "first used in", "file")
-    return format_table("llllrll", headers, cells, drop=(4, 1, 6), names=(0, 5, 6))
+    return format_table(
+        "llllrll",
+        ("kernels", "arch", "", "compiler", "after", "first used in", "file"),
+        cells,
+        drop=(4, 1, 6),
+        names=(0, 5, 6),
+    )
 
 
 def total_of(kernels: Sequence[ListedKernel]) -> tuple[int | None, int | None]:
@@ -121,7 +130,11 @@ def render_needs(needs: NeedList) -> Iterator[str]:
         ]
         for one in needs.libraries
     ]
-    headers = ("library", "GPU code", "all tests", "these tests", "", "kernels")
-    yield format_table("lrrrrr", headers, rows, drop=(5, 4, 1, 2))
+    yield format_table(
+        "lrrrrr",
+        ("library", "GPU code", "all tests", "these tests", "", "kernels"),
+        rows,
+        drop=(5, 4, 1, 2),
+    )
     if needs.plan is not None:
         yield printable(f"Plan in {needs.plan}")

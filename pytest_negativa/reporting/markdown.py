@@ -24,7 +24,7 @@ def render_markdown(report: RunReport) -> str:
     ]
     for row in report.libraries:
         cells = [
-            _name(row.path, in_table=True),
+            markdown_code(row.name),
             format_bytes(row.code_bytes),
             format_bytes(row.unused_bytes),
             format_share(row.unused_bytes, row.code_bytes),
@@ -52,12 +52,8 @@ def _coverage(coverage: Sequence[LibraryCoverage]) -> Iterator[str]:
     yield f"| library | source file or namespace | kernels | {word} | |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for library in coverage:
-        name = _name(library.path, in_table=True)
+        name = markdown_code(Path(library.path).name)
         for group, kernels in library.groups().items():
             run, count = sum(kernel.is_run for kernel in kernels), len(kernels)
-            shown = markdown_code(group, in_table=True) if group else ""
+            shown = markdown_code(group) if group else ""
             yield f"| {name} | {shown} | {count:,} | {run:,} | {format_share(run, count)} |"
-
-
-def _name(path: str, *, in_table: bool = False) -> str:
-    return markdown_code(Path(path).name, in_table=in_table)

@@ -69,8 +69,7 @@ def render_measurement(measurement: Measurement) -> Iterator[str]:
     notes = list(measurement.notes)
     if any(result.comparisons for result in measurement.results):
         notes.insert(0, _chance_line(measurement.pairs))
-    if notes:
-        yield itemize("Notes:", notes)
+    yield from itemize("Notes:", notes)
 
 
 def _chance_line(pairs: int) -> str:
@@ -95,10 +94,12 @@ def _result_table(result: LoadingResult) -> str:
         # What is said of the processes says more than what is said of whole devices.
         if not (c.figure == "gpu_device_bytes" and "gpu_process_bytes" in known)
     ]
-    headers = [
-        "", "original", "min to max", "slim", "min to max", "slim/original", "pairs", "",
-    ]  # fmt: skip
-    table = format_table("lrrrrrrl", headers, rows, drop=((2, 4), 6, 7))
+    table = format_table(
+        "lrrrrrrl",
+        ("", "original", "min to max", "slim", "min to max", "slim/original", "pairs", ""),
+        rows,
+        drop=((2, 4), 6, 7),
+    )
     return (
         f"CUDA_MODULE_LOADING={result.loading.value.upper()}, medians with minimum and maximum, "
         f"and ratio of medians and of the single pairs:\n\n{table}"

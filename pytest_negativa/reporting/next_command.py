@@ -28,10 +28,9 @@ def next_command(run: Run) -> str:
     if run.has_pages and not run.trace_files():
         pages = load_page_verdict(run)
         if pages is not None and pages.proved:
-            pages_of = shlex.quote(str(run))
             return (
-                f"negativa slim --arch all-major --spare spares --cpu-pages {pages_of} --dry-run "
-                "PATH"
+                "negativa slim --arch all-major --spare spares --cpu-pages "
+                f"{shlex.quote(str(run))} --dry-run PATH"
             )
         return f"{verify if pages is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:

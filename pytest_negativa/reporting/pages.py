@@ -10,7 +10,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.hostcode import HostReport, HostRow
 from pytest_negativa.models.listing import CodeKind, MissedCode, MissedLibrary
 from pytest_negativa.models.spans import PAGE_SIZE
-from pytest_negativa.planning.by_tests import split_signature
+from pytest_negativa.reporting.difference import template_of
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
@@ -31,22 +31,23 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
         f"{printable(', '.join(report.processors))}. Programs themselves and libc are not traced."
     )
     if report.libraries:
-        headers = ("library", "size", "CPU code", "touched", "", "functions", "touched at most")
-        rows = first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells)
-        total = _cells("total", report.libraries)
-        yield format_table("lrrrrrr", headers, rows, total=total, drop=((5, 6), 1, 2))
-    if report.incomplete:
-        title = "All CPU code counts as used, because more may have been touched:"
-        yield itemize(title, report.incomplete)
-    if report.failed:
-        yield itemize("Tests that failed may need CPU code that they did not reach:", report.failed)
-    if report.chosen:
-        yield itemize("Tests that were not chosen may need more CPU code:", report.chosen)
+        yield format_table(
+            "lrrrrrr",
+            ("library", "size", "CPU code", "touched", "", "functions", "touched at most"),
+            first_rows(report.libraries, top, lambda row: Path(row.path).name, _cells),
+            total=_cells("total", report.libraries),
+            drop=((5, 6), 1, 2),
+        )
     unwatched = [
         f"{row.path}: {row.unwatched}" for row in report.libraries if row.unwatched is not None
     ]
-    if unwatched:
-        yield itemize("CPU code that was not traced:", unwatched)
+    for title, lines in (
+        ("All CPU code counts as used, because more may have been touched:", report.incomplete),
+        ("Tests that failed may need CPU code that they did not reach:", report.failed),
+        ("Tests that were not chosen may need more CPU code:", report.chosen),
+        ("CPU code that was not traced:", unwatched),
+    ):
+        yield from itemize(title, lines)
 
 
 def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
@@ -83,15 +84,25 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         f"{format_items(len(libraries), 'library', 'libraries')}, "
         f"{format_items(misses, 'time', 'times')} in all processes."
     )
-    rows = first_rows(libraries, top, attrgetter("name"), _missed_cells)
-    headers = ("library", "misses", "pages", "size")
-    yield format_table("lrrr", headers, rows, total=_missed_cells("total", libraries), drop=(2, 1))
+    yield format_table(
+        "lrrr",
+        ("library", "misses", "pages", "size"),
+        first_rows(libraries, top, attrgetter("name"), _missed_cells),
+        total=_missed_cells("total", libraries),
+        drop=(2, 1),
+    )
     for row in libraries[: top or None]:
         if row.code:
-            yield _code_table(row, top)
+            # Signatures of C++ are long, and a file has no width that cuts them.
+            yield format_table(
+                "rrl",
+                ("misses", "pages", f"touched in {row.name}"),
+                first_rows(row.code, top, describe_code, _code_cells),
+                drop=(1,),
+                names=(2,),
+            )
     unknown = [row.unknown for row in libraries if row.unknown is not None]
-    if unknown:
-        yield itemize("What these pages hold is not known:", unknown)
+    yield from itemize("What these pages hold is not known:", unknown)
 
 
 def _missed_cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
@@ -102,13 +113,6 @@ def _missed_cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:
         f"{pages:,}",
         format_bytes(pages * PAGE_SIZE),
     ]
-
-
-def _code_table(library: MissedLibrary, top: int) -> str:
-    rows = first_rows(library.code, top, describe_code, _code_cells)
-    # Signatures of C++ are long, and a file has no width that cuts them.
-    headers = ("misses", "pages", f"touched in {library.name}")
-    return format_table("rrl", headers, rows, drop=(1,), names=(2,))
 
 
 def _code_cells(name: str, rows: Sequence[MissedCode]) -> list[str]:
@@ -126,8 +130,7 @@ def describe_code(code: MissedCode) -> str:
         return demangle(code.name) if code.name else f"function{place}"
     if code.kind is CodeKind.GPU_CODE:
         # A template stands for its instantiations: the signature of one is wider than a terminal.
-        names = (split_signature(demangle(name)) for name in code.kernels)
-        templates = dict.fromkeys("::".join(filter(None, one)) for one in names)
+        templates = dict.fromkeys(map(template_of, code.kernels))
         kernels = format_items(len(code.kernels), "kernel", "kernels")
         listed = f": {format_names(templates, 1)}, {kernels}" if templates else ""
         return f"{code.arch} code{place}{listed}"

@@ -45,8 +45,7 @@ class Progress:
         self._shown = ""
         self._begin = time.monotonic()
         self._over = threading.Event()
-        has_bar = say is None and sys.stderr.isatty()
-        show = self._show_bar if has_bar else self._show_lines
+        show = self._show_bar if say is None and sys.stderr.isatty() else self._show_lines
         self._thread = threading.Thread(target=show, daemon=True)
 
     def __enter__(self) -> Progress:

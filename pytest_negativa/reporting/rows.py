@@ -30,18 +30,24 @@ def library_row(plan: LibraryPlan) -> LibraryRow:
             plan.unused_kernels if len(plan.unused_kernels) <= _MOST_KERNELS_NAMED else ()
         ),
         notes=plan.notes,
-        trimmed=_trimmed(plan),
+        trimmed=TrimmedRow(
+            cubins=len(plan.trimmed),
+            code_bytes=sum(cubin.code_size for cubin in plan.trimmed),
+            unused_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
+        )
+        if plan.trimmed
+        else None,
         is_files=plan.is_files,
     )
 
 
 def describe_trimmed(row: TrimmedRow) -> str:
     """Unused code inside kept cubins as a sentence; its bytes are in no column of a table."""
-    share = format_share(row.unused_bytes, row.code_bytes)
     return (
         f"Inside {format_items(row.cubins, 'kept element', 'kept elements')}, "
-        f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code ({share}, "
-        "unpacked) belongs to kernels that no test used."
+        f"{format_bytes(row.unused_bytes)} of {format_bytes(row.code_bytes)} code "
+        f"({format_share(row.unused_bytes, row.code_bytes)}, unpacked) belongs to kernels that no "
+        "test used."
     )
 
 
@@ -63,10 +69,10 @@ def proof_row(verdict: Verdict) -> ProofRow:
 def describe_unused(report: RunReport) -> str:
     """The largest fact of a report: how much of the GPU code is unused."""
     where = ", ".join(report.devices) or "an unknown device"
-    share = format_share(report.unused_bytes, report.code_bytes)
     return (
         f"{format_bytes(report.unused_bytes)} of {format_bytes(report.code_bytes)} GPU code "
-        f"({share}) in {format_holders(*report.holders)} is unused on {where}."
+        f"({format_share(report.unused_bytes, report.code_bytes)}) in "
+        f"{format_holders(*report.holders)} is unused on {where}."
     )
 
 
@@ -84,16 +90,15 @@ def sentences(report: RunReport) -> Iterator[str]:
         yield describe_proof(report.proof)
 
 
-def lists(report: RunReport) -> Iterator[tuple[str, Sequence[str]]]:
-    """Titles and lines of the lists that are below the tables of a report."""
+def lists(report: RunReport) -> Sequence[tuple[str, Sequence[str]]]:
+    """Titles and lines of the lists that are below the tables of a report, also of empty ones."""
     notes = [f"{row.name}: {note}" for row in report.libraries for note in row.notes]
-    titled = (
+    return (
         ("Compared with the baseline", report.compared),
         ("Kept for lack of knowledge or by policy", notes),
         ("Not covered by the trace, so what it may have used is kept", report.not_covered),
         ("Warnings", report.warnings),
     )
-    yield from ((title, lines) for title, lines in titled if lines)
 
 
 def describe_part(part: str) -> str:
@@ -107,16 +112,6 @@ def describe_proof(row: ProofRow) -> str:
         return f"Not proved: {'; '.join(row.reasons)}."
     size = format_bytes(row.proved_bytes)
     return f"Proved: the tests end as before without {size} of GPU code, on {row.copies} copies."
-
-
-def _trimmed(plan: LibraryPlan) -> TrimmedRow | None:
-    if not plan.trimmed:
-        return None
-    return TrimmedRow(
-        cubins=len(plan.trimmed),
-        code_bytes=sum(cubin.code_size for cubin in plan.trimmed),
-        unused_bytes=sum(cubin.unused_size for cubin in plan.trimmed),
-    )
 
 
 def _by_reason(decisions: Iterable[Decision]) -> tuple[ReasonRow, ...]:

@@ -81,7 +81,8 @@ def _table(align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int
         # Of files that were removed, nothing is there.
         sizes = [format_bytes(after) if after else "-"]
         if "share" in headers:
-            sizes = [format_bytes(before), format_bytes(after), _share(after, before)]
+            share = format_share(after, before) if after < before else "-"
+            sizes = [format_bytes(before), format_bytes(after), share]
         return [name, *sizes, statuses.pop() if len(statuses) == 1 else ""]
 
     def name(row: SlimRow) -> str:
@@ -91,10 +92,6 @@ def _table(align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int
     total = [*cells(format_items(len(rows), "library", "libraries"), rows)[:-1], ""]
     drop = [headers.index("share")] if "share" in headers else []
     return format_table(align, headers, first_rows(rows, top, name, cells), total, drop=drop)
-
-
-def _share(after: int, before: int) -> str:
-    return format_share(after, before) if after < before else "-"
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:

@@ -39,7 +39,7 @@ def first_rows(
 
 def format_table(
     align: str,
-    headers: Sequence[str],
+    headers: Sequence[str | None],
     rows: Sequence[Sequence[str]],
     total: Sequence[str] | None = None,
     *,
@@ -55,7 +55,7 @@ def format_table(
 
     Args:
         align: see above.
-        headers: of the columns.
+        headers: of the columns; one without a header is left out.
         rows: the cells.
         total: see above.
         width: columns of the terminal; 0 for no limit, None to ask the terminal.
@@ -75,13 +75,15 @@ def format_table(
     left: Sequence[int] = [
         column
         for column in range(len(headers))
-        if not (drop_empty and column) or any(row[column] not in _NOTHING for row in cells)
+        if headers[column] is not None
+        and (not (drop_empty and column) or any(row[column] not in _NOTHING for row in cells))
     ]
+    titles = [header or "" for header in headers]
     width = terminal_width() if width is None else width
     cut: dict[int, int] = {}
     if width:
         left, cut = _fit(
-            headers,
+            titles,
             cells,
             width,
             [(one,) if isinstance(one, int) else one for one in drop],
@@ -101,7 +103,7 @@ def format_table(
     ]
     table = tabulate(
         [[row[column] for column in left] for row in cells],
-        headers=[headers[column] for column in left],
+        headers=[titles[column] for column in left],
         tablefmt="simple",
         colalign=[_ALIGNMENTS[align[column]] for column in left],
         disable_numparse=True,
@@ -122,7 +124,7 @@ def _fit(
 ) -> tuple[Sequence[int], dict[int, int]]:
     """Columns of ``left`` that fit, and the widths of those with names."""
     least = [len(header) + _HEADER_PADDING for header in headers]
-    widths = _widths(headers, rows)
+    widths = [max([wide, *(len(row[column]) for row in rows)]) for column, wide in enumerate(least)]
     shortest = [min(one, _SHORTEST_NAME) if n in names else one for n, one in enumerate(widths)]
     left = list(left)
     for columns in drop:
@@ -136,13 +138,6 @@ def _fit(
         cut[column] = min(widths[column], max(room // (len(names) - number), least[column]))
         room -= cut[column]
     return left, cut
-
-
-def _widths(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    return [
-        max([len(header) + _HEADER_PADDING, *(len(row[column]) for row in rows)])
-        for column, header in enumerate(headers)
-    ]
 
 
 def _width(widths: Sequence[int], left: Sequence[int]) -> int:

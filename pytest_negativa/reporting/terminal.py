@@ -28,7 +28,25 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
     spell = demangle if options.demangle else str
     yield "\n".join(wrap(printable(line), width) for line in sentences(report))
     if report.libraries:
-        yield _library_table(report, options.top, width)
+        yield format_table(
+            "lrrrrrrrr",
+            (
+                "library",
+                "size",
+                "GPU code",
+                "unused",
+                "share",
+                "for other GPUs",
+                "no used kernel",
+                "elements kept",
+                "kernels used",
+            ),
+            first_rows(report.libraries, options.top, attrgetter("name"), _cells),
+            total=_cells("total", report.libraries),
+            width=width,
+            # A narrow terminal goes without elements, size, two reasons, kernels, in this order.
+            drop=(7, 1, (5, 6), 8),
+        )
     if report.trimmed is not None:
         yield wrap(describe_trimmed(report.trimmed), width)
     yield from render_coverage(report.coverage, options, width)
@@ -44,10 +62,11 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
             count = f"{len(row.unused_kernels)} of {row.kernels}"
             title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
             names = map(printable, map(spell, row.unused_kernels))
-            yield itemize(title, (cut_middle(name, width - 2) for name in names))
+            yield from itemize(title, (cut_middle(name, width - 2) for name in names))
     if report.runtime:
         yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report, spell))
-    yield from (itemize(f"{title}:", lines, width) for title, lines in lists(report))
+    for title, lines in lists(report):
+        yield from itemize(f"{title}:", lines, width)
 
 
 def render_nothing(report: RunReport) -> str | None:
@@ -62,32 +81,8 @@ def render_nothing(report: RunReport) -> str | None:
         return None
     if report.replay is not None:
         lines.append(printable(report.replay))
-    if report.warnings:
-        lines.append(itemize("Warnings:", report.warnings))
+    lines += itemize("Warnings:", report.warnings)
     return "\n".join(lines)
-
-
-def _library_table(report: RunReport, top: int, width: int) -> str:
-    headers = (
-        "library",
-        "size",
-        "GPU code",
-        "unused",
-        "share",
-        "for other GPUs",
-        "no used kernel",
-        "elements kept",
-        "kernels used",
-    )
-    return format_table(
-        "lrrrrrrrr",
-        headers,
-        first_rows(report.libraries, top, attrgetter("name"), _cells),
-        total=_cells("total", report.libraries),
-        width=width,
-        # A narrow terminal does without elements, size, the two reasons, kernels, in this order.
-        drop=(7, 1, (5, 6), 8),
-    )
 
 
 def _cells(name: str, rows: Sequence[LibraryRow]) -> list[str]:

@@ -10,8 +10,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from pytest_negativa.reporting.units import and_more
 
 _CUT = "..."
 # GitHub Actions runs a printed line that begins so (ActionCommand.TryParseV2 in
@@ -90,8 +92,8 @@ def wrap(text: str, width: int, indent: str = "") -> str:
     return "\n".join(_no_command(line.replace("\N{NO-BREAK SPACE}", " ")) for line in lines)
 
 
-def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> str:
-    """A title, and a line for each item.
+def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> Iterator[str]:
+    """A paragraph: a title, and a line for each item; none without items.
 
     Args:
         title: printable.
@@ -100,10 +102,9 @@ def itemize(title: str, items: Iterable[str], width: int = 0, most: int = 0) -> 
         most: how many items are listed before their number is; 0 for all.
     """
     lines = list(map(printable, items))
-    rest = len(lines) - most if most else 0
-    more = [f"and {rest:,} more"] if rest > 0 else []
-    listed = (*lines[: most or None], *more)
-    return "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
+    listed = (*lines[: most or None], *and_more(len(lines), most))
+    if lines:
+        yield "\n".join([title, *(wrap(f"  {line}", width, "    ") for line in listed)])
 
 
 def fit(text: str) -> str:
@@ -150,14 +151,13 @@ def escape_markdown(text: str) -> str:
     return _MENTION.sub("@<!-- -->", _MARKDOWN.sub(r"\\\1", printable(text)))
 
 
-def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """``text`` as a code span of Markdown."""
+def markdown_code(text: str) -> str:
+    """``text`` as a code span in a table of Markdown."""
     text = printable(text)
     fence = "`" * (1 + max(map(len, _BACKTICKS.findall(text)), default=0))
     pad = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
-    span = f"{fence}{pad}{text}{pad}{fence}"
     # GFM 4.10: only in a table, a pipe is escaped even inside a code span.
-    return span.replace("|", "\\|") if in_table else span
+    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
 
 
 def escape_github(text: str) -> str:

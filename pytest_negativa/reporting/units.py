@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pytest_negativa.models.library import ForeignCode, add_foreign
 from pytest_negativa.models.sizes import format_bytes as format_bytes
@@ -53,8 +53,13 @@ def format_items(count: int, one: str, many: str) -> str:
 def format_names(names: Iterable[str], most: int = 3) -> str:
     """The first names, and how many more there are: ``a, b and 3 more``."""
     found = list(names)
-    more = len(found) - most
-    return ", ".join(found[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return " ".join((", ".join(found[:most]), *and_more(len(found), most)))
+
+
+def and_more(count: int, most: int, text: str = "and {} more") -> Iterator[str]:
+    """The line below the first ``most`` of a list that counts the others; 0: the list has all."""
+    if 0 < most < count:
+        yield text.format(f"{count - most:,}")
 
 
 def format_holders(libraries: int, code_files: int) -> str:

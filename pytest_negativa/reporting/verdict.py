@@ -8,24 +8,26 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     TESTS_DIFFER,
     AspectChange,
     LibraryStatus,
-    NeededSpan,
     PageVerdict,
-    ProvedLibrary,
     TestVerdict,
     Verdict,
-    WorkDifference,
     WorkKind,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
+from pytest_negativa.reporting.units import (
+    and_more,
+    format_bytes,
+    format_items,
+    format_names,
+    format_share,
+)
 
 _MAX_TESTS = 20
 _MAX_TEXT = 160
@@ -35,26 +37,48 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification (pytest-negativa) ':=^80}"
     yield from _libraries_of(verdict)
-    if verdict.changes:
-        yield itemize("Started otherwise than when traced:", verdict.changes)
-    if verdict.differences:
-        yield _tests("Tests that ended otherwise on the copies:", verdict.differences)
-    if tolerated := [t for t in verdict.tests if t.changes and not t.differs]:
-        yield _tests("Tolerated (verify.tolerate):", tolerated)
-    if flaky := [t for t in verdict.tests if t.differs and t.flaky]:
-        yield _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    yield from itemize("Started otherwise than when traced:", verdict.changes)
+    yield from _tests("Tests that ended otherwise on the copies:", verdict.differences)
+    tolerated = [t for t in verdict.tests if t.changes and not t.differs]
+    yield from _tests("Tolerated (verify.tolerate):", tolerated)
+    flaky = [t for t in verdict.tests if t.differs and t.flaky]
+    yield from _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    spell = demangle if options.demangle else str
     for kind in WorkKind:
-        if work := [d for d in verdict.work if d.kind is kind]:
-            yield _work(f"{kind.value}:".capitalize(), work, options)
-    if verdict.healed:
-        yield _healed(verdict.healed)
+        details = [
+            (one if one.kernel is None else replace(one, kernel=spell(one.kernel))).detail
+            for one in verdict.work
+            if one.kind is kind
+        ]
+        yield from itemize(f"{kind.value}:".capitalize(), details, most=_MAX_TESTS)
+    healed = (
+        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
+        for span in verdict.healed or ()
+    )
+    yield from itemize("Healing kept, from now on:", healed)
     yield _conclusion(verdict)
 
 
 def _libraries_of(verdict: Verdict) -> Iterator[str]:
     shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
     if shown:
-        yield _libraries(shown)
+        yield format_table(
+            "lrrrrrl",
+            ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
+            [
+                (
+                    Path(row.path).name,
+                    format_bytes(row.code_bytes),
+                    format_bytes(row.unused_bytes),
+                    format_share(row.unused_bytes, row.code_bytes),
+                    format_bytes(row.left_bytes),
+                    f"{row.processes:,}",
+                    row.status.value,
+                )
+                for row in shown
+            ],
+            drop=(4, 5, 1, 3, 2),
+        )
     remarks: dict[str, list[str]] = {}
     for row in shown:
         # That tests differ is said below, once.
@@ -65,30 +89,14 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
         yield f"{format_names(map(printable, names))}: {printable(text)}"
 
 
-def _libraries(rows: Sequence[ProvedLibrary]) -> str:
-    return format_table(
-        "lrrrrrl",
-        ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
-        [
-            (
-                Path(row.path).name,
-                format_bytes(row.code_bytes),
-                format_bytes(row.unused_bytes),
-                format_share(row.unused_bytes, row.code_bytes),
-                format_bytes(row.left_bytes),
-                f"{row.processes:,}",
-                row.status.value,
-            )
-            for row in rows
-        ],
-        drop=(4, 5, 1, 3, 2),
-    )
-
-
-def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
+def _tests(title: str, tests: Sequence[TestVerdict]) -> Iterator[str]:
+    """A paragraph about tests; none without any."""
     lines = [title]
     for test in tests[:_MAX_TESTS]:
-        before, after = _outcome(test.before), _outcome(test.after)
+        before, after = (
+            "did not run" if outcome is None else outcome.value
+            for outcome in (test.before, test.after)
+        )
         lines.append(f"  {printable(test.nodeid)}: {before} -> {after}")
         if test.text is not None:
             lines.append(f"    {printable(test.text)[:_MAX_TEXT]}")
@@ -98,17 +106,9 @@ def _tests(title: str, tests: Sequence[TestVerdict]) -> str:
         if test.libraries and test.after is not None:
             names = (printable(Path(path).name) for path in test.libraries)
             lines.append(f"    was the first to use kernels of {format_names(names)}")
-    if len(tests) > _MAX_TESTS:
-        lines.append(f"  and {len(tests) - _MAX_TESTS:,} more")
-    return "\n".join(lines)
-
-
-def _work(title: str, work: Sequence[WorkDifference], options: Reports) -> str:
-    spell = demangle if options.demangle else str
-    named = (
-        replace(one, kernel=spell(one.kernel)) if one.kernel is not None else one for one in work
-    )
-    return itemize(title, (one.detail for one in named), most=_MAX_TESTS)
+    lines += and_more(len(tests), _MAX_TESTS, "  and {} more")
+    if tests:
+        yield "\n".join(lines)
 
 
 def _change(change: AspectChange) -> str:
@@ -119,20 +119,7 @@ def _change(change: AspectChange) -> str:
     return f"    {change.aspect.value}: {before} -> {after}"
 
 
-def _outcome(outcome: Outcome | None) -> str:
-    return "did not run" if outcome is None else outcome.value
-
-
-def _healed(spans: Sequence[NeededSpan]) -> str:
-    lines = (
-        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
-        for span in spans
-    )
-    return itemize("Healing kept, from now on:", lines)
-
-
 def _conclusion(verdict: Verdict) -> str:
-    tests = len(verdict.tests)
     if verdict.proved:
         where = ", ".join(sorted({d.name for d in verdict.devices}))
         rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
@@ -146,7 +133,7 @@ def _conclusion(verdict: Verdict) -> str:
         text = (
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
-            f"{format_items(tests, 'test', 'tests')} on {where}: {outcomes}.\n"
+            f"{format_items(len(verdict.tests), 'test', 'tests')} on {where}: {outcomes}.\n"
             f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
         before = sum(r.size for r in rows)
@@ -163,8 +150,7 @@ def _conclusion(verdict: Verdict) -> str:
                 "was watched, and no process touched it."
             )
         return text
-    reasons = "\n".join(f"  - {printable(reason)}" for reason in verdict.reasons)
-    return f"NOT PROVED:\n{reasons}"
+    return "\n".join(("NOT PROVED:", *(f"  - {printable(one)}" for one in verdict.reasons)))
 
 
 def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
@@ -175,10 +161,9 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
         spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
         at = f" (file offsets {spans})" if spans else ""
         yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
-    if len(against) > _MAX_TESTS:
-        yield f"and {format_items(len(against) - _MAX_TESTS, 'library', 'libraries')} more"
-    if differs := [test for test in verdict.tests if test.differs and not test.flaky]:
-        yield _tests("Tests that ended otherwise:", differs)
+    yield from and_more(len(against), _MAX_TESTS)
+    differs = [test for test in verdict.tests if test.differs and not test.flaky]
+    yield from _tests("Tests that ended otherwise:", differs)
     yield "\n".join(map(printable, verdict.limits))
     yield describe_page_verdict(verdict)
 
@@ -190,4 +175,4 @@ def describe_page_verdict(verdict: PageVerdict) -> str:
     what = f"{format_bytes(size)} of CPU code in {libraries}"
     if verdict.proved:
         return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
-    return itemize(f"Not proved that no test needs {what}:", verdict.reasons)
+    return "\n".join(itemize(f"Not proved that no test needs {what}:", verdict.reasons))

@@ -37,22 +37,15 @@ def lost_context() -> str | None:
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        return _lost_of(driver)
+        context, count, found = ctypes.c_void_p(), ctypes.c_int(), None
+        if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
+            found = _STICKY.get(driver.cuCtxSynchronize())
+        # An error leaves the count at 0.
+        driver.cuDeviceGetCount(ctypes.byref(count))
+        errors = (_lost_primary(driver, index) for index in range(count.value))
+        return found or next(filter(None, errors), None)
     except (OSError, AttributeError):
         return None
-
-
-def _lost_of(driver: ctypes.CDLL) -> str | None:
-    context = ctypes.c_void_p()
-    if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
-        found = _STICKY.get(driver.cuCtxSynchronize())
-        if found is not None:
-            return found
-    count = ctypes.c_int()
-    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return None
-    errors = (_lost_primary(driver, index) for index in range(count.value))
-    return next(filter(None, errors), None)
 
 
 def _lost_primary(driver: ctypes.CDLL, device: int) -> str | None:

@@ -112,24 +112,14 @@ class ReportDetails:
 class OutcomeRecorder:
     """Writes the outcomes of a session into a run's folder."""
 
-    def __init__(self, writer: LineWriter) -> None:
-        self._writer = writer
-        self._nodes: list[Any] = []
-        self._finished: SessionFinished | None = None
-        # Paths of files with tests, as node ids have them, and of modules that workers imported.
-        self._files: set[str] = set()
-        # Tests may change it.
-        self._environ = dict(os.environ)
-
-    @classmethod
-    def start(cls, run: Run) -> OutcomeRecorder:
+    def __init__(self, run: Run) -> None:
         """Create the file and begin it.
 
         Raises:
             StoreError: the file can't be created.
         """
-        writer = LineWriter(run.outcomes_file)
-        writer.write(
+        self._writer = LineWriter(run.outcomes_file)
+        self._writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(utf8(word) for word in sys.orig_argv),
@@ -137,18 +127,20 @@ class OutcomeRecorder:
                 kind=SessionKind.PYTEST,
             )
         )
-        return cls(writer)
-
-    @property
-    def failure(self) -> str | None:
-        """Reason for an incomplete file; None if it is complete."""
-        return self._writer.failure
+        self._nodes: list[Any] = []
+        self._finished: SessionFinished | None = None
+        # Paths of files with tests, as node ids have them, and of modules that workers imported.
+        self._files: set[str] = set()
+        # Tests may change it.
+        self._environ = dict(os.environ)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._files.add(nodeid.partition("::")[0])
         self._writer.write(TestStarted(nodeid=utf8(nodeid), time_ns=System.time_ns()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # pytest-xdist's name of the worker; a report of its crash has only the node.
+        node = getattr(report, "node", None)
         self._writer.write(
             PhaseReported(
                 nodeid=utf8(report.nodeid),
@@ -157,7 +149,7 @@ class OutcomeRecorder:
                 duration=float(getattr(report, "duration", 0.0)),
                 time_ns=System.time_ns(),
                 expected_failure=hasattr(report, "wasxfail"),
-                worker=_worker(report),
+                worker=getattr(report, "worker_id", node and node.gateway.id),
                 text=None if report.passed else _text(report),
                 # A plugin may report a phase that did not run.
                 **{"attempt": 0, **details_of(report)},
@@ -185,7 +177,15 @@ class OutcomeRecorder:
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Write the last line, unless a hook at the session's end raised an error."""
         status = yield
-        self._write_ends_of_workers()
+        # pytest-xdist has waited for all workers by now.
+        for node in self._nodes:
+            # execnet tells their statuses nowhere else. Workers of another machine have no such
+            # process.
+            process = getattr(getattr(node.gateway, "_io", None), "popen", None)
+            if process is not None and process.returncode is not None:
+                self._writer.write(
+                    WorkerEnded(worker=str(node.gateway.id), status=process.returncode)
+                )
         if self._finished is not None:
             self._writer.write(replace(self._finished, exit_status=int(status)))
         return status
@@ -198,23 +198,6 @@ class OutcomeRecorder:
     def pytest_testnodedown(self, node: Any) -> None:
         # A worker that crashed has no output.
         self._files.update(getattr(node, "workeroutput", {}).get(_MODULES, ()))
-
-    def _write_ends_of_workers(self) -> None:
-        """Write the statuses of workers, for all of which pytest-xdist has waited by now."""
-        for node in self._nodes:
-            # execnet tells them nowhere else. Workers of another machine have no such process.
-            process = getattr(getattr(node.gateway, "_io", None), "popen", None)
-            if process is not None and process.returncode is not None:
-                self._writer.write(
-                    WorkerEnded(worker=str(node.gateway.id), status=process.returncode)
-                )
-
-
-def _worker(report: Any) -> str | None:
-    """pytest-xdist's name of the worker; a report of its crash has only the node."""
-    node = getattr(report, "node", None)
-    worker: str | None = getattr(report, "worker_id", node and node.gateway.id)
-    return worker
 
 
 def _attempts(item: pytest.Item) -> Counter[str]:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -28,17 +28,8 @@ from pytest_negativa.storage.handover import ProcessIdentity, find_controller, i
 from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import MarkKind, Run, RunsFolder
 
-
-class PageTrace(NamedTuple):
-    """The trace of a session's CPU code.
-
-    Attributes:
-        run: the run that it belongs to; None if there is no trace.
-        not_traced: why there is none; None if there is one.
-    """
-
-    run: Run | None
-    not_traced: str | None = None
+PageTrace = Run | str
+"""The run that the trace of a session's CPU code belongs to, or why there is no trace."""
 
 
 def is_in_round() -> bool:
@@ -76,24 +67,21 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
 
     # A test that calls pytest.main begins a session of its own.
     if (run := _handed_run()) is not None and not tracing_end.has_begun():
-        return PageTrace(run)
+        return run
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
     if LOGS_VARIABLE in os.environ and not os.environ.get(ONLY_GPU_VARIABLE):
-        return PageTrace(None, "the session that started this one traces it")
+        return "the session that started this one traces it"
     if (reason := why_unwatchable()) is not None:
-        return PageTrace(None, reason)
+        return reason
     if not is_replaceable(config):
-        reason = (
+        return (
             "a program called pytest (pytest.main) and had loaded its libraries by then; trace "
             "that program: negativa trace --cpu -- COMMAND"
         )
-        return PageTrace(None, reason)
-    if round_spec is not None:
-        run = Run(Path(round_spec.folder))
-    else:
-        run = RunsFolder(Path(settings.directory)).new_run()
+    runs = RunsFolder(Path(settings.directory))
+    run = runs.new_run() if round_spec is None else Run(Path(round_spec.folder))
     return _start_again(run, Path(config.invocation_params.dir))
 
 
@@ -160,13 +148,13 @@ def describe_pages(
     from pytest_negativa.hostcode.summary import summarize
     from pytest_negativa.reporting.pages import render_host_report
 
-    if trace.run is None:
-        yield f"negativa: CPU code was not traced: {trace.not_traced}"
+    if isinstance(trace, str):
+        yield f"negativa: CPU code was not traced: {trace}"
         return
     for kind, reason in marks.items():
         if reason is not None:
-            trace.run.mark(kind, reason)
-    usage = gather(trace.run)
+            trace.mark(kind, reason)
+    usage = gather(trace)
     if usage is not None:
-        trace.run.make_latest()
+        trace.make_latest()
         yield from render_host_report(summarize(usage), top=top)

@@ -22,6 +22,7 @@ from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable, printable_lines
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 # Seconds to wait for traced children that still run when their parent's session is over.
 _PATIENCE = 1.0
-
-_READING = "negativa: reading libraries"
 
 
 def describe_session(
@@ -72,8 +71,7 @@ def describe_session(
         state = f"tracing on {', '.join(dict.fromkeys(gpus)) or 'a GPU'}"
     level = f"level {(recorded or settings.trace.level).value}"
     config = settings.config and shown(settings.config)
-    words = (state, level, config or "no configuration file")
-    return printable(f"negativa: {', '.join(words)}")
+    return printable(f"negativa: {state}, {level}, {config or 'no configuration file'}")
 
 
 class Reporter:
@@ -192,33 +190,39 @@ class Reporter:
             self._failures = self._report(session)
         except Exception as e:
             # A fault of this package or of a plugin's hook must not hide the tests' results.
-            self._write_no_report(_describe(e))
+            self._failures = (_describe(e),)
+            self._write(f"negativa: no report: {printable_lines(_describe(e))}", red=True)
         if self._pages is not None:
             self._show_pages(self._pages, session)
-        self._say_next()
+        # The supervisor of a round verifies next.
+        if self._next is not None and not self._is_round:
+            from pytest_negativa.reporting.next_command import next_line
+
+            self._write(next_line(self._next))
 
     def _show_pages(self, pages: PageTrace, session: pytest.Session) -> None:
         from pytest_negativa.session.page_trace import describe_pages
 
-        top = self._settings.reports.top
         try:
             marks: dict[MarkKind, str | None] = {
                 "failed": self._why_failed(session),
-                "failed-tests": failed_tests(session),
+                "failed-tests": format_items(failed, "test failed", "tests failed")
+                if (failed := session.testsfailed)
+                else None,
                 "chosen-tests": chosen_tests(session.config),
             }
-            for paragraph in describe_pages(pages, marks, top=top):
+            for paragraph in describe_pages(pages, marks, top=self._settings.reports.top):
                 self._write(f"{paragraph}\n")
         except Exception as e:
-            text = printable_lines(_describe(e))
-            self._write(f"negativa: no report of CPU code: {text}", red=True)
+            self._write(
+                f"negativa: no report of CPU code: {printable_lines(_describe(e))}", red=True
+            )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, int, int]:
         """Fail the session for its report; its recorded status stays that of its tests."""
         status = yield
-        fails = bool(self._failures) and status == pytest.ExitCode.OK
-        return pytest.ExitCode.TESTS_FAILED if fails else status
+        return status or (pytest.ExitCode.TESTS_FAILED if self._failures else status)
 
     def _report(self, session: pytest.Session) -> Sequence[str]:
         """Report; why the session must fail: crossed thresholds, or no trace at all."""
@@ -227,13 +231,16 @@ class Reporter:
             failure = self._settings.untraced_failure
             reasons = "; ".join(filter(None, (not_traced.reason, failure)))
             fails = not_traced.is_faulty or failure is not None
-            if self._pages is None or self._pages.run is None:
+            if not isinstance(self._pages, Run):
                 self._write(f"negativa: nothing was traced: {reasons}", red=fails)
                 self._next = "negativa inspect"
             else:
                 self._write(f"negativa: no GPU code was traced: {reasons}", red=fails)
-                self._tell_of_unwritten_reports()
-                self._next = self._pages.run
+                files = [w.format.value for w in self._settings.reports.formats if w.path]
+                if files:
+                    text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
+                    self._write(f"negativa: warning: {text}", yellow=True)
+                self._next = self._pages
             return (reasons,) if fails else ()
         if not traces:
             raise NegativaError(f"{self._run.trace_dir}: the traces were removed while tests ran")
@@ -252,21 +259,32 @@ class Reporter:
         self._show(contents)
         return contents.report.crossed
 
-    def _tell_of_unwritten_reports(self) -> None:
-        files = [w.format.value for w in self._settings.reports.formats if w.path is not None]
-        if files:
-            text = f"{', '.join(files)} not written: these reports need a trace of GPU code"
-            self._write(f"negativa: warning: {text}", yellow=True)
-
     def _merge(self) -> Usage:
         """Union of all traces; this process still runs."""
         # These imports take 60 ms, so not before the tests.
         from pytest_negativa.hostcode.gpu_pages import with_pages
         from pytest_negativa.tracing.merge import merge_when_ended
 
-        own = (os.getpid(),)
-        usage = merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=own)
-        return self._with_incomplete_workers(with_pages(usage, self._run))
+        usage = with_pages(
+            merge_when_ended(self._run.trace_files, seconds=_PATIENCE, running=(os.getpid(),)),
+            self._run,
+        )
+        gone = self._workers - {process.header.worker for process in usage.processes}
+        # Without a process: it may have used any library, also one that its trace doesn't list.
+        warnings = tuple(
+            UsageWarning(code=code, text=text, process=None)
+            for code, text in (
+                *self._incomplete,
+                *(
+                    (
+                        "worker-untraced",
+                        f"the trace of worker {name} is gone: what it used is unknown",
+                    )
+                    for name in sorted(gone)
+                ),
+            )
+        )
+        return replace(usage, incomplete=usage.incomplete + warnings)
 
     def _conclude(self, usage: Usage, *, anew: bool = False) -> ReportContents:
         from pytest_negativa.analysis.report import plan_run
@@ -275,14 +293,17 @@ class Reporter:
 
         # At the interpreter's end the session's terminal is gone, and no process or thread can be
         # started.
-        progress = None if anew else Progress(_READING, self._write)
+        added = self._config.hook.pytest_negativa_libraries(
+            config=self._config, settings=self._settings, usage=usage
+        )
+        progress = None if anew else Progress("negativa: reading libraries", self._write)
         with progress or contextlib.nullcontext():
             return plan_run(
                 usage,
                 self._settings,
                 self._run,
                 failure=self._failure,
-                added=self._added_libraries(usage),
+                added=tuple(os.path.realpath(path) for paths in added for path in paths),
                 vetoes=self._vetoes(),
                 workers=LocalProcesses(1) if anew else None,
                 anew=anew,
@@ -365,25 +386,6 @@ class Reporter:
         ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         return None if ended else f"it ended with exit status {int(status)}"
 
-    def _with_incomplete_workers(self, usage: Usage) -> Usage:
-        traced = {process.header.worker for process in usage.processes}
-        gone = [
-            ("worker-untraced", f"the trace of worker {name} is gone: what it used is unknown")
-            for name in sorted(self._workers - traced)
-        ]
-        # Without a process: it may have used any library, also one that its trace doesn't list.
-        warnings = tuple(
-            UsageWarning(code=code, text=text, process=None)
-            for code, text in (*self._incomplete, *gone)
-        )
-        return replace(usage, incomplete=usage.incomplete + warnings)
-
-    def _added_libraries(self, usage: Usage) -> tuple[str, ...]:
-        added = self._config.hook.pytest_negativa_libraries(
-            config=self._config, settings=self._settings, usage=usage
-        )
-        return tuple(os.path.realpath(path) for paths in added for path in paths)
-
     def _vetoes(self) -> tuple[KeepElement, ...]:
         hook = self._config.hook
 
@@ -403,9 +405,10 @@ class Reporter:
         report = contents.report
         nothing = render_nothing(report) is not None
         paragraphs = tuple(render_to_screen(contents, self._settings.reports))
-        formats = {wanted.format.value for wanted in self._settings.reports.formats}
-        if paragraphs and not nothing and not formats.isdisjoint(REPORT_SCREENS):
-            self._section()
+        on_screen = any(w.format.value in REPORT_SCREENS for w in self._settings.reports.formats)
+        if paragraphs and on_screen and not nothing and (terminal := self._terminal()):
+            terminal.ensure_newline()
+            terminal.section("GPU code (pytest-negativa)", sep="=")
         for number, paragraph in enumerate(paragraphs):
             # An annotation for a CI job has no headline.
             self._write(
@@ -419,22 +422,6 @@ class Reporter:
         for limit in report.crossed:
             self._write(f"negativa: {limit}", red=True)
         self._next = self._run
-
-    def _say_next(self) -> None:
-        # The supervisor of a round verifies next.
-        if self._next is not None and not self._is_round:
-            from pytest_negativa.reporting.next_command import next_line
-
-            self._write(next_line(self._next))
-
-    def _section(self) -> None:
-        if terminal := self._terminal():
-            terminal.ensure_newline()
-            terminal.section("GPU code (pytest-negativa)", sep="=")
-
-    def _write_no_report(self, reason: str) -> None:
-        self._write(f"negativa: no report: {printable_lines(reason)}", red=True)
-        self._failures = (reason,)
 
     def _write(self, text: str, **markup: bool) -> None:
         if terminal := self._terminal():
@@ -456,14 +443,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, NegativaError):
         return str(error)
     return f"{describe_fault(error)} (a fault in pytest-negativa or in one of its hooks)"
-
-
-def failed_tests(session: pytest.Session) -> str | None:
-    """Number of failed tests, in words; None if none failed."""
-    from pytest_negativa.reporting.units import format_items
-
-    failed = session.testsfailed
-    return format_items(failed, "test failed", "tests failed") if failed else None
 
 
 def chosen_tests(config: pytest.Config) -> str | None:

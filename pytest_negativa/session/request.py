@@ -38,9 +38,6 @@ _UNTRACED = (
 # What a supervisor handles.
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Appended to the command of rounds after the first, in which only some tests run.
-_AGAIN = ("--maxfail=0",)
-
 
 def program_of(config: pytest.Config, settings: Settings) -> Program:
     """The program that a session's own command line starts."""
@@ -50,9 +47,13 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
     captures = namespace.capture
     command = _command(config)
+    # For rounds that run some tests again. Reports: see ``round_reports``.
+    added = ["--maxfail=0"]
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
     return Program(
         command=command,
-        again=_command_again(config, command, RunsFolder(Path(settings.directory))),
+        again=_with_options(command, added),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
         environ=os.environ,
@@ -65,8 +66,7 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
 
 def is_replaceable(config: pytest.Config) -> bool:
     """Whether this process is nothing but the pytest command, as it was typed."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     is_pytest = (spec is not None and spec.name in ("pytest.__main__", "pytest")) or Path(
         sys.argv[0]
     ).name in ("pytest", "py.test")
@@ -78,16 +78,6 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
         # With the interpreter's own options (-X, -W, -m).
         return (sys.executable, *sys.orig_argv[1:])
     return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
-
-
-def _command_again(
-    config: pytest.Config, command: Sequence[str], runs: RunsFolder
-) -> tuple[str, ...]:
-    """The command for rounds that run some tests again. Reports: see ``round_reports``."""
-    added = [*_AGAIN]
-    if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={runs.pytest_cache}"]
-    return _with_options(command, added)
 
 
 def _with_options(command: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
@@ -158,22 +148,17 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
     from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
-    if settings.measuring:
-        from pytest_negativa.measuring.session import measure_session
+    def work() -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+        if settings.measuring:
+            from pytest_negativa.measuring.session import measure_session
 
-        def measure() -> int:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
             command = _with_options(program.command, _UNTRACED)
             return measure_session(command, settings, program.environ, program.cwd)
-
-        return run_supervisor(measure)
-
-    def verify() -> int:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+        run = None
         # A session that traces verifies its own run, whatever the environment names.
-        traces = settings.enabled
-        found = None if traces else RunsFolder(Path(settings.directory)).find(settings.run)
-        run = found and run_at(found.folder)
+        if not settings.enabled:
+            run = run_at(RunsFolder(Path(settings.directory)).find(settings.run).folder)
         return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
-    return run_supervisor(verify)
+    return run_supervisor(work)

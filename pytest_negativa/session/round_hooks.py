@@ -92,26 +92,22 @@ class RoundHooks:
     ) -> None:
         tests = self._round.tests
         repeated = frozenset(self._round.repeated)
-        items.sort(key=lambda item: utf8(item.nodeid) in repeated)
+        order: dict[str, int] = {}
         if self._repeats and self._traced is not None:
             order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
-            items.sort(
-                key=lambda item: (
-                    utf8(item.nodeid) in repeated,
-                    order.get(utf8(item.nodeid), len(order)),
-                )
-            )
             tests = tuple(order) if tests is None else tests
+        items.sort(
+            key=lambda item: (
+                utf8(item.nodeid) in repeated,
+                order.get(utf8(item.nodeid), len(order)),
+            )
+        )
         if tests is None:
             return
         wanted = frozenset(tests)
-        selected: list[pytest.Item] = []
-        left_out: list[pytest.Item] = []
-        for item in items:
-            (selected if utf8(item.nodeid) in wanted else left_out).append(item)
-        if left_out:
+        if left_out := [item for item in items if utf8(item.nodeid) not in wanted]:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = selected
+            items[:] = [item for item in items if utf8(item.nodeid) in wanted]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(

@@ -25,7 +25,6 @@ _REPORTS = {
     "benchmark_json": "benchmark.json",  # pytest-benchmark
     "allure_report_dir": "allure",  # allure-pytest
 }
-_INI = frozenset({"log_file"})
 
 
 def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
@@ -59,7 +58,7 @@ class RoundReports:
             # pytest-benchmark before 5.2 stores an open file, which is empty already.
             if hasattr(given, "write"):
                 continue
-            if given or (option in _INI and config.getini(option)):
+            if given or (option == "log_file" and config.getini(option)):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / name
                 setattr(config.option, option, path if isinstance(given, Path) else str(path))

@@ -68,8 +68,13 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         OptionError: an option or ``negativa.yaml`` can't be used.
     """
     role, run, root, round_spec = _role_and_run(config, settings, pages)
-    # Before any test's own code is imported, but for what began earlier in this process.
-    files = _watch_code_files(role, round_spec)
+    verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
+    files = None
+    if role is not Role.WORKER and not verified:
+        # Before any test's own code is imported, but for what began earlier in this process. A
+        # supervisor watches them itself while the tests run on copies.
+        files = CodeFileWatch(sys.path)
+        files.start()
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
     if isinstance(started, Tracing):
         started.detector.set_context(Context(phase=Phase.IMPORT))
@@ -81,7 +86,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         ends.start()
         config.add_cleanup(ends.stop)
         plugins.register(ReportDetails(ends), "negativa-report-details")
-    verified = round_spec is not None and round_spec.kind is not RoundKind.TRACE
     if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
         append_coverage(config)
         plugins.register(RoundReports(round_spec), "negativa-round-reports")
@@ -93,10 +97,10 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     if role is Role.WORKER:
         return
     run.hold()
-    if verified or traced.not_traced is None or (pages is not None and pages.run is not None):
+    if verified or traced.not_traced is None or isinstance(pages, Run):
         # If the folder can't be written, tracing fails, too, and the reporter says so.
         with contextlib.suppress(StoreError):
-            plugins.register(OutcomeRecorder.start(run), "negativa-outcomes")
+            plugins.register(OutcomeRecorder(run), "negativa-outcomes")
     if not verified:
         is_round = round_spec is not None
         if traced.not_traced is not None or traced.recording is not None:
@@ -104,18 +108,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         reporter = Reporter(config, settings, run, traced, pages, is_round=is_round, files=files)
         plugins.register(reporter, "negativa-reporter")
         tracing_end.at_end(traced, reporter.complete)
-
-
-def _watch_code_files(role: Role, round_spec: Round | None) -> CodeFileWatch | None:
-    """Watch the files of distributions that are GPU code, in the process that reports.
-
-    A supervisor watches them itself while the tests run on copies.
-    """
-    if role is Role.WORKER or (round_spec is not None and round_spec.kind is not RoundKind.TRACE):
-        return None
-    watch = CodeFileWatch(sys.path)
-    watch.start()
-    return watch
 
 
 def _start_tracing(
@@ -236,7 +228,7 @@ def _role_and_run(
         former, outer = _take_over(Run(Path(outer.folder))), None
     else:
         # The run whose trace of CPU code has begun.
-        former = pages.run if pages is not None else None
+        former = pages if isinstance(pages, Run) else None
     round_spec = current_round(os.environ)
     if round_spec is not None:
         end_with(round_spec.supervisor)

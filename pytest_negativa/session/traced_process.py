@@ -139,7 +139,8 @@ class TracedProcess:
         if marker is None:
             result = yield
         else:
-            with self.paused(_reason(marker)):
+            reason = marker.kwargs.get("reason") or next(iter(marker.args), None)
+            with self.paused(str(reason or "marked negativa_off")):
                 result = yield
         if self._tracing is not None:
             self._tracing.drain()
@@ -220,10 +221,8 @@ class TracedProcess:
             result = yield
         except BaseException as e:
             detail = utf8(f"{self.where}, which raised {describe_fault(e)}")
-            if isinstance(e, BrokenPipeError) and _is_stdout_closed():
-                self.why_broken = _CLOSED
-            else:
-                self.why_broken = f"an error ended the session in {detail}"
+            is_closed = isinstance(e, BrokenPipeError) and _is_stdout_closed()
+            self.why_broken = _CLOSED if is_closed else f"an error ended the session in {detail}"
             self._current = Context(phase=Phase.SESSION, detail=detail)
             self._tell(self._current)
             raise
@@ -237,8 +236,3 @@ def _is_stdout_closed() -> bool:
     poll = select.poll()
     poll.register(1, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _reason(marker: pytest.Mark) -> str:
-    given = marker.kwargs.get("reason") or next(iter(marker.args), None)
-    return str(given or "marked negativa_off")

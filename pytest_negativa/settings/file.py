@@ -74,11 +74,7 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
     Raises:
         OptionError: it can't be read or has faults; the message lists each with its place.
     """
-    absolute = anchor(path, Path.cwd())
-    return ConfigFile(path=absolute, was_searched=was_searched, values=_read(absolute))
-
-
-def _read(path: str) -> dict[str, Found]:
+    path = anchor(path, Path.cwd())
     root = _table_of(path) if path.endswith(".toml") else _document_of(path)
     values: dict[str, Found] = {}
     faults: list[tuple[Place, str]] = []
@@ -94,7 +90,7 @@ def _read(path: str) -> dict[str, Found]:
             values[name] = Found(join_items(option, items), _where(path, node.place))
     if faults:
         raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
-    return values
+    return ConfigFile(path=path, was_searched=was_searched, values=values)
 
 
 def _document_of(path: str) -> Node | None:
@@ -117,8 +113,8 @@ def _table_of(path: str) -> Node | None:
         tools = msgspec.toml.decode(data).get("tool")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as TOML: {error}") from error
-    found = isinstance(tools, dict) and "negativa" in tools
-    return _node_of(tools["negativa"]) if found else None
+    has_table = isinstance(tools, dict) and "negativa" in tools
+    return _node_of(tools["negativa"]) if has_table else None
 
 
 def _node_of(value: Any) -> Node:

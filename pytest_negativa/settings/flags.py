@@ -40,8 +40,7 @@ def add_pytest_options(group: OptionGroup, words: Iterable[str] | None = None) -
         text = option.help_with_default.replace("%", "%%")  # argparse formats the help
         if (off := option.off_flag) is not None:
             group.addoption(option.flag, action="store_true", help=text, **common)
-            undo = f"Undo {option.flag}."
-            group.addoption(off, action="store_false", help=undo, **common)
+            group.addoption(off, action="store_false", help=f"Undo {option.flag}.", **common)
         else:
             action = "append" if option.is_repeated else "store"
             group.addoption(option.flag, action=action, metavar=option.value, help=text, **common)

@@ -54,17 +54,13 @@ def load_settings(
     paths = () if of_command else (os.fspath(root), settings.directory)
     if (problem := next(filter(None, map(why_no_folder_for_runs, paths)), None)) is not None:
         raise OptionError(problem)
-    _require_baseline(settings)
-    return settings
-
-
-def _require_baseline(settings: Settings) -> None:
-    """Refuse limits of growth that are never checked."""
+    # Limits of growth that are never checked must not pass.
     if settings.compare.fail and settings.compare.baseline is None:
-        where = settings.sources["compare.fail"]
         raise OptionError(
-            f"{where}: compare.fail needs a baseline to compare with: compare.baseline"
+            f"{settings.sources['compare.fail']}: compare.fail needs a baseline to compare with: "
+            "compare.baseline"
         )
+    return settings
 
 
 def resolve(
@@ -104,10 +100,17 @@ def resolve(
         values[name], sources[name] = anchored(name, found.value, start), found.where
     values["config"] = config.path if config else None
     values["cache_dir"] = values["cache_dir"] or _user_cache()
+    # A report without a path lies in the folder for runs.
+    files = {name: os.path.join(values["directory"], file) for name, file in REPORT_FILES.items()}
     values["reports.formats"] = tuple(
-        _with_path(report, values["directory"]) for report in values["reports.formats"]
+        Report(format=report.format, path=report.path or files.get(report.format.value))
+        for report in values["reports.formats"]
     )
-    return _settings(values, sources)
+    fields: dict[str, Any] = {"sources": sources}
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (fields.setdefault(section, {}) if section else fields)[key] = value
+    return msgspec.convert(fields, Settings)
 
 
 def _user_cache() -> str | None:
@@ -119,14 +122,6 @@ def _user_cache() -> str | None:
         return None
     # Older releases of platformdirs leave "~" as it is, and take a relative XDG folder.
     return str(folder) if folder.is_absolute() else None
-
-
-def _settings(values: Mapping[str, Any], sources: dict[str, str]) -> Settings:
-    fields: dict[str, Any] = {"sources": sources}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        (fields.setdefault(section, {}) if section else fields)[key] = value
-    return msgspec.convert(fields, Settings)
 
 
 def _from_flag_or_environment(
@@ -148,9 +143,3 @@ def _from_flag_or_environment(
     except OptionError as problem:
         raise OptionError(f"{where}: {problem}") from None
     return None
-
-
-def _with_path(report: Report, directory: str) -> Report:
-    name = REPORT_FILES.get(report.format.value)
-    path = report.path or (name and os.path.join(directory, name))
-    return Report(format=report.format, path=path)

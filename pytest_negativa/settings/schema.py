@@ -30,10 +30,9 @@ def config_schema() -> dict[str, Any]:
         section, dot, key = name.rpartition(".")
         if not dot:
             properties[key] = _value(option)
-        elif section not in properties:
-            properties[section] = _mapping(SECTIONS[section], {key: _value(option)})
         else:
-            properties[section]["properties"][key] = _value(option)
+            found = properties.setdefault(section, _mapping(SECTIONS[section], {}))
+            found["properties"][key] = _value(option)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "negativa.yaml",

@@ -44,13 +44,11 @@ class Found(NamedTuple):
 
 def describe(value: Any) -> str:
     """A found value in words."""
-    if isinstance(value, dict | list | tuple):
-        return "a mapping" if isinstance(value, dict) else "a list"
+    words = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
     if isinstance(value, str):
         return repr(value if len(value) <= 80 else value[:77] + "...")
-    if value is None or isinstance(value, bool):
-        return "nothing" if value is None else str(value).lower()
-    return f"the number {value}"
+    text = str(value).lower() if isinstance(value, bool) else f"the number {value}"
+    return words.get(type(value), text)
 
 
 def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
@@ -113,28 +111,13 @@ def value_of(option: Option, given: Any) -> Any:
 
 def anchored(name: str, value: Any, base: str) -> Any:
     """The value of an option with relative paths taken from the folder ``base``."""
-    if value is None or name not in _PATHS:
-        return value
     if name == "paths":
         return {glob: anchor(path, base) for glob, path in value.items()}
     if name == "reports.formats":
         return tuple(msgspec.structs.replace(r, path=_anchored(r.path, base)) for r in value)
     # Else the folder of a run that is gone would lead to another one with its id.
-    return value if name == "run" and is_run_id(value) else _anchored(value, base)
-
-
-_PATHS = frozenset(
-    (
-        "run",
-        "config",
-        "directory",
-        "paths",
-        "trace.replay",
-        "reports.formats",
-        "compare.baseline",
-        "cache_dir",
-    )
-)
+    is_id = name == "run" and value is not None and is_run_id(value)
+    return value if is_id or _READERS.get(name) not in (_path, _place) else _anchored(value, base)
 
 
 def _anchored(path: str | None, base: str) -> str | None:

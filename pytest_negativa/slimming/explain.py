@@ -23,7 +23,7 @@ from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import and_more, format_bytes, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
@@ -283,7 +283,6 @@ def _libraries(named: Sequence[Loss]) -> Iterator[str]:
         elif one.entry.never_loaded:
             loss += ", all of it: the proved run never loaded the library"
         yield f"  {printable(one.path)}: {loss}"
-    if len(named) > _MAX_ROWS:
-        yield f"  and {len(named) - _MAX_ROWS} more"
+    yield from and_more(len(named), _MAX_ROWS, "  and {} more")
     for source in dict.fromkeys(s.entry.source for s in named if s.entry is not None):
         yield f"The code that stayed follows {printable(source)}."

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, Stopped, refusing
+from pytest_negativa.errors import ExitStatus, NegativaError, Stopped, refusing
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, WarningRecord
 from pytest_negativa.storage.outcomes import CommandOutcome
@@ -31,12 +31,11 @@ _IN_TOOLKITS = ("extras/CUPTI/lib64/libcupti.so", "lib64/libcupti.so")
 # Seconds that a program has to end.
 _AFTER_CTRL_C = 10
 
-EXIT_NOT_FOUND = 127
-"""The exit status that shells give for a command that does not exist."""
-
 
 class CommandNotFound(NegativaError):
     """There is no such command."""
+
+    exit_status = ExitStatus.NO_COMMAND
 
 
 def run_traced(

@@ -27,6 +27,7 @@ from pytest_negativa.models.verdict import (
     WorkDifference,
     WorkKind,
 )
+from pytest_negativa.reporting.units import format_names
 from pytest_negativa.verifying.process_ends import command_of
 
 # Of the words of a child's command, characters.
@@ -282,5 +283,4 @@ def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
 
 
 def _first_of(work: Sequence[WorkDifference]) -> str:
-    more = f" and {len(work) - 1:,} more" if len(work) > 1 else ""
-    return f"{work[0].kind.value}: {work[0].detail}{more}"
+    return f"{work[0].kind.value}: {format_names((one.detail for one in work), 1)}"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pytest_negativa.errors import SYSTEM_REFUSALS, NegativaError, OptionError
+from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
@@ -28,8 +28,6 @@ from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification, compact_options
 
-_PYTEST_USAGE_ERROR = 4
-
 
 def run_supervisor(work: Callable[[], int]) -> int:
     """Call ``work``, and print the error that ends it or the signal that interrupts it.
@@ -42,12 +40,12 @@ def run_supervisor(work: Callable[[], int]) -> int:
             return work()
     except NegativaError as e:
         print_error(e)
-        return _PYTEST_USAGE_ERROR if isinstance(e, OptionError) else 1
+        return ExitStatus.PYTEST_USAGE if isinstance(e, OptionError) else e.exit_status
     except OSError as e:
         if e.errno not in SYSTEM_REFUSALS:
             raise
         print_error(e)
-        return 1
+        return ExitStatus.FAILED
     except Interrupted as e:
         print_error(e)
         return 128 + e.number  # As shells have it.

@@ -59,6 +59,7 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_environment
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_when_ended
+from pytest_negativa.verifying.code_files import judge_files, unused_paths
 from pytest_negativa.verifying.evidence import (
     Attempt,
     gather_loads,
@@ -66,7 +67,6 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.opened_files import judge_files, unused_paths
 from pytest_negativa.verifying.originals import Ends, ends_of, undecided_tests
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all

@@ -104,8 +104,7 @@ def test_no_format_acts_on_a_name(name: str) -> None:
 )
 def test_markdown(name: str, line: str, code: str) -> None:
     assert escape_markdown(name) == line
-    assert markdown_code(name, in_table=True) == code
-    assert markdown_code(name) == code.replace("\\|", "|")
+    assert markdown_code(name) == code
 
 
 def test_a_wrapped_line_begins_no_workflow_command() -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +18,8 @@ def read_page(path: Path) -> dict[str, Any]:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """The header of packed data, with whole texts and columns by name."""
-    data = zlib.decompress(data)
-    size = int.from_bytes(data[:4], "little")
-    header: dict[str, Any] = json.loads(data[4 : 4 + size])
-    numbers = sint64s(data[4 + size :])
-    for columns in header["tables"].values():
-        columns[:] = [(name, column(numbers, rows)) for name, rows in columns]
-    shared = column(numbers, len(header["texts"]))
-    for row, length in enumerate(shared):
-        header["texts"][row] = header["texts"][row - 1][:length] + header["texts"][row]
-    assert next(numbers, None) is None
-    return header
-
-
-def sint64s(data: bytes) -> Iterator[int]:
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield (value >> 1) ^ -(value & 1)
-            value = shift = 0
-
-
-def column(numbers: Iterator[int], rows: int) -> tuple[int, ...]:
-    values = [0]
-    for _ in range(rows):
-        values.append(values[-1] + next(numbers))
-    return tuple(values[1:])
+    """The packed data, with the names and values of each table's columns."""
+    found: dict[str, Any] = json.loads(zlib.decompress(data))
+    for name, columns in found["tables"].items():
+        found["tables"][name] = [(key, tuple(accumulate(steps))) for key, steps in columns.items()]
+    return found

@@ -6,36 +6,15 @@ async function readData() {
   for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const length = new DataView(bytes.buffer).getUint32(0, true);
-  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
-  const readColumn = columnReader(bytes, 4 + length);
+  const data = JSON.parse(new TextDecoder().decode(bytes));
   for (const [name, columns] of Object.entries(data.tables)) {
-    data[name] = { length: columns.length ? columns[0][1] : 0 };
-    for (const [column, rows] of columns) data[name][column] = readColumn(rows);
-  }
-  const shared = readColumn(data.texts.length);
-  for (let i = 1; i < data.texts.length; i++) {
-    if (shared[i]) data.texts[i] = data.texts[i - 1].slice(0, shared[i]) + data.texts[i];
+    data[name] = { length: Object.values(columns)[0].length };
+    for (const [column, steps] of Object.entries(columns)) {
+      let value = 0;
+      data[name][column] = Float64Array.from(steps, (step) => (value += step));
+    }
   }
   return data;
-}
-
-function columnReader(bytes, at) {
-  return (rows) => {
-    const values = new Float64Array(rows);
-    let value = 0;
-    for (let row = 0; row < rows; row++) {
-      let number = 0, scale = 1, byte;
-      do {
-        byte = bytes[at++];
-        number += (byte & 0x7f) * scale;
-        scale *= 128;
-      } while (byte & 0x80);
-      value += number % 2 ? -(number + 1) / 2 : number / 2;
-      values[row] = value;
-    }
-    return values;
-  };
 }
 
 // What a reason means for a reader, and the colour and hatching of what it decides.

@@ -1,15 +1,10 @@
-"""A page's data as few bytes: columns as differences, texts by what they share, deflated.
-
-Unpacked, the data is the length of a JSON header in 4 bytes (little-endian), the header, and the
-numbers of all columns. A number is the difference from the one above it, in zigzag and LEB128, as
-in Protocol Buffers ("sint64"). ``data.js`` reads it.
-"""
+"""A page's data as few bytes: JSON with columns as differences, deflated. ``data.js`` reads it."""
 
 from __future__ import annotations
 
-import os.path
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,45 +52,10 @@ class Page(NamedTuple):
 
 def pack(page: Page) -> bytes:
     """The data of a page, deflated (RFC 1950)."""
-    columns = {
-        name: dict(
-            zip(names, [*zip(*page.tables[name], strict=True)] or [()] * len(names), strict=True)
-        )
-        for name, names in COLUMNS.items()
-    }
-    shared = shared_lengths(page.texts)
-    header = {
-        **page.facts,
-        "tables": {
-            name: [[column, len(values)] for column, values in table.items()]
-            for name, table in columns.items()
-        },
-        "texts": [text[length:] for text, length in zip(page.texts, shared, strict=True)],
-    }
-    encoded = msgspec.json.encode(header)
-    numbers = bytearray()
-    for table in columns.values():
-        for values in table.values():
-            _write_column(numbers, values)
-    _write_column(numbers, shared)
-    return zlib.compress(len(encoded).to_bytes(4, "little") + encoded + numbers, 9)
-
-
-def shared_lengths(texts: Sequence[str]) -> tuple[int, ...]:
-    """Length of the prefix that each text shares with the one before.
-
-    ASCII alone is shared: JavaScript counts other characters otherwise.
-    """
-    prefixes = map(os.path.commonprefix, zip(("", *texts), texts, strict=False))
-    return tuple(len(prefix) if prefix.isascii() else 0 for prefix in prefixes)
-
-
-def _write_column(out: bytearray, values: Iterable[int]) -> None:
-    before = 0
-    for value in values:
-        difference, before = value - before, value
-        number = difference << 1 if difference >= 0 else (-difference << 1) - 1
-        while number >= 0x80:
-            out.append(number & 0x7F | 0x80)
-            number >>= 7
-        out.append(number)
+    tables = {}
+    for name, columns in COLUMNS.items():
+        values = [*zip(*page.tables[name], strict=True)] or [()] * len(columns)
+        # Most numbers are near the ones above them.
+        steps = [[number - above for above, number in pairwise((0, *one))] for one in values]
+        tables[name] = dict(zip(columns, steps, strict=True))
+    return zlib.compress(msgspec.json.encode({**page.facts, "tables": tables, "texts": page.texts}))

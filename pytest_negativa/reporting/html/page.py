@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -47,12 +47,18 @@ class _Builder:
             self._test(test.nodeid, self._index(test.outcome.value), milliseconds)
         for library in sorted(contents.libraries, key=lambda a: rows[a.plan.library.path]):
             self._add(library, rows[library.plan.library.path])
-        launches = self._launches()
+        launches, totals = self._launches()
         if left_out_ranges := len(launches) > most_launches:
-            launches = self._launches(by_range=False)
-        totals = self._totals()
+            launches, totals = self._launches(by_range=False)
         facts = {
-            "report": _without_kernels(report),
+            # The page has these names in tables.
+            "report": replace(
+                report,
+                libraries=tuple(
+                    replace(row, first_uses=(), unused_kernels=()) for row in report.libraries
+                ),
+                coverage=(),
+            ),
             "part": None if report.part is None else describe_part(report.part),
             "proof": None if report.proof is None else describe_proof(report.proof),
             "hostProof": None if verdict is None else describe_page_verdict(verdict),
@@ -68,14 +74,17 @@ class _Builder:
         tables = self._tables | {
             "launches": launches,
             "tests": [
-                (name, *self._tests[name], *totals.get(row, (0, 0)))
-                for name, row in self._test_rows.items()
+                (name, *self._tests[name], *totals[row]) for name, row in self._test_rows.items()
             ],
             "history": [
                 (self._index(one.run_id), one.code_bytes, one.unused_bytes)
                 for one in contents.history
             ],
-            "host": self._host(),
+            "host": [
+                (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+                for one in (() if host is None else host.libraries)
+                if one.unwatched is None
+            ],
         }
         return Page(facts, tables, tuple(self._texts))
 
@@ -86,7 +95,11 @@ class _Builder:
     def _add(self, library: AnalyzedLibrary, row: int) -> None:
         elements, kernels = self._tables["elements"], self._tables["kernels"]
         plan, library_map, index = library.plan, library.library_map, self._index
-        blocks = _blocks(library)
+        blocks = {
+            block.payload.start: (section.name, block)
+            for section in library_map.sections
+            for block in section.iter_code()
+        }
         regions: dict[int, int] = {}
         first = {use.name: self._phase(use.first) for use in plan.used_kernels}
         wanted = first | dict.fromkeys(plan.unused_kernels, -1)
@@ -141,52 +154,26 @@ class _Builder:
         self._tests.setdefault(text, (outcome, milliseconds))
         return self._test_rows.setdefault(text, len(self._test_rows))
 
-    def _launches(self, *, by_range: bool = True) -> list[tuple[int, ...]]:
+    def _launches(
+        self, *, by_range: bool = True
+    ) -> tuple[list[tuple[int, ...]], Mapping[int, Sequence[int]]]:
+        """The launches, and their number and GPU time in ns by row of the test."""
         counts: defaultdict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
+        totals: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         usage = self._contents.usage
         for name, launched in usage.iter_launches():
             test = self._phase(usage.contexts[launched.context])
             ranges = " > ".join(usage.ranges_of(launched)) or None
             around = self._index(ranges) if by_range else -1
-            for kernel_number in self._used[self._index(name)]:
-                row = counts[kernel_number, test, around]
+            kernels = self._used[self._index(name)]
+            for row in (totals[test], *(counts[kernel, test, around] for kernel in kernels)):
                 row[0] += launched.count
                 row[1] += launched.gpu_ns or 0
-        return [
+        rows: list[tuple[int, ...]] = [
             (kernel, test, count, gpu_ns, around)
             for (kernel, test, around), (count, gpu_ns) in counts.items()
         ]
-
-    def _totals(self) -> dict[int, tuple[int, int]]:
-        """Launches and GPU time in ns by row of the test."""
-        totals: dict[int, tuple[int, int]] = {}
-        usage = self._contents.usage
-        for _, launched in usage.iter_launches():
-            test = self._phase(usage.contexts[launched.context])
-            count, gpu_ns = totals.get(test, (0, 0))
-            totals[test] = count + launched.count, gpu_ns + (launched.gpu_ns or 0)
-        return totals
-
-    def _host(self) -> list[tuple[int, ...]]:
-        return [
-            (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
-            for one in (self._contents.host.libraries if self._contents.host else ())
-            if one.unwatched is None
-        ]
-
-
-def _without_kernels(report: RunReport) -> RunReport:
-    """The report without the names that the page has in tables."""
-    rows = (replace(row, first_uses=(), unused_kernels=()) for row in report.libraries)
-    return replace(report, libraries=tuple(rows), coverage=())
-
-
-def _blocks(library: AnalyzedLibrary) -> Mapping[int, tuple[str, Element]]:
-    return {
-        block.payload.start: (section.name, block)
-        for section in library.library_map.sections
-        for block in section.iter_code()
-    }
+        return rows, totals
 
 
 def _main_kernels(

@@ -12,7 +12,6 @@ import html
 from importlib import resources
 
 from pytest_negativa.models.analysis import ReportContents
-from pytest_negativa.models.report import RunReport
 from pytest_negativa.reporting.html.pack import pack
 from pytest_negativa.reporting.html.page import build_page
 from pytest_negativa.reporting.rows import describe_unused
@@ -25,11 +24,16 @@ def render_html(contents: ReportContents) -> bytes:
     style = _asset("style.css")
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
     values = {
-        "policy": _policy(script, style),
+        "policy": (
+            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
         "style": style,
         "script": script,
         "summary": html.escape(describe_unused(contents.report)),
-        "origin": html.escape(_origin(contents.report)),
+        "origin": html.escape(
+            f"Run {contents.report.run_id}, made by pytest-negativa. All data is inside this file."
+        ),
         "data": base64.b64encode(pack(build_page(contents))).decode(),
     }
     # In one pass over the template: a value may hold what looks like a place for another.
@@ -42,16 +46,5 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, style: str) -> str:
-    return (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _origin(report: RunReport) -> str:
-    return f"Run {report.run_id}, made by pytest-negativa. All data is inside this file."
