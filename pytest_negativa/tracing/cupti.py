@@ -45,6 +45,7 @@ from pytest_negativa.tracing.trace_files import TraceWriter
 # functionName, functionParams, functionReturnValue.
 _CALLBACK_DATA = struct.Struct("<i4xQQQ")
 _API_EXIT = 1
+_SUCCESS = b"\0\0\0\0"  # CUDA_SUCCESS in cuda.h
 _DOMAIN_DRIVER_API = 1
 _SLOT = 8
 _SUBSCRIBER_NAME = "pytest-negativa"
@@ -83,15 +84,16 @@ class CuptiDetector:
         self._stopped = False
         self._pid = os.getpid()
         self._child_can_use_cuda = False
-        # Slots to read and what to do with them, by callback id.
-        self._handlers: dict[int, tuple[int, Handler]] = {
-            call.cbid: (_SLOT * _slots(call), partial(self._ACTIONS[call.action], self, call))
+        # By callback id: slots to read, what to do with them, and whether that is done before the
+        # driver does it. Unloading is: afterwards the driver may give the handle to another thread.
+        # Anything else once it is known whether it worked.
+        self._handlers: dict[int, tuple[int, Handler, bool]] = {
+            call.cbid: (
+                _SLOT * _slots(call),
+                partial(self._ACTIONS[call.action], self, call),
+                call.action is Action.UNLOAD,
+            )
             for call in DRIVER_CALLS
-        }
-        self._entry_handlers = {
-            call.cbid: self._handlers[call.cbid]
-            for call in DRIVER_CALLS
-            if call.action is Action.UNLOAD
         }
 
     def start(self) -> None:
@@ -115,14 +117,12 @@ class CuptiDetector:
             return None
 
     def set_context(self, context: Context) -> None:
-        if self._launches is not None:
-            self._count_launches()
+        self._count_launches()
         self._recorder.set_context(context)
 
     def drain(self) -> None:
         self._recorder.libraries(self._mappings.new_libraries())
-        if self._launches is not None:
-            self._count_launches()
+        self._count_launches()
 
     def pause(self, reason: str) -> None:
         if self._subscriber is not None:
@@ -257,18 +257,11 @@ class CuptiDetector:
         gc.disable()
         try:
             site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
-            # Unloading is noted before it happens: afterwards the driver may give the handle
-            # to another thread. Anything else once it is known whether it worked.
-            if site != _API_EXIT:
-                entry = self._entry_handlers.get(cbid)
-                if entry is not None:
-                    entry[1](_string_at(parameters, entry[0]))
+            size, handler, at_entry = self._handlers[cbid]
+            if at_entry is (site == _API_EXIT):
                 return
-            if cbid in self._entry_handlers:
-                return
-            size, handler = self._handlers[cbid]
-            code = _string_at(result, 4)
-            if code == b"\0\0\0\0":
+            code = _SUCCESS if at_entry else _string_at(result, 4)
+            if code == _SUCCESS:
                 handler(_string_at(parameters, size))
             else:
                 self._refuse(cbid, _from_bytes(code, "little"), _string_at(parameters, size))
@@ -303,12 +296,7 @@ class CuptiDetector:
 
     def _load(self, call: DriverCall, slots: bytes) -> None:
         handle = self._pointee(_slot(slots, call.handle))
-        image = self._images.resolve(_slot(slots, call.subject))
-        self._recorder.loaded(call.name, handle, image)
-
-    def _load_file(self, call: DriverCall, slots: bytes) -> None:
-        handle = self._pointee(_slot(slots, call.handle))
-        self._recorder.loaded(call.name, handle, self._file(call, slots))
+        self._recorder.loaded(call.name, handle, self._image(call, slots))
 
     def _unload(self, call: DriverCall, slots: bytes) -> None:
         self._recorder.unloaded(_slot(slots, call.handle))
@@ -335,14 +323,9 @@ class CuptiDetector:
         if module is not None:
             self._recorder.alias(call.name, module, library)
 
-    def _link_data(self, call: DriverCall, slots: bytes) -> None:
-        address, size = _slot(slots, call.subject), _slot(slots, LINK_SIZE_SLOT)
-        image = self._images.resolve_sized(address, size)
+    def _link(self, call: DriverCall, slots: bytes) -> None:
+        image = self._recorder.loaded(call.name, None, self._image(call, slots))
         # The linker takes what it wants of it.
-        self._recorder.whole_image_used(call.name, self._recorder.loaded(call.name, None, image))
-
-    def _link_file(self, call: DriverCall, slots: bytes) -> None:
-        image = self._recorder.loaded(call.name, None, self._file(call, slots))
         self._recorder.whole_image_used(call.name, image)
 
     def _link_complete(self, call: DriverCall, slots: bytes) -> None:
@@ -354,19 +337,25 @@ class CuptiDetector:
 
     _ACTIONS = {  # noqa: RUF012
         Action.LOAD: _load,
-        Action.LOAD_FILE: _load_file,
+        Action.LOAD_FILE: _load,
         Action.UNLOAD: _unload,
         Action.KERNEL: _kernel,
         Action.DATA: _data,
         Action.ENUMERATE: _enumerate,
         Action.MODULE_OF_LIBRARY: _module_of_library,
-        Action.LINK_DATA: _link_data,
-        Action.LINK_FILE: _link_file,
+        Action.LINK_DATA: _link,
+        Action.LINK_FILE: _link,
         Action.LINK_COMPLETE: _link_complete,
     }
 
-    def _file(self, call: DriverCall, slots: bytes) -> FoundImage:
-        name = self._memory.read_string(_slot(slots, call.subject))
+    def _image(self, call: DriverCall, slots: bytes) -> FoundImage:
+        """The image that a call hands over: at an address, or in a file."""
+        address = _slot(slots, call.subject)
+        if call.action is Action.LOAD:
+            return self._images.resolve(address)
+        if call.action is Action.LINK_DATA:
+            return self._images.resolve_bare(address, _slot(slots, LINK_SIZE_SLOT))
+        name = self._memory.read_string(address)
         return UNKNOWN_IMAGE if name is None else identify_file_image(os.fsdecode(name))
 
     def _pointee(self, address: int) -> int | None:

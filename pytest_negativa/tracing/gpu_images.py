@@ -62,11 +62,11 @@ class ImageResolver:
         """Find the image at ``address`` that the driver was given to load."""
         head = self._memory.read(address, _WRAPPER.size)
         if head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
-            return self._resolve_bare(address, None)
+            return self.resolve_bare(address)
         if len(head) < _WRAPPER.size:
             return UNKNOWN_IMAGE
         _magic, version, data, others = _WRAPPER.unpack(head)
-        found = self._resolve_bare(data, None)
+        found = self.resolve_bare(data)
         if version >= 2 and others and found.place is not None:
             return found._replace(prelinked=self._prelinked(others, found.place.file))
         return found
@@ -78,15 +78,12 @@ class ImageResolver:
             address = _WRAPPER.unpack(head)[2]
         return self._mappings.find(address)
 
-    def resolve_sized(self, address: int, size: int) -> FoundImage:
-        """Find an input of the driver's linker, which comes with its size."""
-        return self._resolve_bare(address, size)
-
     def resolve_output(self, address: int, size: int) -> FoundImage:
         """Find an output of the driver's linker."""
         return self._hashed(ImageForm.LINKED, address, size)
 
-    def _resolve_bare(self, address: int, size: int | None) -> FoundImage:
+    def resolve_bare(self, address: int, size: int | None = None) -> FoundImage:
+        """Find an image without a wrapper; inputs of the driver's linker come with their size."""
         head = self._memory.read(address, 64)
         if head[:4] == _FATBIN_MAGIC.to_bytes(4, "little") and len(head) >= _FATBIN.size:
             header_size, content_size = _FATBIN.unpack_from(head)[2:]

@@ -92,25 +92,14 @@ class LaunchCounter:
 
     def _take_buffer(self, activities: Iterable[Any]) -> None:
         with self._lock:
-            if self._ranges is None:
-                self._add(activities)
-            else:
-                self._add_with_ranges(activities)
+            self._add(activities)
 
     def _add(self, activities: Iterable[Any]) -> None:
-        counts = self._counts
-        for activity in activities:
-            if activity.kind == _KIND_CONCURRENT_KERNEL:
-                # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
-                key = activity.name, 0
-                count, gpu_ns = counts.get(key, (0, 0))
-                counts[key] = count + 1, gpu_ns + activity.end - activity.start
-
-    def _add_with_ranges(self, activities: Iterable[Any]) -> None:
         launches, self._waiting = self._waiting, []
         for activity in activities:
             kind = activity.kind
             if kind == _KIND_CONCURRENT_KERNEL:
+                # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
                 launches.append(
                     _Launch(
                         activity.correlation_id,
@@ -125,7 +114,8 @@ class LaunchCounter:
             elif kind in (_KIND_DRIVER, _KIND_RUNTIME):
                 call = activity.correlation_id
                 self._called[call] = self._announced.pop(call, 0)
-        self._count(launches)
+        # Without ranges no record tells of calls.
+        self._count(launches, is_last=self._ranges is None)
 
     def _count(self, launches: Iterable[_Launch], *, is_last: bool = False) -> None:
         called, counts = self._called, self._counts

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.build_id import find_build_id
 from pytest_negativa.models.trace import FileState, TracedLibrary
-from pytest_negativa.storage.system import System
+from pytest_negativa.storage.system import System, open_regular
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
 _LINE = re.compile(
@@ -102,10 +102,6 @@ def _find_line(maps: bytes, address: int) -> Mapping | None:
     return None
 
 
-def _is_memory(mapping: Mapping) -> bool:
-    return _MEMORY.fullmatch(mapping.path) is not None
-
-
 class _DlPhdrInfo(ctypes.Structure):
     # dl_iterate_phdr(3)
     _fields_ = [
@@ -170,10 +166,9 @@ class Mappings:
         if found is None or found.file not in self._loaded:
             found = _find_line(System.read_all("/proc/self/maps"), address)
             # A library may lie in a memfd. Other memory holds images as the heap does.
-            if found is not None and found.file not in self._loaded and _is_memory(found):
-                found = None
-        if found is None:
-            return None
+            is_loaded = found is not None and found.file in self._loaded
+            if found is None or (not is_loaded and _MEMORY.fullmatch(found.path)):
+                return None
         return MappedPlace(found.file, found.offset + address - found.start)
 
     def _find(self, address: int) -> Mapping | None:
@@ -268,17 +263,11 @@ def hash_library(library: TracedLibrary) -> TracedLibrary:
     """The library with the digest of its file, if no process changed the file since it was seen."""
     if library.sha256 is not None or state_of(library.path) != library.state:
         return library
-    try:
-        fd = System.open(library.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return library
-    try:
-        sha256 = _hash(fd, System.fstat(fd).st_size)
-    except OSError:
-        return library
-    finally:
-        System.close(fd)
-    return replace(library, sha256=sha256) if state_of(library.path) == library.state else library
+    with contextlib.suppress(OSError), open_regular(library.path) as file:
+        sha256 = _hash(file.fileno(), os.fstat(file.fileno()).st_size)
+        if state_of(library.path) == library.state:
+            return replace(library, sha256=sha256)
+    return library
 
 
 def split_deleted(file: MappedFile) -> tuple[str, bool]:
