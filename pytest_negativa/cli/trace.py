@@ -34,8 +34,12 @@ from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.attach import attach_environment
-from pytest_negativa.tracing.command import EXIT_NOT_FOUND, CommandNotFound, run_traced
+from pytest_negativa.tracing.command import (
+    EXIT_NOT_FOUND,
+    CommandNotFound,
+    attach_environment,
+    run_traced,
+)
 
 # Of samples if no flag says otherwise, see ``attach_environment``.
 _LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}

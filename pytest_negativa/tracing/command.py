@@ -1,4 +1,10 @@
-"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``."""
+"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``.
+
+And makes the environment in which a process outside of any session, such as a service, is traced.
+CUDA loads the native library in that process's ``cuInit``. The library decides by chance whether it
+traces the process, and stops after a time. Traces are those of samples (``Role.SAMPLE``): their
+uses count, and what they lack proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +26,9 @@ from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.ranges import NVTX_INJECTION
-from pytest_negativa.tracing.start import child_environment, make_header
+from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE, child_environment, make_header
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import Children, outer_sockets
+from pytest_negativa.tracing.untraced_children import LACKS, Children, outer_sockets
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
@@ -175,6 +181,36 @@ def traced_changes(
     if level is TraceLevel.RANGE:
         changes[NVTX_INJECTION] = environ.get(NVTX_INJECTION) or str(injection)
     return changes
+
+
+def attach_environment(
+    run: Run, one_of: int, seconds: int, files: int, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The variables to set for a service so that its processes are traced into a run.
+
+    Args:
+        run: a new run; its folder is made, and marked as one of samples.
+        one_of: one process in this many is traced, by chance.
+        seconds: for which a process is traced; 0: until its end.
+        files: no process starts a trace if the folder has this many files.
+        environ: the service's environment. A CUDA injection library there is passed on.
+
+    Raises:
+        NegativaError: the native library was not built.
+        StoreError: the folder can't be made.
+    """
+    changes = traced_changes(environ, run, Path())
+    run.mark("samples", "made by negativa trace --attach-env")
+    # No session listens, and the folder of the project is nothing that a service should tell.
+    for name in (LACKS, ROOT_VARIABLE):
+        del changes[name]
+    return {
+        **changes,
+        **outer_sockets(environ),
+        SAMPLE: str(one_of),
+        f"{SAMPLE}_SECONDS": str(seconds),
+        f"{SAMPLE}_FILES": str(files),
+    }
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

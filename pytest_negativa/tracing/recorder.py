@@ -69,7 +69,7 @@ class Recorder:
         self._seen: set[tuple[object, ...]] = set()
         self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
-        self._gap: int | None = None
+        self._gap = 0
         # Sessions of which a test started this one don't see what this one uses.
         self._outer = tuple(filter(None, os.environ.get(OUTER_LACKS, "").split(",")))
 
@@ -261,22 +261,16 @@ class Recorder:
 
     def gap_begins(self, reason: str) -> None:
         """Tracing pauses; what the program uses now is not recorded."""
-        if self._gap is None:
-            self._gap = next(self._ids)
-            self._writer.write(
-                GapRecord(
-                    id=self._gap,
-                    reason=reason,
-                    context=self._context_id(),
-                    time_ns=System.time_ns(),
-                )
+        self._gap = next(self._ids)
+        self._writer.write(
+            GapRecord(
+                id=self._gap, reason=reason, context=self._context_id(), time_ns=System.time_ns()
             )
+        )
 
     def gap_ends(self) -> None:
         """Tracing goes on."""
-        if self._gap is not None:
-            self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
-            self._gap = None
+        self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
         """Note a warning, once; ``incomplete`` if the trace lacks something."""

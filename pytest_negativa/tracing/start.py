@@ -21,6 +21,7 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
+from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
@@ -38,7 +39,7 @@ _CHAINED = "NEGATIVA_CHAINED_INJECTION"
 _LEVEL = "NEGATIVA_LEVEL"
 ROOT_VARIABLE = "NEGATIVA_ROOT"
 SAMPLE = "NEGATIVA_SAMPLE"
-"""One process in this many is traced, outside of any session, see ``tracing.attach``."""
+"""One process in this many is traced, outside of any session, see ``tracing.command``."""
 
 _VARIABLES = (
     "NEGATIVA_TRACE_DIR",
@@ -172,10 +173,15 @@ def start_tracing(
         StoreError: the trace file can't be created.
     """
     if replay is not None:
-        from pytest_negativa.tracing.replay import Recording
+        from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
+        recording = Recording(replay, paths)
         header = make_header(run, role, root=root, detector="replay", worker=worker)
-        return _start_replay(run, header, Recording(replay, paths), environ)
+        run.make()
+        writer = TraceWriter(run.new_trace_file(), replace(header, replay=recording.replay))
+        replayed = ReplayDetector(writer, recording)
+        replayed.start()
+        return Tracing(replayed, environ, {}, recording=recording)
     from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
     run.make()
@@ -250,21 +256,6 @@ def start_detector(detector: Detector) -> None:
         raise
 
 
-def _start_replay(
-    run: Run, header: Header, recording: Recording, environ: MutableMapping[str, str]
-) -> Tracing:
-    from pytest_negativa.tracing.replay import ReplayDetector
-
-    run.make()
-    writer = TraceWriter(
-        run.new_trace_file(),
-        replace(header, replay=recording.replay),
-    )
-    detector = ReplayDetector(writer, recording)
-    detector.start()
-    return Tracing(detector, environ, {}, recording=recording)
-
-
 def make_header(
     run: Run, role: Role, *, root: Path, detector: str, worker: str | None = None
 ) -> Header:
@@ -277,14 +268,9 @@ def make_header(
         role=role,
         detector=detector,
         executable=sys.executable,
-        argv=tuple(_printable(argument) for argument in sys.argv),
+        argv=tuple(map(utf8, sys.argv)),
         start_ns=System.time_ns(),
         root=str(root),
         worker=worker,
         python=sys.version.split()[0],
     )
-
-
-def _printable(text: str) -> str:
-    # Arguments that are not UTF-8 have surrogates, which JSON can't hold.
-    return text.encode("utf-8", "backslashreplace").decode()
