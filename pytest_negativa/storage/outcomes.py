@@ -292,19 +292,14 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 class CommandOutcome:
     """Writes the outcomes file of a program that writes none: the command is its one test."""
 
-    def __init__(self, writer: LineWriter, label: str) -> None:
-        self._writer = writer
-        self._label = label
-
-    @classmethod
-    def start(cls, path: Path, command: Sequence[str]) -> CommandOutcome:
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
         """Create the file and begin it.
 
         Raises:
             StoreError: the file can't be created.
         """
-        writer, label = LineWriter(path), shlex.join(command)
-        writer.write(
+        self._writer, self._label = LineWriter(path), shlex.join(command)
+        self._writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(command),
@@ -312,8 +307,7 @@ class CommandOutcome:
                 kind=SessionKind.COMMAND,
             )
         )
-        writer.write(TestStarted(nodeid=label, time_ns=time.time_ns()))
-        return cls(writer, label)
+        self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))
 
     def finish(
         self, status: int, seconds: float, *, traced: int | None = None, silent: bool = False

@@ -126,7 +126,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A traced run, or a round of a verification, by its folder."""
+    """A traced run, a verification of one, or a round of that, by its folder."""
 
     folder: Path
 
@@ -145,6 +145,7 @@ class Run:
     opened_file = _Place("opened.json")
     report_file = _Place("report.json")
     verdict_file = _Place("verdict.json")
+    armed_file = _Place("armed")
     healed_file = _Place("healed.json")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
@@ -236,13 +237,13 @@ class Run:
             shutil.rmtree(doomed)
 
     def publish(self, url: Url) -> tuple[int, int]:
-        """Send the run to a URL; see ``storage.published``.
+        """Send the run to a URL; see ``storage.push``.
 
         Raises:
             StoreError: it is no run's folder, or a file can't be read or sent.
             OptionError: the URL can't be used.
         """
-        from pytest_negativa.storage.published import publish
+        from pytest_negativa.storage.push import publish
 
         if not _RUN_ID.fullmatch(self.run_id):
             raise StoreError(
@@ -328,9 +329,9 @@ class Run:
         """
         return _files_in(self.plan_dir, ".json")
 
-    def new_verification(self) -> VerificationFolder:
-        """A folder, not made yet, for the rounds of a verification."""
-        return VerificationFolder(self.folder / "verify" / new_run_id())
+    def new_verification(self) -> Run:
+        """A folder, not made yet, for a verification: its verdict, and a folder for each round."""
+        return Run(self.folder / "verify" / new_run_id())
 
     @property
     def is_good(self) -> bool:
@@ -398,20 +399,6 @@ class Run:
         if self.trace_dir.is_dir():
             return f"{self}: no plans here; make them with {again}"
         return f"{self}: no plans here, nor a trace; expected the folder of a run"
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationFolder:
-    """One verification of a run: its rounds and its verdict."""
-
-    folder: Path
-
-    armed_file = _Place("armed")
-    verdict_file = _Place("verdict.json")
-
-    def round(self, name: str) -> Run:
-        """The folder of one round."""
-        return Run(self.folder / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +478,7 @@ class RunsFolder:
         """
         import shutil
 
-        from pytest_negativa.storage.published import fetch, is_there, load_manifest
+        from pytest_negativa.storage.push import fetch, is_there, load_manifest
 
         manifest = load_manifest(url)
         if not _RUN_ID.fullmatch(manifest.name):
@@ -587,7 +574,7 @@ def fetch_to_combine(url: Url, folder: Path) -> Run:
         StoreError: it can't be fetched.
         OptionError: the URL can't be used.
     """
-    from pytest_negativa.storage.published import fetch, load_manifest
+    from pytest_negativa.storage.push import fetch, load_manifest
 
     run = Run(folder)
     unused = {run.map_dir.name, run.spans_dir.name, "verify"}

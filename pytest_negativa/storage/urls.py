@@ -92,8 +92,13 @@ class Url:
     def __truediv__(self, name: str) -> Url:
         return Url(f"{self.text.rstrip('/')}/{name}")
 
-    def _open(self) -> tuple[Any, str]:
-        """The fsspec file system of the URL, and the path there."""
+    @contextlib.contextmanager
+    def _opened(self, done: str) -> Iterator[tuple[Any, str]]:
+        """The file system and the path; each driver's errors become ours.
+
+        Args:
+            done: what can't be done if there is an error.
+        """
         # What is missing, all URLs of this kind need.
         kind = f"{self.text.partition('://')[0]}:// URLs"
         try:
@@ -107,17 +112,8 @@ class Url:
         except (ImportError, ValueError) as e:
             # Both messages of fsspec say what to install, or that the protocol is unknown.
             raise OptionError(f"{kind}: {e}") from e
-        return file_system, path
-
-    @contextlib.contextmanager
-    def _opened(self, done: str) -> Iterator[tuple[Any, str]]:
-        """The file system and the path; each driver's errors become ours.
-
-        Args:
-            done: what can't be done if there is an error.
-        """
         try:
-            yield self._open()
+            yield file_system, path
         except NegativaError:
             raise
         except FileNotFoundError as e:
@@ -206,36 +202,11 @@ class Url:
             StoreError: it can't be written.
         """
         with self._opened("written") as (file_system, path):
-            if (local := _local_path(file_system, path)) is not None:
-                write_atomically(local, data)
+            if "file" in file_system.protocol:
+                # fsspec does not write it atomically.
+                write_atomically(Path(path), data)
             else:
                 file_system.pipe_file(path, data)
-
-    def send(self, source: Path) -> None:
-        """Write a file with the content of a local one, as ``write`` does.
-
-        Raises:
-            StoreError: it can't be written.
-        """
-        with self._opened("written") as (file_system, path):
-            if (local := _local_path(file_system, path)) is not None:
-                local.parent.mkdir(parents=True, exist_ok=True)
-                with new_file(local, mode=0o666) as new, source.open("rb") as file:
-                    with open(new.fd, "wb", closefd=False) as target:
-                        while piece := file.read(_PIECE):
-                            target.write(piece)
-                    new.publish()
-            else:
-                file_system.put_file(os.fspath(source), path)
-
-    def delete(self) -> None:
-        """Delete the file, if it is there.
-
-        Raises:
-            StoreError: it can't be deleted.
-        """
-        with self._opened("deleted") as (file_system, path), contextlib.suppress(FileNotFoundError):
-            file_system.rm_file(path)
 
 
 def place_of(text: str) -> Path | Url:
@@ -263,8 +234,3 @@ def read_input(place: Path | Url, limit: int) -> bytes:
     if len(data) > limit:
         raise StoreError(f"larger than {limit:,} bytes", place)
     return data
-
-
-def _local_path(file_system: Any, path: str) -> Path | None:
-    """The path of a ``file://`` URL, which fsspec does not write atomically; None: another URL."""
-    return Path(path) if "file" in file_system.protocol else None

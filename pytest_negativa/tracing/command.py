@@ -69,7 +69,7 @@ def run_traced(
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     with contextlib.closing(Children(traceable=True)) as children:
         environ = traced_environment(environ, run, root, level, lacks=children.name)
-        outcome = CommandOutcome.start(run.outcomes_file, command)
+        outcome = CommandOutcome(run.outcomes_file, command)
         begin = time.monotonic()
         status = _run(command, environ)
         outcome.finish(status, time.monotonic() - begin)

@@ -150,7 +150,7 @@ def run_round(
     outcomes = run.outcomes_file
     command = program.command if round_spec.tests is None else program.again
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
-    writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
+    writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
     watch = ChildWatch()
     with watch.handled, _opened(output) as file:

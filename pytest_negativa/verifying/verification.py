@@ -294,7 +294,7 @@ class Verification:
         self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
-        run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
+        run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
         where, environ = "on the originals", self.program.environ
         used: Mapping[str, str] = {}
         if kind is RoundKind.VERIFY:

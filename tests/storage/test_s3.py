@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.storage.published import fetch, load_manifest, publish
+from pytest_negativa.storage.push import fetch, load_manifest, publish
 from pytest_negativa.storage.urls import Url
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
