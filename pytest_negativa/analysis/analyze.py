@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.runtime_code import find_runtime_code
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
@@ -142,7 +142,7 @@ class _Analyzer:
         found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
         self._devices = tuple(sorted(found))
         self._extra_devices = tuple(
-            ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
+            ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
         self._places = (

@@ -77,7 +77,10 @@ def too_much_dead(inspected: Sequence[Inspected], limit: float) -> Iterator[str]
                 name = f"{place.distribution} {place.version}"
             groups[name][summary.path] = summary
     sizes = {
-        name: (sum(s.dead_bytes for s in group.values()), sum(s.code_bytes for s in group.values()))
+        name: (
+            sum(s.code_bytes - (s.loaded_bytes or 0) for s in group.values()),
+            sum(s.code_bytes for s in group.values()),
+        )
         for name, group in groups.items()
     }
     for name, (dead, code) in sorted(sizes.items(), key=lambda item: -item[1][0]):

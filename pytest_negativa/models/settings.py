@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
@@ -82,11 +81,6 @@ class Keep(Record, frozen=True, kw_only=True):
     libraries: tuple[str, ...]
     archs: tuple[str, ...]
     ptx: PtxPolicy
-
-    @property
-    def sm_archs(self) -> tuple[SmArch, ...]:
-        """``archs``, parsed."""
-        return tuple(map(SmArch.parse, self.archs))
 
 
 class Granularity(str, enum.Enum):
@@ -193,11 +187,6 @@ class Thresholds(Record, frozen=True, kw_only=True):
     max_unused_percent: Limits[float]
     min_used_kernels: Limits[int]
     max_gpu_code: Limits[int]
-
-    @property
-    def are_set(self) -> bool:
-        """Whether there is any limit."""
-        return any(msgspec.structs.astuple(self))
 
     @staticmethod
     def of_library(limits: Mapping[str, Any]) -> Thresholds:
@@ -348,7 +337,7 @@ class Settings(Record, frozen=True, kw_only=True):
     def has_limits(self) -> bool:
         """Whether there is anything that a run can cross."""
         return (
-            self.thresholds.are_set
+            any(msgspec.structs.astuple(self.thresholds))
             or self.no_jit
             or bool(self.coverage.fail_under)
             or self.compare.baseline is not None

@@ -111,11 +111,6 @@ class LibrarySummary(LibraryFile, frozen=True, kw_only=True):
             return None
         return sum(row.loaded_bytes or 0 for row in self.code)
 
-    @property
-    def dead_bytes(self) -> int:
-        """Bytes that none of ``devices`` would load."""
-        return self.code_bytes - (self.loaded_bytes or 0)
-
 
 class LoadableCode(Record, frozen=True, kw_only=True):
     """Code of a library that a device could load.

@@ -189,11 +189,6 @@ class Run:
         """Whether CPU code was traced."""
         return self.page_log_files.exists() or self.host_usage_file.exists()
 
-    @property
-    def is_unlocated(self) -> bool:
-        """Whether traces of GPU code were not merged yet: ``negativa locate`` does that."""
-        return not self.usage_file.exists() and bool(self.trace_files())
-
     def make(self) -> None:
         """Make the folder for traces, and the folder for runs if it is not there.
 

@@ -68,10 +68,11 @@ def run_traced(
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
     with contextlib.closing(Children(traceable=True)) as children:
-        environ = traced_environment(environ, run, root, level, lacks=children.name)
+        changes = traced_changes(environ, run, root, level, lacks=children.name)
+        run.hold()
         outcome = CommandOutcome(run.outcomes_file, command)
         begin = time.monotonic()
-        status = _run(command, environ)
+        status = _run(command, {**environ, **changes})
         outcome.finish(status, time.monotonic() - begin)
         _write_lacks(run, root, tuple(children.untraced()))
     return 128 - status if status < 0 else status
@@ -127,24 +128,6 @@ def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
     writer.close()
 
 
-def traced_environment(
-    environ: Mapping[str, str], run: Run, root: Path, level: TraceLevel, lacks: str = ""
-) -> dict[str, str]:
-    """The environment in which a program is traced by the native library. Creates the folder.
-
-    Args:
-        level: what to record of each kernel.
-        lacks: see ``child_environment``.
-
-    Raises:
-        NegativaError: the native library was not built.
-        StoreError: the folder can't be created.
-    """
-    changes = traced_changes(environ, run, root, level, lacks)
-    run.hold()
-    return {**environ, **outer_sockets(environ), **changes}
-
-
 def traced_changes(
     environ: Mapping[str, str],
     run: Run,
@@ -152,7 +135,7 @@ def traced_changes(
     level: TraceLevel = TraceLevel.LOOKUP,
     lacks: str = "",
 ) -> dict[str, str]:
-    """Variables that ``traced_environment`` sets. Creates the folder.
+    """Variables by which a program is traced by the native library. Creates the folder.
 
     Args:
         level: what to record of each kernel.
@@ -169,7 +152,7 @@ def traced_changes(
             "reinstall pytest-negativa"
         )
     run.make()
-    changes = child_environment(
+    changes = outer_sockets(environ) | child_environment(
         environ,
         run=run,
         root=root,
@@ -206,7 +189,6 @@ def attach_environment(
         del changes[name]
     return {
         **changes,
-        **outer_sockets(environ),
         SAMPLE: str(one_of),
         f"{SAMPLE}_SECONDS": str(seconds),
         f"{SAMPLE}_FILES": str(files),

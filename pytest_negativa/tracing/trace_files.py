@@ -137,18 +137,15 @@ class TraceReader:
     def _decode(self, number: int, line: bytes) -> AnyTraceRecord | None:
         try:
             record: AnyTraceRecord = _decode(line)
+            if not isinstance(record, Header):
+                return record
+            problem = "a second header; are two traces in one file?"
         except UNDECODABLE as e:
-            self._add_problem(f"line {number}: {e}")
-            return None
-        if isinstance(record, Header):
-            self._add_problem(f"line {number}: a second header; are two traces in one file?")
-            return None
-        return record
-
-    def _add_problem(self, problem: str) -> None:
+            problem = str(e)
         # A hostile file has as many as it likes, and one is enough to keep all code.
         if len(self.problems) < _MOST_PROBLEMS:
-            self.problems.append(problem)
+            self.problems.append(f"line {number}: {problem}")
+        return None
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:

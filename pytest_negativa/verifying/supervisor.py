@@ -81,7 +81,8 @@ def verify_program(
     runner = RoundRunner(program, settings, run, _say, has_shown=traces)
     reason = why_no_page_proof(run) if settings.cpu else None
     has_plan = bool(run.plan_files())
-    if settings.cpu and not has_plan and run.has_pages and not run.is_unlocated:
+    is_located = run.usage_file.exists() or not run.trace_files()
+    if settings.cpu and not has_plan and run.has_pages and is_located:
         # No GPU code was traced.
         status = _prove_pages(run, settings, runner, own_status, reason) or status
         _say(next_line(run))

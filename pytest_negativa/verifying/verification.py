@@ -58,7 +58,7 @@ from pytest_negativa.storage.results import (
 from pytest_negativa.storage.rounds import load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
-from pytest_negativa.tracing.command import traced_environment
+from pytest_negativa.tracing.command import traced_changes
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_when_ended
 from pytest_negativa.verifying.evidence import (
     Attempt,
@@ -301,7 +301,7 @@ class Verification:
             where, environ, used = self.where, self._restrict(run, environ), self._copy_files
         if not self.program.is_pytest:
             level = self.settings.trace.level
-            environ = traced_environment(environ, run, self.program.root, level)
+            environ = {**environ, **traced_changes(environ, run, self.program.root, level)}
         originals = [*used.values(), *(self._twins if used else ())]
         watch = OpenWatch([*originals, *self._unopened])
         copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))

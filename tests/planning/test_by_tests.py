@@ -58,7 +58,7 @@ def usage(*images: ImageUse, **launches: tuple[int, ...]) -> Usage:
         processes=(0,),
     )
     process = UsageProcess(
-        header=header(role=Role.SOLO), trace="t", ended=True, torn=False, counts_launches=True
+        header=header(role=Role.SOLO), trace="t", ended=True, counts_launches=True
     )
     counted = (
         Launched(name, context=context, launches=3)

@@ -197,7 +197,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         archs=("sm_80", "sm_90a"),
         ptx=PtxPolicy.NEWEST,
     )
-    assert [str(arch) for arch in found.keep.sm_archs] == ["sm_80", "sm_90a"]
+    assert found.keep.archs == ("sm_80", "sm_90a")
     assert found.require_gpu
     assert found.trace.level is TraceLevel.LOOKUP
     assert found.reports == Reports(
