@@ -102,10 +102,7 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
         # PTX may lie in any file; what a library has of it lies in a fatbin.
         if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
-        try:
-            magic = read_head(path, len(_ELF_MAGIC))
-        except OSError:
-            magic = b""
+        magic = _head_of(path)[: len(_ELF_MAGIC)]
         # A build id is a library's. A file without one may have been an archive.
         if not magic and used.library.build_id is not None:
             continue
@@ -345,11 +342,16 @@ def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
 
 def _bare_kind(path: str) -> FileKind | None:
     """The kind of a file that is GPU code itself; None for others."""
-    try:
-        kind = kind_of(read_head(path))
-    except OSError:
-        return None
+    kind = kind_of(_head_of(path))
     return None if kind is None or kind.is_host else kind
+
+
+def _head_of(path: str) -> bytes:
+    """The first bytes of a file; none if it can't be read."""
+    try:
+        return read_head(path)
+    except OSError:
+        return b""
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

@@ -181,12 +181,9 @@ def write_reports(
         baseline = make_baseline(run.run_id, contents.libraries)
         contents = dataclasses.replace(contents, baseline=baseline)
     for path, data in render_to_files(contents, options):
-        if not anew or _can_be_replaced(path):
+        is_file = isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
+        if is_file or not anew:
             write_output(path, data)
-
-
-def _can_be_replaced(path: Path | Url) -> bool:
-    return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
 
 
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
@@ -302,8 +299,7 @@ def check_limits(
     names = [*map(names_of, libraries)]
     with_kernels = [names_of(one) for one in libraries if not one.plan.is_files]
     crossed = (
-        *_crossed(settings, usage, rows, _covered(libraries)),
-        *_compiled(settings, runtime),
+        *_crossed(settings, usage, rows, _covered(libraries), runtime),
         *_crossed_by_library(settings, zip(names, rows, strict=True)),
         *comparison.crossed,
         *_limits_of_nothing(settings, names, with_kernels),
@@ -337,6 +333,7 @@ def _crossed(
     usage: Usage,
     rows: Sequence[LibraryRow],
     coverage: Sequence[LibraryCoverage],
+    runtime: Iterable[RuntimeCode],
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
         yield "require_gpu: no GPU code was loaded on a GPU here"
@@ -346,9 +343,6 @@ def _crossed(
         used_kernels=sum(r.used_kernels for r in rows),
     )
     yield from settings.coverage.crossed(coverage)
-
-
-def _compiled(settings: Settings, runtime: Iterable[RuntimeCode]) -> Iterator[str]:
     if settings.no_jit and (new := [one for one in runtime if one.is_new]):
         kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
         yield (

@@ -218,13 +218,13 @@ class Thresholds(Record, frozen=True, kw_only=True):
                 f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
                 f"the limit is {most:.12g}%"
             )
-        if _above(least, used_kernels):
+        if least is not None and used_kernels < least:
             found.append(
                 f"min_used_kernels: {used_kernels:,} "
                 f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
                 f"the limit is {least:,}"
             )
-        if _above(gpu_code, largest):
+        if largest is not None and gpu_code > largest:
             unit = "byte" if largest == 1 else "bytes"
             found.append(
                 f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
@@ -247,10 +247,6 @@ def _below(whole: int, part: int, limit: float) -> str:
     """The share of ``part`` in words if it is below the limit, else nothing."""
     share = 100 * part / whole if whole else 100.0
     return f"{_percent(share, limit)} ({part:,} of {whole:,})" if share < limit else ""
-
-
-def _above(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
 
 
 class GrowthLimit(Record, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,10 @@ class Opens:
         strangers: by path of a copy: processes that used it without the redirect, in words.
     """
 
-    times: Mapping[str, int] = field(default_factory=dict)
-    openers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unseen: Mapping[str, str] = field(default_factory=dict)
-    strangers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    openers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+    strangers: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
 
 class OpenWatch:
@@ -86,18 +86,11 @@ class OpenWatch:
         self._finds_openers = finds_openers
         self._by_watch: dict[int, list[str]] = defaultdict(list)
         self._files: dict[str, tuple[int, int]] = {}
-        self._times: dict[str, int] = defaultdict(int)
-        self._openers: dict[str, dict[str, None]] = defaultdict(dict)
-        self._unseen: dict[str, str] = {}
+        self.opens = Opens()
         self._searches = 0
         self._inotify: int | None = None
         self._process = process_mark()
         self._stack = contextlib.ExitStack()
-
-    @property
-    def opens(self) -> Opens:
-        openers = {path: tuple(found) for path, found in self._openers.items()}
-        return Opens(dict(self._times), openers, dict(self._unseen))
 
     def start(self) -> None:
         """Watch from now on."""
@@ -106,7 +99,7 @@ class OpenWatch:
         try:
             inotify = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
-            self._unseen = dict.fromkeys(self._paths, str(e.strerror))
+            self._lose(str(e.strerror))
             return
         for path in self._paths:
             try:
@@ -114,7 +107,7 @@ class OpenWatch:
                 watch = _add_watch(inotify, path, self._event)
                 self._files[path] = _file_at(path)
             except OSError as e:
-                self._unseen[path] = str(e.strerror)
+                self.opens.unseen[path] = str(e.strerror)
                 if e.errno == errno.ENOSPC:
                     # Tests watch, too, and share the user's limit.
                     os.close(inotify)
@@ -143,7 +136,9 @@ class OpenWatch:
                 return
             if not self._reports(self._inotify, folder, watch):
                 reason = f"the kernel reported no open of {folder}"
-                self._unseen.update({p: reason for p, d in self._devices.items() if d == device})
+                self.opens.unseen.update(
+                    {p: reason for p, d in self._devices.items() if d == device}
+                )
 
     def _reports(self, inotify: int, folder: str, watch: int) -> bool:
         """Whether an event tells that a folder is opened."""
@@ -181,7 +176,7 @@ class OpenWatch:
             with contextlib.suppress(OSError):
                 if _file_at(path) == file:
                     continue
-            self._unseen.setdefault(path, _REPLACED)
+            self.opens.unseen.setdefault(path, _REPLACED)
 
     def finish(self) -> None:
         """End the watch."""
@@ -192,7 +187,7 @@ class OpenWatch:
 
     def _lose(self, reason: str) -> None:
         """Note that nothing is known any more; the descriptor may be another file's by now."""
-        self._unseen.update(dict.fromkeys(self._paths, reason))
+        self.opens.unseen.update(dict.fromkeys(self._paths, reason))
         self._inotify = None
 
     def __enter__(self) -> OpenWatch:
@@ -225,22 +220,20 @@ class OpenWatch:
         """Count the opens of a buffer of events, and look for the processes."""
         for watch, mask in _events(data):
             if mask & _IN_Q_OVERFLOW:
-                self._unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
+                self.opens.unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
             if mask & _IN_IGNORED:
                 # A new file may have got the number of the inode.
                 for path in self._by_watch.get(watch, ()):
-                    self._unseen.setdefault(path, _REPLACED)
+                    self.opens.unseen.setdefault(path, _REPLACED)
             if not mask & self._event:
                 continue
             for path in self._by_watch.get(watch, ()):
-                self._times[path] += 1
-                if not self._finds_openers:
-                    continue
-                if path not in self._openers and self._searches < _MOST_SEARCHES:
+                self.opens.times[path] += 1
+                is_new = path not in self.opens.openers and self._searches < _MOST_SEARCHES
+                if self._finds_openers and is_new:
                     self._searches += 1
-                    self._openers[path].update((user.who, None) for _, user in users_of([path]))
-                    if not self._openers[path]:
-                        del self._openers[path]
+                    if found := dict.fromkeys(user.who for _, user in users_of([path])):
+                        self.opens.openers[path] = tuple(found)
 
 
 class CopyWatch(OpenWatch):
@@ -260,18 +253,12 @@ class CopyWatch(OpenWatch):
     def __init__(self, copies: Iterable[str], auditor: str) -> None:
         super().__init__(copies, finds_openers=False)
         self._auditor = auditor
-        self._strangers: dict[str, dict[str, None]] = defaultdict(dict)
-
-    @property
-    def opens(self) -> Opens:
-        strangers = {path: tuple(found) for path, found in self._strangers.items()}
-        return Opens(unseen=dict(self._unseen), strangers=strangers)
 
     def read(self) -> None:
         """Take in what was opened or read until now, and look for the processes."""
-        before = sum(self._times.values())
+        before = sum(self.opens.times.values())
         super().read()
-        if sum(self._times.values()) != before:
+        if sum(self.opens.times.values()) != before:
             self._search()
 
     def finish(self) -> None:
@@ -285,7 +272,7 @@ class CopyWatch(OpenWatch):
             found[user].add(path)
         for user, paths in found.items():
             for path in paths if self._auditor not in paths else ():
-                self._strangers[path][user.who] = None
+                self.opens.strangers[path][user.who] = None
 
 
 def _file_at(path: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The file ``digests.json`` of a run: the SHA-256 of each library when the run ended.
 
 The digests come from the maps of a planned run (``storage.results``), else from
-``analysis.digests``. With them a run can be planned again, or combined with others, after its
+``tracing.merge``. With them a run can be planned again, or combined with others, after its
 libraries were installed anew or on another machine.
 """
 

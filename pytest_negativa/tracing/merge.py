@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -47,8 +48,9 @@ from pytest_negativa.models.trace import (
     UsageWarning,
     WarningRecord,
 )
-from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.runs import holds_samples
+from pytest_negativa.storage.digests import load_digests, save_digests
+from pytest_negativa.storage.runs import Run, holds_samples
+from pytest_negativa.tracing.mappings import hash_library
 from pytest_negativa.tracing.trace_files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.
@@ -119,6 +121,29 @@ def merge_when_ended(
         if not still_run or time.monotonic() > deadline:
             return usage
         time.sleep(_POLL)
+
+
+def hash_libraries(
+    run: Run, on_done: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Write the digests of the files that GPU code was loaded from, if they did not change since.
+
+    Args:
+        run: has traces.
+        on_done: told of the bytes that were read, and of all.
+
+    Raises:
+        StoreError: the digests can't be written.
+    """
+    usage = merge_traces(run.trace_files())
+    used = [library.library for library in usage.libraries if library.images]
+    total = sum(library.size or 0 for library in used)
+    hashed: list[TracedLibrary] = []
+    with ThreadPoolExecutor() as pool:
+        for library in pool.map(hash_library, used):
+            hashed.append(library)
+            on_done(sum(one.size or 0 for one in hashed), total)
+    save_digests(run.trace_dir, hashed)
 
 
 def _start(trace: TraceReader) -> tuple[bool, int, int, str]:

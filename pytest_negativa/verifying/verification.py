@@ -25,13 +25,13 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.file_users import (
     FileUser,
     processes_with_driver,
     wait_for_users,
 )
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
-from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
