@@ -338,13 +338,3 @@ class Settings(Record, frozen=True, kw_only=True):
             or bool(self.coverage.fail_under)
             or self.compare.baseline is not None
         )
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values only, as ``workerinput`` of pytest-xdist needs them."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Settings:
-        """Settings from what ``to_plain`` gave, also after a journey through execnet or JSON."""
-        return msgspec.convert(plain, cls)

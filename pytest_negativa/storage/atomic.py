@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_negativa.errors import ReconstructError, refusing
@@ -22,22 +21,31 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class NewFile:
-    """A file that is being written; see ``new_file``.
+    """A file that replaces ``target`` when it is published, and is gone if it is not.
+
+    Args:
+        target: its folder must exist.
+        hidden: its name meanwhile, in the same folder; by default a random one.
+        mode: its permissions, less those that the umask forbids.
 
     Attributes:
         fd: its descriptor, for reading and writing.
+        path: the hidden name, by which other programs can open the file.
+
+    Raises:
+        OSError: it can't be made.
     """
 
-    def __init__(self, target: Path, hidden: Path, mode: int) -> None:
+    def __init__(self, target: Path, *, hidden: Path | None = None, mode: int = 0o600) -> None:
+        random = f".{target.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
+        self.path = hidden or target.with_name(random)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self.fd = os.open(hidden, flags, mode)
+        self.fd = os.open(self.path, flags, mode)
         self._target = target
-        self._hidden = hidden
         self._is_published = False
 
-    def path(self) -> Path:
-        """A hidden name beside the target by which other programs can open the file."""
-        return self._hidden
+    def __enter__(self) -> NewFile:
+        return self
 
     def publish(self, *, durable: bool = False, replace: bool = True) -> None:
         """Give the file its name, and replace what had it.
@@ -54,38 +62,16 @@ class NewFile:
         if not replace:
             # This takes the name, also on file systems without hard links.
             self._target.touch(exist_ok=False)
-        self._hidden.replace(self._target)
+        self.path.replace(self._target)
         self._is_published = True
         if durable:
             sync_folder(self._target.parent)
 
-    def close(self) -> None:
-        """Close the file; without ``publish`` nothing is left of it."""
+    def __exit__(self, *exception: object) -> None:
         os.close(self.fd)
         if not self._is_published:
             with contextlib.suppress(OSError):
-                self._hidden.unlink()
-
-
-@contextlib.contextmanager
-def new_file(target: Path, *, hidden: Path | None = None, mode: int = 0o600) -> Iterator[NewFile]:
-    """A file that replaces ``target`` when it is published, and is gone if it is not.
-
-    Args:
-        target: its folder must exist.
-        hidden: its name meanwhile, in the same folder; by default a random one.
-        mode: its permissions, less those that the umask forbids.
-
-    Raises:
-        OSError: it can't be made.
-    """
-    random = f".{target.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
-    new = NewFile(target, hidden or target.with_name(random), mode)
-    try:
-        yield new
-    finally:
-        # Also when interrupted.
-        new.close()
+                self.path.unlink()
 
 
 def write_atomically(
@@ -103,7 +89,7 @@ def write_atomically(
     Args:
         path: the file.
         data: its new content.
-        hidden: see ``new_file``.
+        hidden: see ``NewFile``.
         durable: force it to disk.
         mode: of the file, as ``chmod`` takes it, instead of the one that is handed down.
 
@@ -115,7 +101,7 @@ def write_atomically(
         before = path.stat() if path.exists() else None
         # The umask allows what a plain open() would; nobody else may read what nobody else could.
         made = 0o666 if before is None else 0o600
-        with new_file(path, hidden=hidden, mode=made) as new:
+        with NewFile(path, hidden=hidden, mode=made) as new:
             with os.fdopen(os.dup(new.fd), "wb") as file:
                 file.write(data)
             if before is not None:

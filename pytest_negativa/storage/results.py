@@ -131,14 +131,12 @@ def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
 def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
     """A file name for each library: its own, with a digest of its path if two share a name."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
     for library in libraries:
         path = library.plan.library.path
         name = f"{Path(path).name}.json"
-        if name in taken:
+        if name in names.values():
             mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
             name = f"{Path(path).name}.{mark}.json"
-        taken.add(name)
         names[path] = name
     return names
 

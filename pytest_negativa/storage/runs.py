@@ -369,8 +369,7 @@ class Run:
         link = RunsFolder(self.folder.parent).latest
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
         with refusing(link, "written"):
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
             temporary.symlink_to(self.run_id)
             temporary.replace(link)
 

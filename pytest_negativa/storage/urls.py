@@ -25,7 +25,7 @@ from pytest_negativa.errors import (
     describe_fault,
     refusing,
 )
-from pytest_negativa.storage.atomic import new_file, write_atomically
+from pytest_negativa.storage.atomic import NewFile, write_atomically
 
 # Not compiled before they are needed: every command imports them.
 _URL = r"[A-Za-z][A-Za-z0-9+.-]+://"
@@ -71,11 +71,6 @@ class Url:
 
     def __str__(self) -> str:
         return self.text
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.text.rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> Url:
@@ -173,7 +168,7 @@ class Url:
         import hashlib  # OpenSSL takes 2 ms to load
 
         digest = hashlib.sha256()
-        with refusing(target, "written"), new_file(target, mode=0o666) as new:
+        with refusing(target, "written"), NewFile(target, mode=0o666) as new:
             with open(new.fd, "wb", closefd=False) as file:
                 for piece in self._pieces(size):
                     digest.update(piece)

@@ -32,11 +32,9 @@ _VARIABLES = (
 
 def suspects(libraries: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Tools that leave traces in this process, likeliest first."""
-    found: dict[str, None] = {}
-    for library in libraries:
-        for part, tool in _LIBRARIES:
-            if part in library:
-                found[tool] = None
+    found = dict.fromkeys(
+        tool for library in libraries for part, tool in _LIBRARIES if part in library
+    )
     for variable, tool in _VARIABLES:
         value = environ.get(variable)
         # At level range, NVTX's variable names the native library.

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -210,10 +211,8 @@ def loaded_cupti() -> str | None:
     """The file of the CUPTI that is loaded in this process."""
     mappings = Mappings()
     mappings.refresh()
-    for path in sorted(mappings.libraries()):
-        if path.rpartition("/")[2].startswith("libcupti.so"):
-            return path
-    return None
+    files = (path for path in mappings.libraries() if Path(path).name.startswith("libcupti.so"))
+    return min(files, default=None)
 
 
 def identify_library(path: str) -> TracedLibrary:

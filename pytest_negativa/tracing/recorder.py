@@ -112,18 +112,15 @@ class Recorder:
             return self._seen_files[seen]
         known = self._libraries.get((path, state))
         if known is None:
-            known = self._write_library(path, state)
+            new = next(self._ids)
+            # Without a state it is gone, and another file may lie at its path.
+            library = TracedLibrary(path=path) if state is None else identify_library(path)
+            self._writer.write(LibraryRecord(id=new, library=library))
+            # It may have changed since its state was read.
+            state = None if library.size is None else library.state
+            known = self._libraries.setdefault((path, state), new)
         self._seen_files[seen] = known
         return known
-
-    def _write_library(self, path: str, state: FileState | None) -> int:
-        new = next(self._ids)
-        # Without a state it is gone, and another file may lie at its path.
-        library = TracedLibrary(path=path) if state is None else identify_library(path)
-        self._writer.write(LibraryRecord(id=new, library=library))
-        # It may have changed since its state was read.
-        state = None if library.size is None else library.state
-        return self._libraries.setdefault((path, state), new)
 
     def loaded(self, call: str, handle: int | None, image: FoundImage) -> int:
         """An image was loaded, and the driver gave it a handle (None: the linker has none)."""

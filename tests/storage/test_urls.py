@@ -70,8 +70,7 @@ def test_no_password_is_taken_for_one(text: str) -> None:
 
 def test_the_parts_of_a_url() -> None:
     url = Url("s3://bucket/build/shard-1/")
-    assert (url.name, str(url.parent), str(url / "a")) == (
-        "shard-1",
+    assert (str(url.parent), str(url / "a")) == (
         "s3://bucket/build",
         "s3://bucket/build/shard-1/a",
     )
