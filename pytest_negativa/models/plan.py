@@ -10,9 +10,8 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import Span, size
 from pytest_negativa.models.trace import Context
 
-PLAN_VERSION = 3
-"""Of the plan file. History: 3 has no reason of trimmed code, of which there is one; 2 says where
-each used kernel was used first; 1 is the first."""
+PLAN_VERSION = 2
+"""Of the plan file. History: 2 says where each used kernel was used first; 1 is the first."""
 
 
 class KeepReason(str, enum.Enum):
@@ -87,12 +86,14 @@ class TrimmedCubin(Record, frozen=True, kw_only=True):
         kept: mangled names of the functions that stay, sorted.
         code_size: bytes of all its functions, unpacked.
         unused: code of the others, unpacked; sorted and disjoint, a function or more each.
+        reason: why it is unused.
     """
 
     start: NonNegative
     kept: tuple[str, ...]
     code_size: NonNegative
     unused: tuple[Span, ...]
+    reason: UnusedReason = UnusedReason.UNREACHABLE_KERNEL
 
     @property
     def unused_size(self) -> int:

@@ -22,14 +22,14 @@ from pytest_negativa.models.spans import Span
 TRACE_VERSION = 1
 """Of the trace file. History: 1 is the first."""
 
-USAGE_VERSION = 10
+USAGE_VERSION = 9
 """Of the usage file.
 
-History: 10 has no torn ends of traces; 9 has processes without an end in ``incomplete``; 8 has no
-gaps, whose warnings say the same, and of variables the names alone; 7 has images without their use
-beside them; 6 groups launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and
-``ranges`` to launches; 4 adds ``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and
-adds ``last`` to processes; 2 adds ``time_ns`` to first uses; 1 is the first.
+History: 9 has processes without an end in ``incomplete``; 8 has no gaps, whose warnings say the
+same, and of variables the names alone; 7 has images without their use beside them; 6 groups
+launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds
+``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2
+adds ``time_ns`` to first uses; 1 is the first.
 """
 
 DIGESTS_VERSION = 2
@@ -499,6 +499,7 @@ class UsageProcess(Record, frozen=True, kw_only=True):
     header: Header
     trace: str
     ended: bool
+    torn: bool = False
     counts_launches: bool = False
     last: Context | None = None
 

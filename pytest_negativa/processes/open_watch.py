@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_negativa.installed.code_files import find_code_distributions
+from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.storage.system import process_mark
 
@@ -60,7 +62,7 @@ class Opens:
     times: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     openers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: dict[str, str] = field(default_factory=dict)
-    strangers: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    strangers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class OpenWatch:
@@ -272,7 +274,47 @@ class CopyWatch(OpenWatch):
             found[user].add(path)
         for user, paths in found.items():
             for path in paths if self._auditor not in paths else ():
-                self.opens.strangers[path][user.who] = None
+                known = self.opens.strangers.get(path, ())
+                self.opens.strangers[path] = tuple(dict.fromkeys((*known, user.who)))
+
+
+class CodeFileWatch(OpenWatch):
+    """Watches the files of distributions that are GPU code: which of them does a run open?
+
+    Args:
+        folders: where distributions are installed, such as ``sys.path``.
+    """
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        self._found = tuple(find_code_distributions(folders))
+        paths = [str(one.site / name) for one in self._found for name in one.rows]
+        self._here = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
+        super().__init__(self._here, finds_openers=False)
+
+    def opened(self) -> tuple[WatchedFiles, ...]:
+        """Files that were opened until now."""
+        self.check()
+        opens = self.opens
+        found = []
+        for one in self._found:
+            paths = {str(one.site / name): name for name in one.rows}
+            here = sorted(name for path, name in paths.items() if path in self._here)
+            files = {name: (one.rows[name].digest, int(one.rows[name].size)) for name in here}
+            unseen = [reason for path, reason in opens.unseen.items() if path in paths]
+            if any(os.path.isfile(path) for path in paths.keys() - self._here):  # noqa: PTH113
+                unseen.append("a file appeared meanwhile, and was not watched")
+            found.append(
+                WatchedFiles(
+                    distribution=one.name,
+                    version=one.version,
+                    site=str(one.site),
+                    digest=one.digest,
+                    files=files,
+                    opened=tuple(sorted(paths[path] for path in opens.times if path in paths)),
+                    unseen=next(iter(unseen), None),
+                )
+            )
+        return tuple(found)
 
 
 def _file_at(path: str) -> tuple[int, int]:

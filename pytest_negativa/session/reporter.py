@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.devices import gpu_names
 from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
@@ -25,14 +26,13 @@ from pytest_negativa.reporting.text import printable, printable_lines
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
-from pytest_negativa.tracing.gpu import gpu_names
 
 if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.code_files import WatchedFiles
     from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.planning.decide import KeepElement
-    from pytest_negativa.processes.code_files import CodeFileWatch
+    from pytest_negativa.processes.open_watch import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
 

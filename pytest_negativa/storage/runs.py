@@ -38,18 +38,16 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.flock import lock, open_to_lock
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.urls import Url, is_url
-
-if TYPE_CHECKING:
-    from collections.abc import Set
 
 TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""

@@ -60,23 +60,23 @@ class ImageResolver:
 
     def resolve(self, address: int) -> FoundImage:
         """Find the image at ``address`` that the driver was given to load."""
-        head = self._memory.read(address, _WRAPPER.size)
-        if head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
-            return self.resolve_bare(address)
-        if len(head) < _WRAPPER.size:
-            return UNKNOWN_IMAGE
-        _magic, version, data, others = _WRAPPER.unpack(head)
+        data, others = self._unwrap(address)
         found = self.resolve_bare(data)
-        if version >= 2 and others and found.place is not None:
+        if others and found.place is not None:
             return found._replace(prelinked=self._prelinked(others, found.place.file))
         return found
 
     def locate(self, address: int) -> MappedPlace | None:
         """Where in a file the image at ``address`` lies, whatever its bytes; None: in none."""
+        return self._mappings.find(self._unwrap(address)[0])
+
+    def _unwrap(self, address: int) -> tuple[int, int]:
+        """Address of the image in a wrapper, and of the list of linked images; 0: there is none."""
         head = self._memory.read(address, _WRAPPER.size)
-        if head[:4] == _WRAPPER_MAGIC.to_bytes(4, "little") and len(head) == _WRAPPER.size:
-            address = _WRAPPER.unpack(head)[2]
-        return self._mappings.find(address)
+        if len(head) < _WRAPPER.size or head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
+            return address, 0
+        _magic, version, data, others = _WRAPPER.unpack(head)
+        return data, others if version >= 2 else 0
 
     def resolve_output(self, address: int, size: int) -> FoundImage:
         """Find an output of the driver's linker."""

@@ -57,13 +57,8 @@ class Mapping(NamedTuple):
     start: int
     end: int
     offset: int
-    path: str
+    file: MappedFile
     executable: bool
-    inode: int
-
-    @property
-    def file(self) -> MappedFile:
-        return MappedFile(self.path, self.inode)
 
 
 class MappedPlace(NamedTuple):
@@ -83,7 +78,7 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
             path = _OCTAL.sub(lambda m: chr(int(m[1], 8)), os.fsdecode(raw))
             names[raw] = path
         place = int(start, 16), int(end, 16), int(offset, 16)
-        mappings.append(Mapping(*place, path, x == b"x", int(inode)))
+        mappings.append(Mapping(*place, MappedFile(path, int(inode)), x == b"x"))
     return tuple(mappings)
 
 
@@ -168,7 +163,7 @@ class Mappings:
             found = _find_line(System.read_all("/proc/self/maps"), address)
             # A library may lie in a memfd. Other memory holds images as the heap does.
             is_loaded = found is not None and found.file in self._loaded
-            if found is None or (not is_loaded and _MEMORY.fullmatch(found.path)):
+            if found is None or (not is_loaded and _MEMORY.fullmatch(found.file.path)):
                 return None
         return MappedPlace(found.file, found.offset + address - found.start)
 

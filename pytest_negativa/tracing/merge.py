@@ -454,6 +454,7 @@ class _TraceMerger:
             header=header,
             trace=Path(self._trace.path).name,
             ended=self._ended or self._merger.still_runs(header),
+            torn=self._trace.torn,
             counts_launches=self._counts_launches,
             last=self._context,
         )

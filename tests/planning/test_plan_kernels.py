@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Region, Scope
-from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import (
     LibraryUsage,
@@ -63,6 +63,7 @@ def test_what_no_used_kernel_reaches_is_unused() -> None:
     assert isinstance(element.content, Cubin)
     assert cubin.start == element.payload.start
     assert cubin.kept == ("$calls_shared$_Z13shared_by_twof", "calls_shared")
+    assert cubin.reason is UnusedReason.UNREACHABLE_KERNEL
     sizes = {library_map.names[k.name]: k.code_size for k in element.content.kernels}
     assert cubin.code_size == sum(sizes.values())
     assert cubin.unused_size == cubin.code_size - sizes["calls_shared"]

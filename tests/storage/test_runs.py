@@ -172,10 +172,10 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
     map_path, plan_path = (d / "liba.so.json" for d in (run.map_dir, run.plan_dir))
     sound = {path: path.read_bytes() for path in (map_path, plan_path)}
     other = (run.map_dir / "libb.so.json").read_bytes()
-    old = sound[plan_path].replace(b'"format_version":3', b'"format_version":99', 1)
+    old = sound[plan_path].replace(b'"format_version":2', b'"format_version":99', 1)
     for path, data, reason in (
         (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
-        (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 3"),
+        (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 2"),
         (map_path, b"{", "map/liba.so.json: not a library map"),
         (map_path, other, "plan/liba.so.json: of .*/liba.so, and the map of that name is of"),
     ):

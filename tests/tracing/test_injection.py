@@ -258,7 +258,7 @@ def test_a_full_disk(injected: Injected, tmp_path: Path, fault: PlantedFault) ->
     [trace] = copy.iterdir()
     shutil.copy(trace, folder)
     usage = injected.usage()
-    assert not usage.processes[0].ended
+    assert usage.processes[0].torn and not usage.processes[0].ended
     fault.check(all_kept(usage))
     [told] = injected.untraced()
     assert told.endswith(("No space left on device", "no space for a whole line"))

@@ -126,7 +126,7 @@ def test_killed_processes_are_reported_and_their_uses_kept(tmp_path: Path) -> No
     path = write(tmp_path, header(), records("k1", "k2"), end=False)
     path.write_bytes(path.read_bytes()[:-3])
     usage = merge_traces([path])
-    assert not usage.processes[0].ended
+    assert not usage.processes[0].ended and usage.processes[0].torn
     assert list(usage.libraries[0].images[0].kernels) == ["k1"]
     assert [(lack.code, lack.process) for lack in usage.incomplete] == [(UNENDED, None)]
 
