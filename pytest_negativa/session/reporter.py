@@ -247,7 +247,6 @@ class Reporter:
         except Exception as e:
             self._run.mark("incomplete", f"its report failed: {e}")
             raise
-        self._traced.disregard_children()
         self._reported = usage
         self._show(contents)
         return contents.report.crossed

@@ -102,11 +102,6 @@ class TracedProcess:
         finally:
             self._tracing.detector.resume()
 
-    def disregard_children(self) -> None:
-        """Note that the processes started until now read libraries for the report."""
-        if self._tracing is not None:
-            self._tracing.disregard_children()
-
     def settle(self) -> None:
         """All tests have ended: write what is known of them."""
         if self._tracing is not None:

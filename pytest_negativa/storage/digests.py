@@ -26,9 +26,13 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "digests of libraries"
-    remedy = "remove it, and trace again if libraries have changed since"
-    libraries = load_rows(digests_in(folder), TracedLibrary, DIGESTS_VERSION, what, remedy)
+    libraries = load_rows(
+        digests_in(folder),
+        TracedLibrary,
+        DIGESTS_VERSION,
+        "digests of libraries",
+        "remove it, and trace again if libraries have changed since",
+    )
     return {replace(library, sha256=None): library for library in libraries}
 
 

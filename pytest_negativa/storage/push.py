@@ -86,8 +86,6 @@ def load_manifest(url: Url) -> Published:
     except NotFoundError as e:
         problem = f"there is no {_MANIFEST}; check the URL, and whether the push ended"
         raise NotFoundError(problem, url) from e
-    except StoreError as e:
-        raise StoreError(str(e), url) from e
     manifest = decode_versioned(
         data,
         Published,

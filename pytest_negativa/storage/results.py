@@ -72,7 +72,7 @@ def write_run(
     names = _file_names(analysis.libraries)
     write_record(run.usage_file, analysis.usage)
     save_digests(run.traces_folder, (used.library for used in analysis.usage.libraries))
-    write_record(run.negativa_ml_file, negativa_ml_trace(analysis.usage))
+    write_record(run.negativa_ml_file, _negativa_ml_trace(analysis.usage))
     for library in analysis.libraries:
         name = names[library.plan.library.path]
         write_record(run.map_dir / name, library.library_map)
@@ -93,7 +93,7 @@ def write_run(
     )
 
 
-def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
+def _negativa_ml_trace(usage: Usage) -> dict[str, Any]:
     """Content of Negativa-ML's ``trace.json``, and what tells the two apart."""
     return {
         "format_version": _NEGATIVA_ML_VERSION,
@@ -214,8 +214,9 @@ def load_healed(run: Run) -> tuple[NeededSpan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a list of healed spans"
-    return load_rows(run.healed_file, NeededSpan, _HEALED_VERSION, what, _REMOVE)
+    return load_rows(
+        run.healed_file, NeededSpan, _HEALED_VERSION, "a list of healed spans", _REMOVE
+    )
 
 
 def save_healed(run: Run, spans: Iterable[NeededSpan]) -> None:
@@ -246,8 +247,9 @@ def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a list of opened files"
-    return load_rows(run.opened_file, WatchedFiles, OPENED_VERSION, what, "trace again")
+    return load_rows(
+        run.opened_file, WatchedFiles, OPENED_VERSION, "a list of opened files", "trace again"
+    )
 
 
 def load_usage(run: Run) -> Usage | None:
@@ -256,8 +258,9 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "the usage of a traced run"
-    return load_if_there(run.usage_file, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
+    return load_if_there(
+        run.usage_file, Usage, USAGE_VERSION, "the usage of a traced run", _PLAN_AGAIN
+    )
 
 
 def load_report(run: Run) -> RunReport:
@@ -295,8 +298,9 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     """
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
-    path = run.combined_tests_file
-    return load_rows(path, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again")
+    return load_rows(
+        run.combined_tests_file, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again"
+    )
 
 
 def combine_tests(run: Run, parts: Iterable[Run]) -> None:
@@ -324,9 +328,13 @@ def load_page_verdict(run: Run) -> PageVerdict | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a verdict on CPU code"
-    path = run.page_verdict_file
-    return load_if_there(path, PageVerdict, PAGE_VERDICT_VERSION, what, "verify again")
+    return load_if_there(
+        run.page_verdict_file,
+        PageVerdict,
+        PAGE_VERDICT_VERSION,
+        "a verdict on CPU code",
+        "verify again",
+    )
 
 
 def _load_plan(path: Path) -> LibraryPlan:

@@ -174,10 +174,11 @@ class Run:
     @property
     def is_empty(self) -> bool:
         """Whether the folder has nothing that a run leaves, so that it may be none."""
-        files = (self.outcomes_file, self.usage_file, self.report_file)
         return not (
             self.has_pages
-            or any(file.exists() for file in files)
+            or self.outcomes_file.exists()
+            or self.usage_file.exists()
+            or self.report_file.exists()
             or find_traces(self.traces_folder)
             or self.plan_files()
         )
@@ -515,9 +516,9 @@ class RunsFolder:
             OptionError: there is no such run, or the URL can't be used.
             StoreError: it can't be fetched.
         """
-        if named is None and self.latest.is_dir():
-            return Run(self.latest.resolve())
         if named is None:
+            if self.latest.is_dir():
+                return Run(self.latest.resolve())
             if self.latest.is_symlink():
                 gone = f"{self.latest}: leads to {self.latest.readlink()}, which is gone"
                 raise OptionError(f"{gone}; {self.advice()}")

@@ -67,7 +67,7 @@ def run_traced(
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
-    with contextlib.closing(Children(traceable=True)) as children:
+    with contextlib.closing(Children()) as children:
         changes = traced_changes(environ, run, root, level, lacks=children.name)
         run.hold()
         outcome = CommandOutcome(run.outcomes_file, command)

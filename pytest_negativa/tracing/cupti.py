@@ -309,9 +309,9 @@ class CuptiDetector:
 
     def _data(self, call: DriverCall, slots: bytes) -> None:
         address = _slot(slots, call.subject)
-        handle = _slot(slots, call.handle)
         if call.kind is not None and address:
-            self._recorder.data(call.name, handle, _string_at(address), call.kind)
+            name = _string_at(address)
+            self._recorder.data(call.name, _slot(slots, call.handle), name, call.kind)
 
     def _enumerate(self, call: DriverCall, slots: bytes) -> None:
         self._recorder.enumerated(call.name, _slot(slots, call.handle))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pytest_negativa.tracing.ranges import Ranges
@@ -70,12 +70,13 @@ class LaunchCounter:
     def start(self, cupti: Any) -> None:
         self._cupti = cupti
         cupti.activity_register_callbacks(self._give_buffer, self._take_buffer)
-        cupti.activity_enable(_KIND_CONCURRENT_KERNEL)
-        if self._ranges is not None:
-            cupti.activity_enable(_KIND_EXTERNAL_CORRELATION)
-            self._enable_calls(1)
+        self._switch(cupti.activity_enable, 1)
 
-    def _enable_calls(self, on: int) -> None:
+    def _switch(self, kind: Callable[[int], None], on: int) -> None:
+        kind(_KIND_CONCURRENT_KERNEL)
+        if self._ranges is None:
+            return
+        kind(_KIND_EXTERNAL_CORRELATION)
         cupti = self._cupti
         for enable, calls in (
             (cupti.activity_enable_driver_api, _DRIVER_LAUNCHES),
@@ -158,8 +159,5 @@ class LaunchCounter:
 
     def stop(self) -> None:
         if self._cupti is not None:
-            self._cupti.activity_disable(_KIND_CONCURRENT_KERNEL)
-            if self._ranges is not None:
-                self._cupti.activity_disable(_KIND_EXTERNAL_CORRELATION)
-                self._enable_calls(0)
+            self._switch(self._cupti.activity_disable, 0)
             self._cupti = None

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
-    AnyTraceRecord,
     Header,
     LibraryRecord,
     Role,
@@ -28,10 +27,9 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import TRACE_SUFFIX, holds_samples
 from pytest_negativa.storage.system import open_regular
-from pytest_negativa.tracing.trace_files import read_lines
+from pytest_negativa.tracing.trace_files import decode_record, read_lines
 
 _MARK = b'"record":"library"'
-_decode = msgspec.json.Decoder(AnyTraceRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,7 +79,7 @@ def _portable(
     of_samples: bool,
 ) -> bytes:
     try:
-        record = _decode(line)
+        record = decode_record(line)
     except UNDECODABLE:
         return line
     if isinstance(record, Header):

@@ -179,9 +179,7 @@ class Recorder:
 
     def kernel(self, call: str, handle: int, name: bytes) -> None:
         """A kernel was looked up by its mangled name."""
-        image = self._image_of_handle.get(handle)
-        if image is None:
-            image = self._image(call, handle)
+        image = self._image(call, handle)
         key = (image, name)
         if key in self._seen:
             return

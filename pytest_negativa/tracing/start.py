@@ -128,11 +128,6 @@ class Tracing:
         for problem in () if self._children is None else self._children.untraced():
             self.detector.warn(CHILDREN_UNTRACED, problem, incomplete=True)
 
-    def disregard_children(self) -> None:
-        """Note that the children until now are those of this package."""
-        if self._children is not None:
-            self._children.disregard()
-
     def stop(self) -> None:
         self._report_children()
         if self._children is not None:
@@ -218,7 +213,14 @@ def trace_by(
         return Tracing(detector, environ, {})
     injection = injection_library()
     # The children of a controller are its workers, which trace themselves.
-    untraced = Children(traceable=injection is not None or role is Role.CONTROLLER)
+    if injection is None and role is not Role.CONTROLLER:
+        detector.warn(
+            CHILDREN_UNTRACED,
+            "child processes are not traced: the native library was not built; install a C "
+            "compiler and reinstall pytest-negativa",
+            incomplete=True,
+        )
+    untraced = Children()
     changes = child_environment(
         environ,
         run=run,

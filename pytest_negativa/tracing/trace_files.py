@@ -32,7 +32,8 @@ _LOST = b"true }"
 _MAX_LINE = 16 << 20
 _MOST_PROBLEMS = 100
 
-_decode = msgspec.json.Decoder(AnyTraceRecord).decode
+decode_record = msgspec.json.Decoder(AnyTraceRecord).decode
+"""A record from its line."""
 
 
 class TraceWriter(LineWriter):
@@ -123,7 +124,7 @@ class TraceReader:
             )
             return False
         try:
-            record = _decode(line)
+            record = decode_record(line)
         except UNDECODABLE as e:
             self.problems.append(f"line 1: {e}")
             return True
@@ -136,7 +137,7 @@ class TraceReader:
 
     def _decode(self, number: int, line: bytes) -> AnyTraceRecord | None:
         try:
-            record: AnyTraceRecord = _decode(line)
+            record: AnyTraceRecord = decode_record(line)
             if not isinstance(record, Header):
                 return record
             problem = "a second header; are two traces in one file?"

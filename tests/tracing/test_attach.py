@@ -200,7 +200,7 @@ def test_another_user(driver: Path) -> None:
 )
 def test_a_service_within_a_session(attached: Attached, fault: PlantedFault) -> None:
     attached.sample(one_of=10**12)
-    session, outer = Children(traceable=True), Children(traceable=True)
+    session, outer = Children(), Children()
     attached.environ["NEGATIVA_LACKS"] = session.name
     attached.environ["NEGATIVA_OUTER_LACKS"] = outer.name
     attached.play(USES)

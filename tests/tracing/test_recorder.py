@@ -202,7 +202,7 @@ def test_a_small_file_without_build_id_is_hashed_at_once(process: Process, tmp_p
 def test_a_session_within_sessions(
     tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outer, outermost = Children(traceable=True), Children(traceable=True)
+    outer, outermost = Children(), Children()
     around = {"NEGATIVA_LACKS": outer.name, "NEGATIVA_OUTER_LACKS": outermost.name}
     for name, value in outer_sockets(around).items():
         monkeypatch.setenv(name, value)
