@@ -46,7 +46,6 @@ from pytest_negativa.settings.globs import (
     LibraryNames,
     limit_of,
 )
-from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -61,7 +60,7 @@ from pytest_negativa.storage.results import (
     write_run,
 )
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, write_output
 
 
 def plan_run(

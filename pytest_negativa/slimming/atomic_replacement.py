@@ -20,8 +20,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
-from pytest_negativa.storage.atomic import NewFile, sync_file, sync_folder
-from pytest_negativa.storage.attributes import copy_metadata, set_mtime
+from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime, sync_file, sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}

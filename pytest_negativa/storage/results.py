@@ -1,4 +1,9 @@
-"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict."""
+"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict.
+
+And ``digests.json``: the SHA-256 of each library when the run ended, from the maps of a planned
+run, else from ``tracing.merge``. With these digests a run can be planned again, or combined with
+others, after its libraries were installed anew or on another machine.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
@@ -16,7 +23,7 @@ from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
-from pytest_negativa.models.trace import USAGE_VERSION, Usage
+from pytest_negativa.models.trace import DIGESTS_VERSION, USAGE_VERSION, TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
     PAGE_VERDICT_VERSION,
     VERDICT_VERSION,
@@ -24,7 +31,6 @@ from pytest_negativa.models.verdict import (
     PageVerdict,
     Verdict,
 )
-from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
 from pytest_negativa.storage.records import (
@@ -35,7 +41,7 @@ from pytest_negativa.storage.records import (
     write_record,
     write_rows,
 )
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder, digests_in
 from pytest_negativa.storage.urls import Url, read_input
 
 _NEGATIVA_ML_VERSION = 1
@@ -355,3 +361,32 @@ def load_baseline(path: Path | Url) -> Snapshot:
         what="a baseline",
         remedy="write it again (negativa report baseline:FILE)",
     )
+
+
+def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
+    """By library as a trace has it: the library with its digest; empty if there is no file.
+
+    Args:
+        folder: of the traces.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    libraries = load_rows(
+        digests_in(folder),
+        TracedLibrary,
+        DIGESTS_VERSION,
+        "digests of libraries",
+        "remove it, and trace again if libraries have changed since",
+    )
+    return {replace(library, sha256=None): library for library in libraries}
+
+
+def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:
+    """Write the libraries whose digest is known.
+
+    Raises:
+        StoreError: the file can't be written.
+    """
+    known = (library for library in libraries if library.sha256 is not None)
+    write_rows(digests_in(folder), known, DIGESTS_VERSION)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -80,40 +79,20 @@ def run_traced(
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program; if this process is interrupted, so is the program, and it may end."""
-    with contextlib.ExitStack() as stack:
-        arrived = _hold_signals(stack)
-        with refusing(command[0], "started", NegativaError):
-            process = subprocess.Popen(command, env=environ)
+    with refusing(command[0], "started", NegativaError):
+        process = subprocess.Popen(command, env=environ)
+    try:
+        return process.wait()
+    except KeyboardInterrupt as e:
+        # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
+        if isinstance(e, Stopped):
+            process.send_signal(e.number)
         try:
-            stack.close()
-            for number in arrived:
-                signal.raise_signal(number)
-            return process.wait()
-        except KeyboardInterrupt as e:
-            # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
-            if isinstance(e, Stopped):
-                process.send_signal(e.number)
-            try:
-                process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
-            except (KeyboardInterrupt, subprocess.TimeoutExpired):
-                process.kill()
-                process.wait()
-            raise
-
-
-def _hold_signals(stack: contextlib.ExitStack) -> list[signal.Signals]:
-    """Collect the signals that arrive until ``stack`` ends.
-
-    An exception in the middle of the start would leave a program that runs on alone. A signal
-    that is ignored stays so: the program inherits that.
-    """
-    arrived: list[signal.Signals] = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        handler = signal.getsignal(number)
-        if callable(handler):
-            signal.signal(number, lambda number, _: arrived.append(signal.Signals(number)))
-            stack.callback(signal.signal, number, handler)
-    return arrived
+            process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        raise
 
 
 def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:

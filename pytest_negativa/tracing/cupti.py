@@ -2,7 +2,8 @@
 
 It works with cupti-python 13.0 up to the newest, and enables only single callback ids of the
 driver API. A whole domain makes a training loop ten times slower. In the RESOURCE domain the
-driver holds a lock; a Python callback needs the GIL and hangs under it.
+driver holds a lock; a Python callback needs the GIL and hangs under it. If another tool holds
+CUPTI, ``suspects`` says which, as far as this shows without asking CUPTI.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import os
 import struct
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.conflicts import busy_message
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.drivercalls import (
     DRIVER_CALLS,
@@ -37,6 +37,7 @@ from pytest_negativa.tracing.gpu_images import (
 )
 from pytest_negativa.tracing.launches import LaunchCounter
 from pytest_negativa.tracing.mappings import Mappings
+from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.ranges import Ranges
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
@@ -396,3 +397,56 @@ def cupti_version() -> str:
         return f"cupti-python {version('cupti-python')}"
     except PackageNotFoundError:
         return "cupti-python"
+
+
+# (part of a file name among the mapped libraries, the tool it belongs to)
+_LIBRARIES = (
+    ("libToolsInjection", "NVIDIA Nsight Systems (nsys)"),
+    ("libnvda-injection", "NVIDIA Nsight Systems (nsys)"),
+    ("nvperf-target-injection", "NVIDIA Nsight Compute (ncu)"),
+    ("libcuda-injection", "NVIDIA Nsight Compute (ncu)"),
+    ("libsanitizer-collection", "compute-sanitizer"),
+    ("libTreeLauncherTargetInjection", "an NVIDIA Nsight launcher"),
+    ("libcudadebugger", "cuda-gdb"),
+    ("libproton", "Triton's Proton profiler"),
+    ("libnvbit", "NVBit"),
+    ("libscorep", "Score-P"),
+)
+# CUDA_INJECTION64_PATH is not among them: in a traced process it is ours, and what the user had
+# set there stands in the other one.
+_VARIABLES = (
+    ("NEGATIVA_CHAINED_INJECTION", "the library in CUDA_INJECTION64_PATH"),
+    ("NVTX_INJECTION64_PATH", "the library in NVTX_INJECTION64_PATH"),
+    ("NSYS_PROFILING_SESSION_ID", "NVIDIA Nsight Systems (nsys)"),
+    ("NV_NSIGHT_INJECTION_TRANSPORT_TYPE", "an NVIDIA Nsight tool"),
+    ("NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT", "NVIDIA Nsight Compute (ncu)"),
+)
+
+
+def suspects(libraries: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Tools that leave traces in this process, likeliest first."""
+    found = dict.fromkeys(
+        tool for library in libraries for part, tool in _LIBRARIES if part in library
+    )
+    for variable, tool in _VARIABLES:
+        value = environ.get(variable)
+        # At level range, NVTX's variable names the native library.
+        if value and value != str(injection_library()):
+            found[f"{tool} ({value})" if "library in" in tool else tool] = None
+    if not found and any("libkineto" in x or "libtorch_cpu" in x for x in libraries):
+        found["torch.profiler, if it is running in this process"] = None
+    return tuple(found)
+
+
+def busy_message(
+    subscriber: str | None, libraries: Iterable[str], environ: Mapping[str, str]
+) -> str:
+    """Name the tools that may hold CUPTI."""
+    # CUPTI 13.0 puts it so for a tool that gave no name, as Kineto (torch.profiler) does.
+    named = subscriber and "<not provided>" not in subscriber
+    who = [f'"{subscriber}"'] if named else []
+    who += suspects(libraries, environ)
+    return (
+        "CUPTI serves one tool at a time and is taken by "
+        f"{' or '.join(who) or 'a tool that leaves no other trace'}; run without it to trace"
+    )

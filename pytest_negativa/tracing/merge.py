@@ -48,7 +48,7 @@ from pytest_negativa.models.trace import (
     UsageWarning,
     WarningRecord,
 )
-from pytest_negativa.storage.digests import load_digests, save_digests
+from pytest_negativa.storage.results import load_digests, save_digests
 from pytest_negativa.storage.runs import Run, holds_samples
 from pytest_negativa.tracing.mappings import hash_library
 from pytest_negativa.tracing.trace_files import TraceReader

@@ -33,7 +33,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.digests import load_digests
+from pytest_negativa.storage.results import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError

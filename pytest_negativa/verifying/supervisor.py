@@ -14,7 +14,7 @@ from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.auditors import watch_environment, why_unwatchable
-from pytest_negativa.processes.watch import Interrupted, interruptible
+from pytest_negativa.processes.programs import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict

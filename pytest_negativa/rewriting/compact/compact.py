@@ -39,8 +39,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import check_sha256, check_size
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
-from pytest_negativa.storage.atomic import NewFile
-from pytest_negativa.storage.attributes import copy_metadata
+from pytest_negativa.storage.atomic import NewFile, copy_metadata
 
 
 def compact_library(

@@ -24,8 +24,7 @@ from pytest_negativa.spare.note import (
     unpack_note,
     unpack_trailer,
 )
-from pytest_negativa.storage.atomic import NewFile
-from pytest_negativa.storage.attributes import copy_metadata, set_mtime
+from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime
 
 _STEP = 1 << 20
 # Bytes; 65,536 holes and their strings.
