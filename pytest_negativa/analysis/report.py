@@ -33,7 +33,13 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportCon
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
-from pytest_negativa.models.settings import ReportFormat, Reports, Settings
+from pytest_negativa.models.settings import (
+    ReportFormat,
+    Reports,
+    Settings,
+    Thresholds,
+    crossed_thresholds,
+)
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.decide import KeepElement
@@ -336,7 +342,8 @@ def _crossed(
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
         yield "require_gpu: no GPU code was loaded on a GPU here"
-    yield from settings.thresholds.crossed(
+    yield from crossed_thresholds(
+        {key: getattr(settings.thresholds, key).overall for key in Thresholds.__struct_fields__},
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
         used_kernels=sum(r.used_kernels for r in rows),
@@ -353,14 +360,14 @@ def _crossed(
 def _crossed_by_library(
     settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow]]
 ) -> Iterator[str]:
-    limits = settings.thresholds
     for names, row in rows:
         of_library = {
-            key: limit_of(getattr(limits, key).libraries, names)
-            for key in limits.__struct_fields__
+            key: limit_of(getattr(settings.thresholds, key).libraries, names)
+            for key in Thresholds.__struct_fields__
             if key != "min_used_kernels" or not row.is_files
         }
-        for text in limits.of_library(of_library).crossed(
+        for text in crossed_thresholds(
+            of_library,
             gpu_code=row.code_bytes,
             unused_bytes=row.unused_bytes,
             used_kernels=row.used_kernels,

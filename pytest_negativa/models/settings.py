@@ -188,49 +188,40 @@ class Thresholds(Record, frozen=True, kw_only=True):
     min_used_kernels: Limits[int]
     max_gpu_code: Limits[int]
 
-    @staticmethod
-    def of_library(limits: Mapping[str, Any]) -> Thresholds:
-        """The limits of one library, by their names; it has no others."""
-        names = Thresholds.__struct_fields__
-        return Thresholds(**{n: Limits(overall=limits.get(n), libraries={}) for n in names})
 
-    def crossed(
-        self,
-        *,
-        gpu_code: int,
-        unused_bytes: int,
-        used_kernels: int,
-    ) -> tuple[str, ...]:
-        """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
+def crossed_thresholds(
+    limits: Mapping[str, Any], *, gpu_code: int, unused_bytes: int, used_kernels: int
+) -> tuple[str, ...]:
+    """The crossed thresholds, a sentence each; a value equal to its limit crosses nothing.
 
-        They are those over all libraries. Percentages are exact, not rounded. Without GPU code,
-        no percentage exists, so none crosses a limit.
+    Percentages are exact, not rounded. Without GPU code, no percentage exists, so none crosses a
+    limit.
 
-        Args:
-            gpu_code, unused_bytes: sizes in bytes.
-            used_kernels: number of kernels.
-        """
-        found = []
-        most = self.max_unused_percent.overall
-        least, largest = self.min_used_kernels.overall, self.max_gpu_code.overall
-        if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
-            found.append(
-                f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
-                f"the limit is {most:.12g}%"
-            )
-        if least is not None and used_kernels < least:
-            found.append(
-                f"min_used_kernels: {used_kernels:,} "
-                f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
-                f"the limit is {least:,}"
-            )
-        if largest is not None and gpu_code > largest:
-            unit = "byte" if largest == 1 else "bytes"
-            found.append(
-                f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
-                f"the limit is {largest:,} {unit}"
-            )
-        return tuple(found)
+    Args:
+        limits: by name of a field of ``Thresholds``; None for no limit.
+        gpu_code, unused_bytes: sizes in bytes.
+        used_kernels: number of kernels.
+    """
+    found = []
+    most, least, largest = map(limits.get, Thresholds.__struct_fields__)
+    if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
+        found.append(
+            f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
+            f"the limit is {most:.12g}%"
+        )
+    if least is not None and used_kernels < least:
+        found.append(
+            f"min_used_kernels: {used_kernels:,} "
+            f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
+            f"the limit is {least:,}"
+        )
+    if largest is not None and gpu_code > largest:
+        unit = "byte" if largest == 1 else "bytes"
+        found.append(
+            f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
+            f"the limit is {largest:,} {unit}"
+        )
+    return tuple(found)
 
 
 def _percent(share: float, limit: float) -> str:

@@ -89,11 +89,10 @@ class TraceReader:
         self.records: tuple[AnyTraceRecord, ...] = ()
         self.problems: list[str] = []
         self.header: Header | None = None
-        with refusing(self.path, "read"):
+        with refusing(self.path, "read"), open_regular(path) as file:
             # Before reading: what a process that is gone had written is all there.
-            self.is_running = _is_locked(path)
-            with open_regular(path) as file:
-                first = next(read_lines(file), b"")
+            self.is_running = not _lock(file.fileno(), fcntl.LOCK_SH)
+            first = next(read_lines(file), b"")
         self._is_ours = self._read_header(first)
 
     def __iter__(self) -> Iterator[AnyTraceRecord]:
@@ -196,17 +195,9 @@ def require_ended(paths: Iterable[Path]) -> None:
         OSError: a trace can't be opened.
     """
     for path in paths:
-        if _is_locked(path):
-            raise StoreError(f"{path}: its process is still running; wait for its end")
-
-
-def _is_locked(path: str | os.PathLike[str]) -> bool:
-    # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return not _lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
+        with open_regular(path) as file:
+            if not _lock(file.fileno(), fcntl.LOCK_SH):
+                raise StoreError(f"{path}: its process is still running; wait for its end")
 
 
 def _lock(fd: int, kind: int) -> bool:
