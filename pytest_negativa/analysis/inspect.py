@@ -261,9 +261,8 @@ def what_devices_load(
     library_map: LibraryMap, devices: Sequence[ComputeCapability]
 ) -> tuple[LoadableCode, ...]:
     """Code that each device could load; empty for a library without GPU code."""
-    if not library_map.sections:
-        return ()
-    return tuple(loadable_code(library_map, device) for device in devices)
+    with_code = devices if library_map.sections else ()
+    return tuple(loadable_code(library_map, device) for device in with_code)
 
 
 def is_checked(libraries: LibrarySet, mapped: MappedLibrary) -> bool:
@@ -394,8 +393,7 @@ def _archs_of(library_map: LibraryMap, device: ComputeCapability) -> str:
 
 def _distinct(sections: Sequence[Section]) -> list[str]:
     blocks = [block for section in sections for block in section.iter_code()]
-    found = sorted({(block.arch, block.kind.value) for block in blocks})
-    return [f"{kind} {arch}" for arch, kind in found]
+    return [f"{kind} {arch}" for arch, kind in sorted({(b.arch, b.kind.value) for b in blocks})]
 
 
 def _names(devices: Sequence[ComputeCapability]) -> str:

@@ -100,11 +100,6 @@ class LibrarySummary(LibraryFile, frozen=True, kw_only=True):
         return sum(s.code_bytes for s in self.sections)
 
     @property
-    def unpacked_bytes(self) -> int:
-        """Bytes of GPU code, unpacked."""
-        return sum(row.unpacked_bytes for row in self.code)
-
-    @property
     def loaded_bytes(self) -> int | None:
         """Bytes in the file that any of ``devices`` would load; None without devices."""
         if not self.devices:

@@ -38,6 +38,13 @@ _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 # What pytest-xdist writes as the phase of a test whose worker crashed.
 _CRASHED_PHASE = "???"
 _LAST_PHASES = ("teardown", _CRASHED_PHASE)
+# By pytest's outcome, and whether the test is marked as one that fails.
+_GOOD_ENDS = {
+    ("passed", False): Outcome.PASSED,
+    ("passed", True): Outcome.XPASSED,
+    ("skipped", False): Outcome.SKIPPED,
+    ("skipped", True): Outcome.XFAILED,
+}
 # If phases of a test disagree, the earlier of these outcomes counts.
 _GRAVEST = (
     Outcome.CRASHED,
@@ -258,13 +265,9 @@ def _outcome(record: PhaseReported) -> Outcome | None:
     """Outcome of one phase; None for what plugins add, such as an attempt that is repeated."""
     if record.when == _CRASHED_PHASE:
         return Outcome.CRASHED
-    if record.outcome == "passed":
-        return Outcome.XPASSED if record.expected_failure else Outcome.PASSED
-    if record.outcome == "skipped":
-        return Outcome.XFAILED if record.expected_failure else Outcome.SKIPPED
     if record.outcome == "failed":
         return Outcome.FAILED if record.when == "call" else Outcome.ERROR
-    return None
+    return _GOOD_ENDS.get((record.outcome, record.expected_failure))
 
 
 def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[Aspect, str]]:

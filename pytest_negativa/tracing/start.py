@@ -41,18 +41,6 @@ ROOT_VARIABLE = "NEGATIVA_ROOT"
 SAMPLE = "NEGATIVA_SAMPLE"
 """One process in this many is traced, outside of any session, see ``tracing.command``."""
 
-_VARIABLES = (
-    "NEGATIVA_TRACE_DIR",
-    "NEGATIVA_RUN_ID",
-    ROOT_VARIABLE,
-    "NEGATIVA_CUPTI",
-    LACKS,
-    SAMPLE,
-    _CHAINED,
-    _LEVEL,
-    _INJECTION,
-)
-
 
 def child_environment(
     environ: Mapping[str, str],
@@ -236,7 +224,7 @@ def trace_by(
             f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded, too. If "
             "it takes CUPTI, nothing is traced",
         )
-    before = {name: environ.get(name) for name in _VARIABLES if name in changes}
+    before = {name: environ.get(name) for name in changes}
     if injection is not None:
         leave_to_python(injection)
     environ.update(changes)

@@ -115,7 +115,7 @@ class RoundResult:
     @property
     def died(self) -> bool:
         """Whether it did not end by itself."""
-        return self.silent or not self.session.complete
+        return self.silent or self.session.exit_status is None
 
     @property
     def goes_on(self) -> bool:
