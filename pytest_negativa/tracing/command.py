@@ -23,8 +23,8 @@ from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, War
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.launches import NVTX_INJECTION
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.ranges import NVTX_INJECTION
 from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE, child_environment, make_header
 from pytest_negativa.tracing.trace_files import TraceWriter
 from pytest_negativa.tracing.untraced_children import LACKS, Children, outer_sockets

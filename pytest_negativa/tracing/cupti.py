@@ -29,16 +29,15 @@ from pytest_negativa.tracing.drivercalls import (
     Action,
     DriverCall,
 )
-from pytest_negativa.tracing.gpu_images import (
+from pytest_negativa.tracing.launches import LaunchCounter, Ranges
+from pytest_negativa.tracing.mappings import (
     UNKNOWN_IMAGE,
     FoundImage,
     ImageResolver,
+    Mappings,
     identify_file_image,
 )
-from pytest_negativa.tracing.launches import LaunchCounter
-from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.ranges import Ranges
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
 

@@ -35,9 +35,10 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.gpu_images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
+    UNKNOWN_IMAGE,
+    FoundImage,
     MappedFile,
     MappedPlace,
     Mappings,

@@ -14,8 +14,7 @@ import pytest
 
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.gpu_images import FoundImage
-from pytest_negativa.tracing.mappings import Mappings
+from pytest_negativa.tracing.mappings import FoundImage, Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
